@@ -1,0 +1,1 @@
+"""From the graph of one step to a Program for one execution mode."""

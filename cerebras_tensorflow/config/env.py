@@ -1,0 +1,69 @@
+"""Every environment variable that we read or set, in one table; nothing else touches os.environ for settings.
+
+| variable | set by | meaning |
+|---|---|---|
+| CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
+| CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
+| CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
+| CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
+| CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
+| CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
+| K8S_CS_IP | site | 1.7.1: when set, the run is on the CS system although no cs_ip is given |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
+HOME = "CEREBRAS_HOME"
+JOB_ID = "CSRUN_JOB_ID"
+LAYOUT = "CSRUN_LAYOUT"
+ROLE = "CSRUN_ROLE"
+TASK = "CSRUN_TASK"
+K8S_CS_IP = "K8S_CS_IP"
+
+PIPELINED = "pipelined"
+WEIGHT_STREAMING = "weight_streaming"
+EXECUTION_MODES = (PIPELINED, WEIGHT_STREAMING)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment says about this process."""
+
+    execution_mode: str
+    home: Path
+    job_id: str | None
+    role: str
+    task: int
+    k8s_cs_ip: str | None
+
+
+def read(environ: Mapping[str, str] | None = None) -> Environment:
+    """Return the typed environment.
+
+    Args:
+        environ: Variables to read; the process's own by default.
+
+    Raises:
+        ValueError: If a variable holds a value that it cannot have; names the variable and the values it may have.
+    """
+    environ = os.environ if environ is None else environ
+    mode = environ.get(EXECUTION_MODE, PIPELINED)
+    if mode not in EXECUTION_MODES:
+        raise ValueError(f"{EXECUTION_MODE}={mode!r}: expected one of {', '.join(EXECUTION_MODES)}")
+    task = environ.get(TASK, "0")
+    if not task.isdigit():
+        raise ValueError(f"{TASK}={task!r}: expected a number from 0")
+    return Environment(
+        execution_mode=mode,
+        home=Path(environ.get(HOME) or "~/.cerebras").expanduser(),
+        job_id=environ.get(JOB_ID),
+        role=environ.get(ROLE, "chief"),
+        task=int(task),
+        k8s_cs_ip=environ.get(K8S_CS_IP) or None,
+    )

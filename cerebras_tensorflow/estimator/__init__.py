@@ -1,0 +1,1 @@
+"""The Estimator: the only place that knows a whole run."""

@@ -1,0 +1,1 @@
+"""From a model_fn to the graph of one step that the compiler takes."""

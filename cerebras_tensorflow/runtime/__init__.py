@@ -1,0 +1,1 @@
+"""From a Program, weights and batches to steps."""

@@ -1,0 +1,1 @@
+"""Checkpoints: reading, writing, keeping and converting them. Nothing here imports TensorFlow."""

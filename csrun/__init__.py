@@ -1,0 +1,1 @@
+"""The launcher: csrun_wse, csrun_cpu, python-ws. Never imports TensorFlow."""

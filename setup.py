@@ -1,0 +1,43 @@
+"""Package metadata and the commands that an installation puts on PATH."""
+
+from setuptools import find_packages, setup
+
+COMMANDS = [
+    "csrun_wse = csrun.cli:csrun_wse",
+    "csrun_cpu = csrun.cli:csrun_cpu",
+    "python-ws = csrun.interpreters:python_ws",
+    "cs = csrun.shell.cli:main",
+    "cs-system = csrun.system_cli:main",
+    "tensorflow-to-h5 = cerebras_tensorflow.saver.cli:tensorflow_to_h5",
+    "h5-to-tensorflow = cerebras_tensorflow.saver.cli:h5_to_tensorflow",
+]
+
+TEST = ["pytest>=8", "hypothesis>=6", "pexpect>=4.9", "ruff>=0.6", "mypy>=1.11", "import-linter>=2", "types-PyYAML"]
+INTEROP = ["torch>=2.2", "transformers>=4.45"]
+
+setup(
+    name="cerebras_tensorflow",
+    version="0.1.0",
+    description="An open-source port of the Cerebras TensorFlow-Estimator stack on a simulated CS-2",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["cerebras_tensorflow*", "csrun*"]),
+    package_data={"cerebras_tensorflow": ["**/*.md", "py.typed"], "csrun": ["py.typed"]},
+    install_requires=[
+        "tensorflow>=2.16,<2.22",
+        "tf_keras>=2.16,<2.22",
+        "h5py>=3.10",
+        "numpy>=1.26",
+        "pyyaml>=6",
+        "absl-py>=2",
+        "google-crc32c>=1.5",
+    ],
+    extras_require={
+        "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],
+        "interop": INTEROP,
+        "test": TEST,
+    },
+    entry_points={"console_scripts": COMMANDS},
+)
