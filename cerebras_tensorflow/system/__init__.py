@@ -1,1 +1,1 @@
-"""The simulated CS-2: its state, its limits and its published figures."""
+"""The simulated CS-2: its figures, its state, its queue of jobs. Shared by the launcher and the run."""

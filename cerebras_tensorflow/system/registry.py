@@ -1,0 +1,354 @@
+"""The simulated systems of this user or site: finding one by its address, changing it, running a job on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import SystemNotFoundError, SystemStateError
+from cerebras_tensorflow.system import facts, jobs, store
+from cerebras_tensorflow.system.state import BOOTING, SystemState, check_admits
+
+EMBEDDED_NAME = "cs2-embedded"
+EMBEDDED_ADDRESS = f"localhost:{facts.PORT}"
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+HOST_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]+\]")
+
+_held: dict[tuple[Path, str], jobs.LiveJob] = {}
+"""Jobs of this process that have a wafer, so that a run inside a run (train and evaluate) does not wait for itself."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of a system's log of changes."""
+
+    at: float
+    who: str
+    what: str
+
+
+@dataclass(frozen=True)
+class System:
+    """A system as it was when it was found; `run` looks at it again."""
+
+    home: Path
+    state: SystemState
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.state.name
+
+    @property
+    def address(self) -> str:
+        """host:port, as scripts pass it."""
+        return self.state.address
+
+    @property
+    def execution_mode(self) -> str:
+        """`pipelined` or `weight_streaming`."""
+        return self.state.execution_mode
+
+    @contextmanager
+    def run(
+        self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
+    ) -> Iterator[jobs.LiveJob]:
+        """Hold the system for one run: check its state, queue, adapt its mode, and give it back at the end.
+
+        Inside a launch of csrun the launcher's job is used; it has its place in the queue already.
+
+        Args:
+            execution_mode: Mode that the run needs, `pipelined` or `weight_streaming`.
+            description: What runs, for `csctl get jobs` and for people who wait.
+            on_wait: Called with one line of text whenever what the run waits for changes.
+
+        Yields:
+            The job: `number`, `id` (wsjob-...), `folder`, `record`.
+
+        Raises:
+            ExecModeError: If an administrator has set the other mode; names the command that changes it.
+            SystemStateError: If the system is in standby, or the job is cancelled while it waits.
+        """
+        check_admits(read(self.home, self.name), execution_mode)
+        key = (self.home, self.name)
+        if key in _held:
+            yield _held[key]
+            return
+        job, is_ours = self._job(execution_mode, description)
+        _held[key] = job
+        phase, message = jobs.FAILED, ""
+        try:
+            job.wait_for_wafer(lambda: admit(self.home, self.name, execution_mode), on_wait)
+            yield job
+            phase = jobs.SUCCEEDED
+        except BaseException as exc:
+            message = f"{type(exc).__name__}: {exc}"
+            if isinstance(exc, KeyboardInterrupt):
+                phase = jobs.CANCELLED
+            raise
+        finally:
+            del _held[key]
+            if is_ours:
+                job.finish(phase, message)
+
+    def _job(self, execution_mode: str, description: str) -> tuple[jobs.LiveJob, bool]:
+        number = env.read().job_id
+        if number is not None and number.isdigit():
+            launched = jobs.attach(self.home, int(number), self.name, execution_mode)
+            if launched is not None:
+                return launched, False
+        return jobs.submit(self.home, self.name, execution_mode, description), True
+
+
+def find(cs_ip: str | None = None, home: Path | None = None) -> System:
+    """Return the system that answers at an address.
+
+    Args:
+        cs_ip: `host`, `host:port` or a system's name. None, `localhost` and `127.0.0.1` mean the embedded system.
+        home: Folder of the systems; the environment's by default.
+
+    Raises:
+        SystemNotFoundError: If none answers; says how to register one, or to do without.
+    """
+    home = env.read().home if home is None else home
+    _ensure_embedded(home)
+    if cs_ip is None or not cs_ip.strip():
+        return System(home, read(home, EMBEDDED_NAME))
+    wanted = cs_ip.strip()
+    states = listed(home)
+    try:
+        address = normal_address(wanted)
+    except ValueError as exc:
+        raise SystemNotFoundError(f"cs_ip {cs_ip!r}: {exc}") from exc
+    for state in states:
+        if state.address == address or state.name == wanted:
+            return System(home, state)
+    known = ", ".join(f"{state.name} at {state.address}" for state in states)
+    raise SystemNotFoundError(
+        f"no simulated CS-2 answers at {address}. Known here: {known}. Register one under that address with "
+        f"`cs-system create NAME --address {wanted}`, or leave out --cs_ip to run on the embedded system."
+    )
+
+
+def create(home: Path, name: str, address: str | None = None, execution_mode: str = env.PIPELINED) -> SystemState:
+    """Return a new system, ACTIVE in the given mode.
+
+    Args:
+        home: Folder of the systems.
+        name: Letters, digits, dot, dash, underscore.
+        address: `host` or `host:port` under which scripts find it; NAME:9000 by default.
+        execution_mode: `pipelined` or `weight_streaming`.
+
+    Raises:
+        ValueError: If the name, address or mode is malformed or taken.
+    """
+    _ensure_embedded(home)
+    if not NAME_PATTERN.fullmatch(name):
+        raise ValueError(f"{name!r} is not a system name: letters, digits, dot, dash and underscore, at most 63")
+    if execution_mode not in env.EXECUTION_MODES:
+        raise ValueError(f"unknown execution mode {execution_mode!r}: expected one of {', '.join(env.EXECUTION_MODES)}")
+    state = SystemState(name, normal_address(address or name), execution_mode, is_mode_pinned=True)
+    with store.transaction(systems_file(home)) as connection:
+        for other in _read_all(connection):
+            if other.name == name:
+                raise ValueError(f"there is a system {name} at {other.address} already; see `cs-system list`")
+            if other.address == state.address:
+                raise ValueError(f"{state.address} belongs to the system {other.name} already; see `cs-system list`")
+        _insert(connection, state)
+        _note(connection, name, f"created at {state.address}, {execution_mode}")
+    return state
+
+
+def remove(home: Path, name: str) -> None:
+    """Remove a system and keep its log.
+
+    Raises:
+        SystemNotFoundError: If there is none of that name.
+        SystemStateError: If it is the embedded one, or a job runs on it.
+    """
+    if name == EMBEDDED_NAME:
+        raise SystemStateError(f"{EMBEDDED_NAME} is the system that runs use without --cs_ip; it cannot be removed")
+    _change(home, name, lambda _: None, "removed")
+
+
+def change(home: Path, name: str, transition: Callable[[SystemState], SystemState], what: str) -> SystemState:
+    """Return a system after an administrator's change.
+
+    Args:
+        home: Folder of the systems.
+        name: Name of the system.
+        transition: One of the changes of state.py.
+        what: The change in words, for the log.
+
+    Raises:
+        SystemStateError: If this user may not change it, a job runs on it, or its state does not allow the change.
+    """
+    after = _change(home, name, transition, what)
+    assert after is not None
+    return after
+
+
+def _change(
+    home: Path, name: str, transition: Callable[[SystemState], SystemState | None], what: str
+) -> SystemState | None:
+    check_administrator(home)
+    # The lock of the queue first, then the systems' own, as a starting job takes them: no job starts in between.
+    with store.transaction(jobs.jobs_file(home)) as queue:
+        jobs.reap(queue, home)
+        busy = queue.execute(
+            "SELECT number, id, user FROM jobs WHERE system = ? AND phase = 'RUNNING'", (name,)
+        ).fetchone()
+        with store.transaction(systems_file(home)) as connection:
+            before = _read_one(connection, name)
+            after = transition(before)
+            if busy is not None:
+                raise SystemStateError(
+                    f"{name} is busy with job {busy['number']} ({busy['id']}) of {busy['user']}. "
+                    f"Wait until it ends, or stop it with `csctl cancel job {busy['id']}`."
+                )
+            if after is None:
+                connection.execute("DELETE FROM systems WHERE name = ?", (name,))
+            else:
+                _update(connection, after)
+            _note(connection, name, what)
+    return after
+
+
+def read(home: Path, name: str) -> SystemState:
+    """Return the state of a system by its name.
+
+    Raises:
+        SystemNotFoundError: If there is none of that name; names those there are.
+    """
+    _ensure_embedded(home)
+    with store.opened(systems_file(home)) as connection:
+        return _read_one(connection, name)
+
+
+def listed(home: Path) -> list[SystemState]:
+    """Return all systems, the embedded one first."""
+    _ensure_embedded(home)
+    with store.opened(systems_file(home)) as connection:
+        return _read_all(connection)
+
+
+def changes(home: Path, name: str, limit: int = 100) -> list[Change]:
+    """Return the latest changes to a system, oldest first."""
+    with store.opened(systems_file(home)) as connection:
+        rows = connection.execute(
+            "SELECT at, who, what FROM changes WHERE system = ? ORDER BY number DESC LIMIT ?", (name, limit)
+        ).fetchall()
+    return [Change(row["at"], row["who"], row["what"]) for row in reversed(rows)]
+
+
+def admit(home: Path, name: str, execution_mode: str) -> bool:
+    """Check that a system takes a run whose turn it is, and adapt its mode if nobody has chosen one.
+
+    Returns:
+        False while the system still reboots.
+
+    Raises:
+        SystemStateError, ExecModeError: As state.check_admits.
+    """
+    state = read(home, name)
+    check_admits(state, execution_mode)
+    if state.phase(time.time()) == BOOTING:
+        return False
+    if state.execution_mode != execution_mode:
+        with store.transaction(systems_file(home)) as connection:
+            state = _read_one(connection, name)
+            check_admits(state, execution_mode)
+            _update(connection, replace(state, execution_mode=execution_mode))
+            _note(connection, name, f"execution mode follows the run: {execution_mode}")
+    return True
+
+
+def check_administrator(home: Path) -> None:
+    """Check that this user may change systems: whoever may write their file.
+
+    Raises:
+        SystemStateError: If not.
+    """
+    path = systems_file(home)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise SystemStateError(f"only administrators may change this system; {jobs.user_name()} cannot write to {path}")
+
+
+def systems_file(home: Path) -> Path:
+    """Return the path of the file that holds the systems."""
+    return home / "systems.sqlite"
+
+
+def normal_address(text: str) -> str:
+    """Return host:port of an address as people write it.
+
+    >>> normal_address("10.0.0.1"), normal_address("127.0.0.1:9000"), normal_address("CS2.example.org:1234")
+    ('10.0.0.1:9000', 'localhost:9000', 'cs2.example.org:1234')
+    """
+    host, separator, port = text.strip().rpartition(":")
+    if not separator or text.strip().endswith("]"):
+        host, port = text.strip(), str(facts.PORT)
+    if not port.isdigit() or not 0 < int(port) < 65536 or not HOST_PATTERN.fullmatch(host):
+        raise ValueError(f"{text!r} is not an address: expected HOST or HOST:PORT")
+    host = host.lower()
+    return f"{'localhost' if host in ('127.0.0.1', '[::1]') else host}:{int(port)}"
+
+
+def _ensure_embedded(home: Path) -> None:
+    with store.opened(systems_file(home)) as connection:
+        if connection.execute("SELECT 1 FROM systems WHERE name = ?", (EMBEDDED_NAME,)).fetchone():
+            return
+    with store.transaction(systems_file(home)) as connection:
+        if not connection.execute("SELECT 1 FROM systems WHERE name = ?", (EMBEDDED_NAME,)).fetchone():
+            _insert(connection, SystemState(EMBEDDED_NAME, EMBEDDED_ADDRESS, env.PIPELINED, is_mode_pinned=False))
+            _note(connection, EMBEDDED_NAME, f"created at {EMBEDDED_ADDRESS}")
+
+
+def _read_all(connection: sqlite3.Connection) -> list[SystemState]:
+    return [_state(row) for row in connection.execute("SELECT * FROM systems ORDER BY created_at, name")]
+
+
+def _read_one(connection: sqlite3.Connection, name: str) -> SystemState:
+    row = connection.execute("SELECT * FROM systems WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        known = ", ".join(state.name for state in _read_all(connection))
+        raise SystemNotFoundError(f"there is no system {name!r}; known here: {known}")
+    return _state(row)
+
+
+def _state(row: sqlite3.Row) -> SystemState:
+    return SystemState(
+        name=row["name"],
+        address=row["address"],
+        execution_mode=row["execution_mode"],
+        is_mode_pinned=bool(row["is_mode_pinned"]),
+        is_standby=bool(row["is_standby"]),
+        boot_ends_at=row["boot_ends_at"],
+    )
+
+
+def _insert(connection: sqlite3.Connection, state: SystemState) -> None:
+    values = {**asdict(state), "created_at": time.time()}
+    connection.execute(
+        f"INSERT INTO systems ({', '.join(values)}) VALUES ({', '.join('?' for _ in values)})", tuple(values.values())
+    )
+
+
+def _update(connection: sqlite3.Connection, state: SystemState) -> None:
+    connection.execute(
+        "UPDATE systems SET execution_mode = ?, is_mode_pinned = ?, is_standby = ?, boot_ends_at = ? WHERE name = ?",
+        (state.execution_mode, state.is_mode_pinned, state.is_standby, state.boot_ends_at, state.name),
+    )
+
+
+def _note(connection: sqlite3.Connection, system: str, what: str) -> None:
+    connection.execute(
+        "INSERT INTO changes (system, at, who, what) VALUES (?, ?, ?, ?)", (system, time.time(), jobs.user_name(), what)
+    )

@@ -1,0 +1,120 @@
+"""The SQLite files that hold the systems and the jobs: opening them, their tables, one transaction at a time.
+
+Two files, because they have different writers: `systems.sqlite` is for administrators, `jobs.sqlite` for everybody
+who may run. Both survive kill -9 at any moment: SQLite's rollback journal undoes a half-written change when the file
+is opened next. (Not the write-ahead log: it does not work on network file systems.)
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from cerebras_tensorflow.errors import SystemStateError
+
+LOCK_TIMEOUT_S = 60.0
+SCHEMA_VERSION = 1
+
+SYSTEMS = """
+CREATE TABLE systems (
+    name TEXT PRIMARY KEY,
+    address TEXT NOT NULL UNIQUE,
+    execution_mode TEXT NOT NULL,
+    is_mode_pinned INTEGER NOT NULL,
+    is_standby INTEGER NOT NULL,
+    boot_ends_at REAL NOT NULL,
+    created_at REAL NOT NULL
+);
+CREATE TABLE changes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    system TEXT NOT NULL,
+    at REAL NOT NULL,
+    who TEXT NOT NULL,
+    what TEXT NOT NULL
+);
+"""
+
+JOBS = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    system TEXT NOT NULL,
+    execution_mode TEXT NOT NULL,
+    user TEXT NOT NULL,
+    uid INTEGER NOT NULL,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    phase TEXT NOT NULL,
+    description TEXT NOT NULL,
+    labels TEXT NOT NULL,
+    log TEXT NOT NULL,
+    message TEXT NOT NULL,
+    is_cancel_requested INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    started_at REAL,
+    finished_at REAL
+);
+CREATE INDEX jobs_by_phase ON jobs (phase, system, number);
+"""
+
+SCHEMAS = {"systems.sqlite": SYSTEMS, "jobs.sqlite": JOBS}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection to one of the two files, which is created with its tables when it is missing.
+
+    Raises:
+        SystemStateError: If the folder cannot be created or the file cannot be opened; says how to use another one.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+    except (OSError, sqlite3.OperationalError) as exc:
+        raise SystemStateError(
+            f"cannot open {path}, where the simulated systems and their jobs are kept: {exc}. "
+            f"Set CEREBRAS_HOME to a folder that {os.environ.get('USER', 'this user')} can write to."
+        ) from exc
+    with closing(connection):
+        connection.row_factory = sqlite3.Row
+        if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+            _create_tables(connection, path)
+        yield connection
+
+
+@contextmanager
+def transaction(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection that holds the file's write lock; commits at the end, rolls back on any exception.
+
+    Raises:
+        SystemStateError: If the file is not writable for this user.
+    """
+    with opened(path) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as exc:
+            if not os.access(path, os.W_OK):
+                raise SystemStateError(f"{path} belongs to the administrators: this user may only read it") from exc
+            raise
+        try:
+            yield connection
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+
+def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    # Another process may have been quicker between the first look and the lock.
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA_VERSION):
+        raise SystemStateError(f"{path} has format {version}, this release reads format {SCHEMA_VERSION}")
+    if version == 0:
+        for statement in filter(str.strip, SCHEMAS[path.name].split(";")):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
