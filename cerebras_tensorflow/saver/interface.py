@@ -1,0 +1,171 @@
+"""What every checkpoint reader and writer offers, whatever the format on disk."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+_Reader = TypeVar("_Reader", bound="TensorReader")
+_Writer = TypeVar("_Writer", bound="TensorWriter")
+BytesLike: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One stored tensor, as its file declares it.
+
+    Attributes:
+        dtype: Element type; `object` for a tensor of strings, whose elements are `bytes`.
+        shape: Dims; empty for a scalar.
+        num_bytes: Size of the value [B]; of a string tensor, its size in the file.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class TensorReader(ABC):
+    """Named tensors of one checkpoint, read one at a time. A context manager."""
+
+    path: str
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of all tensors, sorted."""
+
+    @abstractmethod
+    def __contains__(self, name: object) -> bool:
+        """Whether a tensor of that name is stored."""
+
+    @abstractmethod
+    def entry(self, name: str) -> TensorEntry:
+        """Return what the file declares about a tensor, without reading its value.
+
+        Raises:
+            KeyError: If the checkpoint has no such tensor; names near ones.
+        """
+
+    @abstractmethod
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of a tensor, checked against its checksum.
+
+        Raises:
+            KeyError: As `entry`.
+            CorruptCheckpointError: If the stored bytes are cut short or damaged; names file and tensor.
+        """
+
+    @abstractmethod
+    def read_into(self, name: str, buffer: BytesLike) -> None:
+        """Fill a writable, contiguous buffer of `entry(name).num_bytes` bytes with a tensor's little-endian bytes.
+
+        Raises:
+            KeyError, CorruptCheckpointError: As `read`.
+            ValueError: If the buffer has another size, or the tensor holds strings.
+        """
+
+    @abstractmethod
+    def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Return rows start to stop along axis 0. Checksums cover whole tensors, so this is not verified."""
+
+    @abstractmethod
+    def verify(self) -> int:
+        """Read every tensor against its checksum in bounded memory; return the bytes checked.
+
+        Raises:
+            CorruptCheckpointError: At the first damage.
+        """
+
+    @abstractmethod
+    def check_complete(self) -> None:
+        """Check that every file is there and as long as its tensors need; reads no values.
+
+        Raises:
+            CorruptCheckpointError: If one is missing or too short; names it.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the files. Reading afterwards is an error."""
+
+    def __enter__(self: _Reader) -> _Reader:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TensorWriter(ABC):
+    """A checkpoint being written. Left normally it is committed; left by an exception nothing of it remains.
+
+    Either the whole checkpoint stands under its final name or none of it does, also after a crash.
+    """
+
+    path: str
+
+    @abstractmethod
+    def add(self, name: str, array: Any) -> None:
+        """Append a tensor; anything NumPy makes an array of. Strings are stored as UTF-8 bytes.
+
+        Raises:
+            ValueError: If the name was added before, or the format cannot hold this type.
+            CheckpointError: If the file cannot be written (disk full, no permission).
+        """
+
+    @abstractmethod
+    def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
+        """Append a tensor whose little-endian bytes come in pieces of any size; it never is in memory as a whole.
+
+        Raises:
+            ValueError: As `add`, and if the pieces together are not the size that dtype and shape ask for.
+            CheckpointError: As `add`.
+        """
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Make the checkpoint durable under its final name."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Remove all that was written. Does nothing after `commit`."""
+
+    def __enter__(self: _Writer) -> _Writer:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is None:
+            self.commit()
+        else:
+            self.abort()
+
+
+def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return an array's little-endian bytes as a flat uint8 array; shares memory when it already is contiguous."""
+    if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and np.little_endian is False):
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def flat_view(buffer: BytesLike) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return a bytes-like object as a flat uint8 array that shares its memory.
+
+    Raises:
+        ValueError: If an array is not C-contiguous: a copy would silently not share.
+    """
+    if isinstance(buffer, np.ndarray):
+        if not buffer.flags.c_contiguous:
+            raise ValueError(
+                f"a buffer of shape {buffer.shape} is not C-contiguous; pass numpy.ascontiguousarray of it"
+            )
+        return buffer.reshape(-1).view(np.uint8)
+    view = memoryview(buffer).cast("B")
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
