@@ -33,6 +33,8 @@ setup(
         "pyyaml>=6",
         "absl-py>=2",
         "google-crc32c>=1.5",
+        "ml_dtypes>=0.4",
+        "hdf5plugin>=4.3",
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],

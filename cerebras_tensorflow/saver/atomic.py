@@ -39,6 +39,7 @@ class PartialFile:
         with reporting(self.target):
             os.makedirs(folder, exist_ok=True)
             self.fd = _create_locked(self.path, self.target)
+        self.is_placed = False
 
     def commit(self, target: str | None = None) -> None:
         """Make the content durable and rename the file to its target, or to another name in the same folder."""
@@ -46,14 +47,16 @@ class PartialFile:
         with reporting(target):
             os.fsync(self.fd)
             os.rename(self.path, target)
+            self.is_placed = True
             fsync_folder(os.path.dirname(target))
         self._close()
 
     def discard(self) -> None:
         """Remove the file. Does nothing after `commit`."""
         if self.fd >= 0:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)
+            if not self.is_placed:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path)
             self._close()
 
     def _close(self) -> None:

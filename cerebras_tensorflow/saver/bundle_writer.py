@@ -108,9 +108,9 @@ class BundleWriter(TensorWriter):
                 file.write(write_table(pairs))
             index.commit()
         except BaseException:
-            # No index names these files yet; one that did would be committed.
-            for path in placed:
-                os.unlink(path)
+            if not index.is_placed:
+                for path in placed:
+                    os.unlink(path)
             raise
         with reporting(self.path):
             for path in replaced:

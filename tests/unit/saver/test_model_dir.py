@@ -1,0 +1,130 @@
+"""checkpoint_state, retention, checkpoint_reader: the checkpoints of a model_dir."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
+from cerebras_tensorflow.saver.checkpoint_state import CheckpointState, read_state, write_state
+from cerebras_tensorflow.saver.retention import Policy, advance, record_save, remove
+from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+
+HOUR_S = 3600.0
+
+
+def save(folder: Path, name: str, value: int = 0) -> str:
+    with BundleWriter(folder / name) as writer:
+        writer.add("x", value)
+    return str(folder / name)
+
+
+def test_the_state_is_written_as_tensorflow_writes_it(tmp_path: Path) -> None:
+    inside, outside = str(tmp_path / "model.ckpt-5"), "/else/model.ckpt-0"
+    write_state(tmp_path, CheckpointState(inside, (outside, inside), (1.5, 2.0), 1.5))
+    assert (tmp_path / "checkpoint").read_text() == (
+        'model_checkpoint_path: "model.ckpt-5"\n'
+        'all_model_checkpoint_paths: "/else/model.ckpt-0"\n'
+        'all_model_checkpoint_paths: "model.ckpt-5"\n'
+        "all_model_checkpoint_timestamps: 1.5\n"
+        "all_model_checkpoint_timestamps: 2.0\n"
+        "last_preserved_timestamp: 1.5\n"
+    )
+    assert read_state(tmp_path) == CheckpointState(inside, (outside, inside), (1.5, 2.0), 1.5)
+
+
+@given(st.text(min_size=1).filter(lambda name: "\0" not in name and "/" not in name and name not in (".", "..")))
+def test_any_name_survives_the_state_file(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    folder = tmp_path_factory.mktemp("state")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return
+    write_state(folder, CheckpointState(str(folder / name)))
+    state = read_state(folder)
+    assert state is not None and state.model_checkpoint_path == str(folder / name)
+
+
+def test_other_spellings_of_the_text_proto_are_read(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("model_checkpoint_path : 'a\\x41\\102\\n'  later_field: 3")
+    state = read_state(tmp_path)
+    assert state is not None and state.model_checkpoint_path == str(tmp_path / "aAB\n")
+
+
+@pytest.mark.parametrize("text", ["garbage", 'model_checkpoint_path: "open', "all_model_checkpoint_timestamps: soon"])
+def test_a_damaged_state_is_refused_and_says_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / "checkpoint").write_text(text)
+    with pytest.raises(CorruptCheckpointError, match="checkpoint"):
+        read_state(tmp_path)
+
+
+def test_the_newest_few_stay(tmp_path: Path) -> None:
+    for step in range(5):
+        record_save(str(tmp_path), save(tmp_path, f"model.ckpt-{step}"), Policy(keep_max=2), float(step))
+    assert checkpoints_newest_first(tmp_path) == [str(tmp_path / "model.ckpt-4"), str(tmp_path / "model.ckpt-3")]
+    assert len(os.listdir(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("keep_max", [0, None])
+def test_zero_or_none_keeps_all(tmp_path: Path, keep_max: int | None) -> None:
+    for step in range(7):
+        record_save(str(tmp_path), save(tmp_path, f"model.ckpt-{step}"), Policy(keep_max))
+    assert len(checkpoints_newest_first(tmp_path)) == 7
+
+
+def test_one_every_so_many_hours_stays_for_good() -> None:
+    policy = Policy(keep_max=1, keep_every_n_hours=2)
+    state: CheckpointState | None = None
+    kept = []
+    for hour in range(8):
+        state, gone = advance(state, f"c-{hour}", hour * HOUR_S, policy)
+        kept.append(gone)
+    # As tf.compat.v1.train.Saver: after more than 2, 4, 6 hours.
+    assert kept == [[], ["c-0"], ["c-1"], ["c-2"], [], ["c-4"], [], ["c-6"]]
+    assert state is not None and state.all_model_checkpoint_paths == ("c-7",)
+
+
+def test_saving_a_step_again_enters_it_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        record_save(str(tmp_path), save(tmp_path, "model.ckpt-3"), Policy(keep_max=1))
+    state = read_state(tmp_path)
+    assert state is not None and state.all_model_checkpoint_paths == (str(tmp_path / "model.ckpt-3"),)
+
+
+def test_a_damaged_state_is_replaced_at_the_next_save(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("garbage")
+    record_save(str(tmp_path), save(tmp_path, "model.ckpt-3"), Policy())
+    assert checkpoints_newest_first(tmp_path) == [str(tmp_path / "model.ckpt-3")]
+
+
+def test_checkpoints_that_the_state_does_not_list_come_after_by_step(tmp_path: Path) -> None:
+    for name in ("model.ckpt-9", "model-ckpt-10", "model.ckpt-2", "other-77"):
+        save(tmp_path, name)
+    record_save(str(tmp_path), str(tmp_path / "model.ckpt-2"), Policy())
+    names = [os.path.basename(path) for path in checkpoints_newest_first(tmp_path)]
+    assert names == ["model.ckpt-2", "model-ckpt-10", "model.ckpt-9"]
+
+
+def test_a_folder_opens_its_newest_checkpoint(tmp_path: Path) -> None:
+    record_save(str(tmp_path), save(tmp_path, "model.ckpt-9", 4), Policy())
+    for path in (tmp_path, tmp_path / "model.ckpt-9", tmp_path / "model.ckpt-9.index"):
+        with open_checkpoint(path) as reader:
+            assert reader.read("x") == 4
+
+
+def test_a_folder_without_state_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="without a `checkpoint` state file"):
+        open_checkpoint(tmp_path)
+
+
+def test_complete_means_every_file_is_long_enough(tmp_path: Path) -> None:
+    path = save(tmp_path, "model.ckpt-1")
+    assert is_complete(path)
+    os.truncate(path + ".data-00000-of-00001", 3)
+    assert not is_complete(path)
+    remove(path)
+    assert not is_complete(path)
+    assert os.listdir(tmp_path) == []
