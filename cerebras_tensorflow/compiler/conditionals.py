@@ -1,0 +1,81 @@
+"""Branches of tf.cond in a graph of Switch and Merge: which nodes may not run, and how to wait for one that may not.
+
+A node behind the branch that is not taken is dead, and so is whatever waits for it by a control edge. `Liveness.alive`
+gives, for any node, one that runs in either case: after the node where its branch is taken, at once where it is not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable, constant_node
+
+Branch = tuple[str, int]  # the predicate as text, and which side of it
+
+
+class Liveness:
+    """Branch conditions of every node of a graph, and the nodes that make a conditional one waitable."""
+
+    def __init__(self, table: NodeTable, order: list[str]) -> None:
+        self._table = table
+        self._branches: dict[str, tuple[Branch, ...]] = {}
+        self._alive: dict[str, str] = {}
+        self.new_nodes: list[NodeDef] = []
+        for name in order:
+            self._branches[name] = self._find_branches(name)
+
+    def branches(self, name: str) -> tuple[Branch, ...]:
+        """The branches, outermost first, that must be taken for a node to run; empty if it always does."""
+        return self._branches.get(name, ())
+
+    def alive(self, name: str) -> str:
+        """Name of a node that always runs, and after `name` where that runs."""
+        branches = self.branches(name)
+        if not branches:
+            return name
+        if name not in self._alive:
+            self._alive[name] = self._add_merge(name, branches)
+        return self._alive[name]
+
+    def _find_branches(self, name: str) -> tuple[Branch, ...]:
+        node = self._table.nodes[name]
+        if node.op in ("Merge", "RefMerge"):
+            known = [self._endpoint_branches(e) for e in self._table.data_inputs(name) if e.node in self._branches]
+            result = [branch for branch in (known[0] if known else ()) if all(branch in other for other in known)]
+        else:
+            result = []
+            for endpoint in self._table.data_inputs(name):
+                result += [branch for branch in self._endpoint_branches(endpoint) if branch not in result]
+        for endpoint in self._table.inputs[name]:
+            if endpoint.is_control:
+                result += [branch for branch in self.branches(endpoint.node) if branch not in result]
+        if node.op in ("Exit", "RefExit"):
+            result = [branch for branch in result if self._table.nodes[branch[0].split(":")[0]].op != "LoopCond"]
+        return tuple(result)
+
+    def _endpoint_branches(self, endpoint: Endpoint) -> tuple[Branch, ...]:
+        branches = self.branches(endpoint.node)
+        node = self._table.nodes[endpoint.node]
+        if node.op in ("Switch", "RefSwitch"):
+            branches = (*branches, (str(self._table.data_inputs(endpoint.node)[1]), endpoint.port))
+        return branches
+
+    def _add_merge(self, name: str, branches: tuple[Branch, ...]) -> str:
+        prefix = f"{name}/cs_alive"
+        value = f"{prefix}/value"
+        self.new_nodes.append(constant_node(value, np.int32(0)))
+        alternatives = []
+        for level, (predicate, side) in enumerate(branches):
+            switch = NodeDef(name=f"{prefix}/switch_{level}", op="Switch", input=[value, predicate])
+            switch.attr["T"].type = tf.int32.as_datatype_enum
+            self.new_nodes.append(switch)
+            alternatives.append(str(Endpoint(switch.name, 1 - side)))
+            value = str(Endpoint(switch.name, side))
+        done = NodeDef(name=f"{prefix}/done", op="Identity", input=[value, f"^{name}"])
+        done.attr["T"].type = tf.int32.as_datatype_enum
+        merge = NodeDef(name=prefix, op="Merge", input=[done.name, *alternatives])
+        merge.attr["T"].type = tf.int32.as_datatype_enum
+        merge.attr["N"].i = len(branches) + 1
+        self.new_nodes.extend([done, merge])
+        return merge.name

@@ -1,0 +1,126 @@
+"""The Program: what the compiler makes of a step's graph and the runtime runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
+from cerebras_tensorflow.graph.variables import Variable
+
+# Tokens of the graph's calls into the weight store; the runtime puts its own in their place.
+LOAD_TOKEN = "cs_load"
+GATHER_TOKEN = "cs_gather"
+STORE_TOKEN = "cs_store"
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """One variable as the runtime has to keep it."""
+
+    name: str  # in the checkpoint
+    dtype: str  # NumPy's name; "bfloat16" from ml_dtypes
+    shape: tuple[int, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, variable: Variable) -> WeightSpec:
+        """Return the spec of a graph's variable, whose shape must be known."""
+        assert variable.shape is not None
+        return cls(variable.name, variable.dtype.name, variable.shape, variable.num_bytes)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One move of a weight in a weight-streaming schedule.
+
+    Attributes:
+        kind: "load" (read by the step), "gather" (only the rows that the batch names), "update" (load, change, store).
+        weight: Index into Program.streamed.
+        node: The op that moves it.
+        num_bytes: Bytes held from the move until the last finisher has run.
+        first: Position in the order of the step's ops of its first use.
+        last: Position of its last use.
+        finishers: Ops after which it is free, with their positions.
+    """
+
+    kind: str
+    weight: int
+    node: str
+    num_bytes: int
+    first: int
+    last: int
+    finishers: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step ready to run.
+
+    Attributes:
+        mode: "pipelined" or "weight_streaming".
+        graph_def: The graph to run. Names of the original ops are kept.
+        step_node: What to run beside the train op so that every update has reached the store; None if nothing.
+        streamed: Weights in the store, by the index that the graph's calls carry.
+        resident: Variables in the session.
+        events: The schedule, in order; empty when pipelined.
+        window_bytes: Bytes of weights that the schedule lets be in memory at a time.
+        notes: What a user should know, one sentence each.
+    """
+
+    mode: str
+    graph_def: GraphDef
+    step_node: str | None
+    streamed: tuple[WeightSpec, ...]
+    resident: tuple[WeightSpec, ...]
+    events: tuple[Event, ...] = ()
+    window_bytes: int = 0
+    order: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all variables."""
+        return sum(spec.num_bytes for spec in (*self.streamed, *self.resident))
+
+
+def resident_access_nodes(variables: list[Variable], dtypes: dict[str, int]) -> list[NodeDef]:
+    """Return the nodes by which the runtime sets and reads resident variables (see the three name functions)."""
+    nodes = []
+    for index, variable in enumerate(variables):
+        dtype = dtypes[variable.handle]
+        value = NodeDef(name=value_name(index), op="Placeholder")
+        value.attr["dtype"].type = dtype
+        value.attr["shape"].shape.unknown_rank = True
+        assign = NodeDef(name=assign_name(index), op="AssignVariableOp", input=[variable.handle, value.name])
+        assign.attr["dtype"].type = dtype
+        read = NodeDef(name=read_name(index), op="ReadVariableOp", input=[variable.handle])
+        read.attr["dtype"].type = dtype
+        nodes.extend([value, assign, read])
+    return nodes
+
+
+def value_name(index: int) -> str:
+    """Placeholder that takes the value of a resident variable."""
+    return f"cs_resident/{index}/value"
+
+
+def assign_name(index: int) -> str:
+    """Op that sets a resident variable from its placeholder."""
+    return f"cs_resident/{index}/assign"
+
+
+def read_name(index: int) -> str:
+    """Op that reads a resident variable."""
+    return f"cs_resident/{index}/read"
+
+
+def dtype_from_name(name: str) -> np.dtype:
+    """Return the NumPy dtype of a spec, bfloat16 and its kin included."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))

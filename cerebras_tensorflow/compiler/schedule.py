@@ -1,0 +1,77 @@
+"""The schedule of a weight-streaming step: which moves wait for which, so that a bounded number of bytes is in memory.
+
+Every op of the step has a position in one total order (graph.nodes.order_nodes). A move belongs at the position of its
+first use. It may start when, of the moves before it, all but the last `window_bytes` have been used up: it runs ahead of
+the computation by that much and no further. All waiting goes from a later position to an earlier one, so it cannot
+deadlock.
+
+Backward passes need no rule of their own: the updates stand in the same sequence, so a layer's backward load waits for
+the updates of the layers before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cerebras_tensorflow.compiler.program import Event
+
+
+def split_uses(uses: Sequence[int], demand: Sequence[tuple[int, int]], window_bytes: int) -> list[list[int]]:
+    """Cut the uses of one weight into groups, each served by a load of its own.
+
+    Two neighbouring uses stay together as long as what other weights move between them fits into the window: then the
+    weight can stay in memory at no cost to them. Forward and backward use of a deep layer's weight end up apart, those
+    of the last layer together.
+
+    Args:
+        uses: Positions, ascending.
+        demand: (position, bytes) of the uses of all other weights, ascending.
+        window_bytes: Bytes of weights in memory at a time.
+
+    Returns:
+        The groups, in order.
+
+    >>> split_uses([1, 9], [(4, 100)], window_bytes=50)
+    [[1], [9]]
+    >>> split_uses([1, 9], [(4, 100)], window_bytes=200)
+    [[1, 9]]
+    """
+    groups: list[list[int]] = []
+    cursor = 0
+    for use in uses:
+        between = 0
+        while cursor < len(demand) and demand[cursor][0] < use:
+            if groups and demand[cursor][0] > groups[-1][-1]:
+                between += demand[cursor][1]
+            cursor += 1
+        if groups and between <= window_bytes:
+            groups[-1].append(use)
+        else:
+            groups.append([use])
+    return groups
+
+
+def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[str]], int]:
+    """Return what each event must wait for beyond what earlier events wait for, and the most bytes held at once.
+
+    Args:
+        events: In order of first use.
+        window_bytes: Bytes of weights in memory at a time. A single weight above it gets the memory to itself.
+    """
+    waits: list[list[str]] = []
+    open_events: list[Event] = []
+    most = 0
+    for event in events:
+        held = sum(other.num_bytes for other in open_events)
+        needed: list[str] = []
+        still_open: list[Event] = []
+        for other in open_events:
+            if held + event.num_bytes > window_bytes and other.last < event.first:
+                needed.extend(node for node, _ in other.finishers)
+                held -= other.num_bytes
+            else:
+                still_open.append(other)
+        open_events = [*still_open, event]
+        most = max(most, held + event.num_bytes)
+        waits.append(list(dict.fromkeys(needed)))
+    return waits, most

@@ -1,0 +1,354 @@
+"""Weight streaming: a step's graph in which large variables are moved in for each use instead of staying in memory.
+
+The steps are those of this package's README.md: find the reads and the update of each large variable, give every group
+of uses a load of its own, hang each move on a gate that bounds how many bytes are in memory, and run the update on a
+variable that exists only from its load to its store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.conditionals import Liveness
+from cerebras_tensorflow.compiler.program import (
+    GATHER_TOKEN,
+    LOAD_TOKEN,
+    STORE_TOKEN,
+    Event,
+    Program,
+    WeightSpec,
+    resident_access_nodes,
+)
+from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
+from cerebras_tensorflow.graph.nodes import (
+    CycleError,
+    Endpoint,
+    GraphDef,
+    NodeDef,
+    NodeTable,
+    constant_node,
+    order_nodes,
+    parse_input,
+)
+from cerebras_tensorflow.graph.ordering import first_reads
+from cerebras_tensorflow.graph.variables import REPLACING_OPS, Touch, Variable, find_variables
+
+STEP_NODE = "cs_step"
+
+
+@dataclass(frozen=True)
+class StreamingOptions:
+    """What a user may choose about the schedule.
+
+    Attributes:
+        min_stream_bytes: Variables below this size stay resident: a move costs more than they do.
+        window_bytes: Bytes of weights in memory at a time; None: twice the largest weight, at least 64 MB.
+    """
+
+    min_stream_bytes: int = 64 * 1024
+    window_bytes: int | None = None
+
+
+def compile_weight_streaming(
+    graph_def: GraphDef, train_node: str | None, sources: Sequence[str], options: StreamingOptions
+) -> Program:
+    """Return the weight-streaming Program of a step.
+
+    Args:
+        graph_def: The step, pruned, stateless, with reads before writes.
+        train_node: Name of the train op; None when nothing is updated.
+        sources: Names of the batch's placeholders.
+        options: See StreamingOptions.
+    """
+    table = NodeTable(graph_def)
+    variables = find_variables(table)
+    notes = []
+    streamed: list[Variable] = []
+    for variable in variables.values():
+        if variable.num_bytes < options.min_stream_bytes:
+            continue
+        variable.obstacle = variable.obstacle or _find_obstacle(table, variable)
+        if variable.obstacle:
+            notes.append(f"{variable.name} stays in memory ({variable.num_bytes} B): {variable.obstacle}")
+        else:
+            streamed.append(variable)
+    while True:
+        plans = [_Plan.of(index, variable, table) for index, variable in enumerate(streamed)]
+        try:
+            order = _order(table, plans, sources)
+            break
+        except CycleError as error:
+            tied = [v for v in streamed if {touch.node for touch in v.touches} & set(error.nodes)]
+            if not tied:
+                raise
+            streamed = [variable for variable in streamed if variable not in tied]
+            notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
+    window_bytes = options.window_bytes or max(64_000_000, 2 * max((v.num_bytes for v in streamed), default=0))
+    rewriting = _Rewriting(table, order, plans, window_bytes)
+    rewriting.run(train_node)
+    resident = [variable for variable in variables.values() if variable not in streamed and variable.shape is not None]
+    dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in resident}
+    result = rewriting.graph_def()
+    result.node.extend(resident_access_nodes(resident, dtypes))
+    return Program(
+        mode="weight_streaming",
+        graph_def=result,
+        step_node=STEP_NODE if train_node else None,
+        streamed=tuple(WeightSpec.of(variable) for variable in streamed),
+        resident=tuple(WeightSpec.of(variable) for variable in resident),
+        events=tuple(rewriting.events),
+        window_bytes=rewriting.most_held_bytes,
+        order=tuple(order),
+        notes=tuple(notes),
+    )
+
+
+def _find_obstacle(table: NodeTable, variable: Variable) -> str | None:
+    for touch in variable.touches:
+        if touch.op == "ResourceGather" and table.nodes[touch.node].attr["batch_dims"].i:
+            return f"{touch.node} gathers with batch dimensions"
+        if touch.switches and touch.op == "VariableShape":
+            return f"{touch.node} asks for its shape inside a branch"
+    later = table.descendants(touch.node for touch in variable.writes)
+    for read, user in _Plan.of(0, variable, table).value_uses(table):
+        if user in later and user not in {touch.node for touch in variable.writes}:
+            return f"{user} uses the value that {read.node} read before the update, after the update"
+    return None
+
+
+@dataclass
+class _Plan:
+    """The uses of one streamed variable."""
+
+    index: int
+    variable: Variable
+    before: list[Touch] = field(default_factory=list)  # reads of the value that the step starts with
+    after: list[Touch] = field(default_factory=list)  # reads of the updated value
+
+    @classmethod
+    def of(cls, index: int, variable: Variable, table: NodeTable) -> _Plan:
+        before, after = first_reads(table, variable)
+        return cls(index, variable, before, after)
+
+    def value_uses(self, table: NodeTable) -> list[tuple[Touch, str]]:
+        """Pairs (read, op that uses the value read)."""
+        return [
+            (read, user)
+            for read in self.before
+            if read.op == "ReadVariableOp"
+            for user in table.consumers[read.node]
+            if any(endpoint.node == read.node for endpoint in table.data_inputs(user))
+        ]
+
+
+def _order(table: NodeTable, plans: Sequence[_Plan], sources: Sequence[str]) -> list[str]:
+    """Order the step's ops, updates early, every use of a weight before its update."""
+    extra: dict[str, list[str]] = {}
+    early: set[str] = set()
+    for plan in plans:
+        uses = [user for _, user in plan.value_uses(table)] + [t.node for t in plan.before if t.op == "ResourceGather"]
+        for write in plan.variable.writes:
+            extra.setdefault(write.node, []).extend(use for use in uses if use != write.node)
+            early.add(write.node)
+    early |= _only_for(table, early)
+    return order_nodes(table, extra, sources, early)
+
+
+def _only_for(table: NodeTable, writes: Iterable[str]) -> set[str]:
+    """Ops whose results go nowhere but into the given ones."""
+    found = set(writes)
+    pending = [endpoint.node for name in found for endpoint in table.inputs[name]]
+    while pending:
+        name = pending.pop()
+        if name not in found and all(consumer in found for consumer in table.consumers[name]):
+            found.add(name)
+            pending.extend(endpoint.node for endpoint in table.inputs[name])
+    return found
+
+
+class _Rewriting:
+    """The emission of one program's nodes."""
+
+    def __init__(self, table: NodeTable, order: list[str], plans: Sequence[_Plan], window_bytes: int) -> None:
+        self._table = table
+        self._position = {name: position for position, name in enumerate(order)}
+        self._plans = plans
+        self._window_bytes = window_bytes
+        self._liveness = Liveness(table, order)
+        self._dropped: set[str] = set()  # original nodes that are replaced
+        self._redirect: dict[tuple[str, str], str] = {}  # (user, read) -> load
+        self._extra_control: dict[str, list[str]] = {}
+        self._new: dict[str, NodeDef] = {}
+        self._ends: list[str] = []  # what the step waits for
+        self.events: list[Event] = []
+        self.most_held_bytes = 0
+
+    def run(self, train_node: str | None) -> None:
+        demand = self._demand()
+        for plan in self._plans:
+            others = [(position, num_bytes) for position, num_bytes, index in demand if index != plan.index]
+            self._shapes(plan)
+            self._gathers(plan)
+            self._loads(plan, others)
+            if plan.variable.writes:
+                self._update(plan)
+        self.events.sort(key=lambda event: (event.first, event.weight))
+        self._gates()
+        if train_node:
+            self._add(NodeDef(name=STEP_NODE, op="NoOp", input=[f"^{train_node}", *(f"^{end}" for end in self._ends)]))
+
+    def graph_def(self) -> GraphDef:
+        """The rewritten graph, without the nodes that nothing needs any more."""
+        source = self._table.graph_def
+        result = GraphDef(versions=source.versions, library=source.library)
+        for node in source.node:
+            if node.name in self._dropped:
+                continue
+            new = NodeDef.FromString(node.SerializeToString())
+            del new.input[:]
+            for text in node.input:
+                endpoint = parse_input(text)
+                load = self._redirect.get((node.name, endpoint.node))
+                if endpoint.is_control and endpoint.node in self._dropped:
+                    continue  # what the read had to precede waits for the uses of its value instead
+                new.input.append(load if load and not endpoint.is_control else text)
+            new.input.extend(f"^{name}" for name in self._extra_control.get(node.name, ()))
+            result.node.append(new)
+        result.node.extend(self._new.values())
+        result.node.extend(self._liveness.new_nodes)
+        return result
+
+    def _add(self, node: NodeDef) -> str:
+        self._new[node.name] = node
+        return node.name
+
+    def _demand(self) -> list[tuple[int, int, int]]:
+        """(position, bytes, weight) of every use of a streamed weight, in order."""
+        demand = []
+        for plan in self._plans:
+            size = plan.variable.num_bytes
+            demand += [(self._position[user], size, plan.index) for _, user in plan.value_uses(self._table)]
+            demand += [(self._position[write.node], size, plan.index) for write in plan.variable.writes[:1]]
+        return sorted(demand)
+
+    def _shapes(self, plan: _Plan) -> None:
+        for touch in [t for t in plan.before + plan.after if t.op == "VariableShape"]:
+            out_type = tf.as_dtype(self._table.nodes[touch.node].attr["out_type"].type).as_numpy_dtype
+            assert plan.variable.shape is not None
+            self._dropped.add(touch.node)
+            self._add(constant_node(touch.node, np.array(plan.variable.shape, out_type)))
+
+    def _gathers(self, plan: _Plan) -> None:
+        for touch in [t for t in plan.before if t.op == "ResourceGather"]:
+            node = self._table.nodes[touch.node]
+            ids = self._table.data_inputs(touch.node)[1]
+            dtype = node.attr["Tindices"].type
+            self._dropped.add(touch.node)
+            call = self._call(touch.node, GATHER_TOKEN, plan, touch.switches, [(str(ids), dtype)])
+            call.input.extend(text for text in node.input if text.startswith("^"))
+            position = self._position[touch.node]
+            for write in plan.variable.writes:
+                self._extra_control.setdefault(write.node, []).append(self._liveness.alive(touch.node))
+            self.events.append(Event("gather", plan.index, call.name, 0, position, position, ((call.name, position),)))
+
+    def _loads(self, plan: _Plan, others: list[tuple[int, int]]) -> None:
+        """Give each group of uses its own load. Reads inside a branch are grouped by branch."""
+        by_branch: dict[tuple[Endpoint, ...], list[tuple[Touch, str]]] = {}
+        for read, user in plan.value_uses(self._table):
+            by_branch.setdefault(read.switches, []).append((read, user))
+        self._dropped.update(read.node for read in plan.before if read.op == "ReadVariableOp")
+        for switches, pairs in by_branch.items():
+            positions = sorted({self._position[user] for _, user in pairs})
+            for group in split_uses(positions, others, self._window_bytes):
+                members = [(read, user) for read, user in pairs if group[0] <= self._position[user] <= group[-1]]
+                name = members[0][0].node
+                if name in self._new:
+                    name = f"{name}/cs_load_{group[0]}"
+                self._call(name, LOAD_TOKEN, plan, switches, [])
+                for read, user in members:
+                    self._redirect[(user, read.node)] = name
+                finishers = tuple(sorted({(user, self._position[user]) for _, user in members}, key=lambda f: f[1]))
+                self.events.append(
+                    Event("load", plan.index, name, plan.variable.num_bytes, group[0], group[-1], finishers)
+                )
+                for write in plan.variable.writes:
+                    users = [user for _, user in members if user != write.node]
+                    self._extra_control.setdefault(write.node, []).extend(
+                        self._liveness.alive(user) for user in dict.fromkeys(users)
+                    )
+
+    def _update(self, plan: _Plan) -> None:
+        """Let the variable exist from a load before its first write to a store after its last."""
+        variable = plan.variable
+        dtype = self._table.nodes[variable.handle].attr["dtype"].type
+        writes = sorted(variable.writes, key=lambda touch: self._position[touch.node])
+        first = writes[0]
+        prefix = f"{variable.handle}/cs_update"
+        moves = [t.node for t in writes] + [t.node for t in plan.after if t.op != "VariableShape"]
+        replaced_first = first.op in REPLACING_OPS and not self._liveness.branches(first.node)
+        begun: list[str] = []  # where the write's branch is not taken, the value must still wait for its load
+        if replaced_first:
+            start = first.node
+        else:
+            load = self._call(f"{prefix}/load", LOAD_TOKEN, plan, (), [])
+            assign = NodeDef(name=f"{prefix}/begin", op="AssignVariableOp", input=[variable.handle, load.name])
+            assign.attr["dtype"].type = dtype
+            self._add(assign)
+            start = load.name
+            begun = [assign.name]
+            for node in moves:
+                self._extra_control.setdefault(node, []).append(assign.name)
+        read = NodeDef(name=f"{prefix}/value", op="ReadVariableOp", input=[variable.handle])
+        read.attr["dtype"].type = dtype
+        done = [self._liveness.alive(touch.node) for touch in writes]
+        read.input.extend(f"^{name}" for name in dict.fromkeys(begun + done))
+        self._add(read)
+        store = self._call(f"{prefix}/store", STORE_TOKEN, plan, (), [(read.name, dtype)])
+        waits = [store.name, *(self._liveness.alive(name) for name in moves)]
+        end = NodeDef(name=f"{prefix}/end", op="DestroyResourceOp", input=[variable.handle])
+        end.input.extend(f"^{name}" for name in dict.fromkeys(waits))
+        self._add(end)
+        self._ends.append(end.name)
+        positions = [self._position[name] for name in moves]
+        finisher = ((end.name, max(positions)),)
+        self.events.append(
+            Event("update", plan.index, start, variable.num_bytes, min(positions), max(positions), finisher)
+        )
+
+    def _call(
+        self, name: str, token: str, plan: _Plan, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
+    ) -> NodeDef:
+        """A call into the weight store: load, gather(ids) or store(value), dead where its branch is not taken."""
+        index = self._add(constant_node(f"{name}/cs_weight", np.int64(plan.index)))
+        for level, endpoint in enumerate(switches):
+            predicate = self._table.data_inputs(endpoint.node)[1]
+            switch = NodeDef(name=f"{name}/cs_switch_{level}", op="Switch", input=[index, str(predicate)])
+            switch.attr["T"].type = tf.int64.as_datatype_enum
+            index = str(Endpoint(self._add(switch), endpoint.port))
+        node = NodeDef(name=name, op="PyFunc", input=[index, *(text for text, _ in inputs)])
+        node.attr["token"].s = token.encode()
+        node.attr["Tin"].list.type.extend([tf.int64.as_datatype_enum, *(dtype for _, dtype in inputs)])
+        value = self._table.nodes[plan.variable.handle].attr["dtype"].type
+        node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if token == STORE_TOKEN else value)
+        self._add(node)
+        return node
+
+    def _gates(self) -> None:
+        """Chain the events by gates; each event waits for its gate."""
+        waits, self.most_held_bytes = find_waits(self.events, self._window_bytes)
+        previous = None
+        for number, (event, finishers) in enumerate(zip(self.events, waits, strict=True)):
+            if event.kind == "gather":
+                continue
+            alive = dict.fromkeys(self._liveness.alive(name) for name in finishers)
+            if alive or previous is None:
+                inputs = [f"^{name}" for name in alive] + ([f"^{previous}"] if previous else [])
+                previous = self._add(NodeDef(name=f"cs_gate/{number}", op="NoOp", input=inputs))
+            if event.node in self._new:
+                self._new[event.node].input.append(f"^{previous}")
+            else:
+                self._extra_control.setdefault(event.node, []).append(previous)

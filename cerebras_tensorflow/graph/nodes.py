@@ -1,0 +1,213 @@
+"""A GraphDef as nodes with inputs, consumers and one order: what every pass works on."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, node_def_pb2  # message classes; TensorFlow has no public name for them
+
+from cerebras_tensorflow.errors import CompileError
+
+NodeDef = node_def_pb2.NodeDef
+GraphDef = graph_pb2.GraphDef
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One input of a node: output `port` of node `node`, or a control edge where port is -1."""
+
+    node: str
+    port: int
+
+    @property
+    def is_control(self) -> bool:
+        return self.port < 0
+
+    def __str__(self) -> str:
+        if self.is_control:
+            return f"^{self.node}"
+        return self.node if self.port == 0 else f"{self.node}:{self.port}"
+
+
+def parse_input(text: str) -> Endpoint:
+    """Return the endpoint that a NodeDef's input string names.
+
+    >>> parse_input("^a"), parse_input("a:2"), parse_input("a")
+    (Endpoint(node='a', port=-1), Endpoint(node='a', port=2), Endpoint(node='a', port=0))
+    """
+    if text.startswith("^"):
+        return Endpoint(text[1:], -1)
+    node, colon, port = text.rpartition(":")
+    if colon and port.isdigit():
+        return Endpoint(node, int(port))
+    return Endpoint(text, 0)
+
+
+def constant_node(name: str, value: np.ndarray | np.generic) -> NodeDef:
+    """Return a Const node with a given value."""
+    node = NodeDef(name=name, op="Const")
+    tensor = tf.make_tensor_proto(value)
+    node.attr["dtype"].type = tensor.dtype
+    node.attr["value"].tensor.CopyFrom(tensor)
+    return node
+
+
+class NodeTable:
+    """The nodes of one GraphDef by name, with their consumers. Read-only: passes write new nodes of their own."""
+
+    def __init__(self, graph_def: GraphDef) -> None:
+        self.graph_def = graph_def
+        self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
+        self.index: dict[str, int] = {node.name: i for i, node in enumerate(graph_def.node)}
+        self.inputs: dict[str, list[Endpoint]] = {
+            node.name: [parse_input(text) for text in node.input] for node in graph_def.node
+        }
+        self.consumers: dict[str, list[str]] = {name: [] for name in self.nodes}
+        for name, inputs in self.inputs.items():
+            for source in dict.fromkeys(endpoint.node for endpoint in inputs):
+                self.consumers[source].append(name)
+
+    def data_inputs(self, name: str) -> list[Endpoint]:
+        """Inputs of a node without its control edges, in the op's own order."""
+        return [endpoint for endpoint in self.inputs[name] if not endpoint.is_control]
+
+    def ancestors(self, roots: Iterable[str]) -> set[str]:
+        """Names of the roots and of everything that they need."""
+        found: set[str] = set()
+        pending = list(roots)
+        while pending:
+            name = pending.pop()
+            if name in found:
+                continue
+            found.add(name)
+            pending.extend(endpoint.node for endpoint in self.inputs[name])
+        return found
+
+    def descendants(self, roots: Iterable[str]) -> set[str]:
+        """Names of everything that needs one of the roots, the roots themselves left out."""
+        found: set[str] = set()
+        pending = [consumer for root in roots for consumer in self.consumers[root]]
+        while pending:
+            name = pending.pop()
+            if name in found:
+                continue
+            found.add(name)
+            pending.extend(self.consumers[name])
+        return found
+
+
+def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
+    """Return a copy with only what the roots need, in the same order, with the function library.
+
+    Raises:
+        CompileError: If a root is not in the graph.
+    """
+    table = NodeTable(graph_def)
+    roots = list(roots)
+    missing = [root for root in roots if root not in table.nodes]
+    if missing:
+        raise CompileError(f"the step asks for {', '.join(missing[:3])}, which the graph does not have")
+    keep = table.ancestors(roots)
+    pruned = GraphDef(versions=graph_def.versions, library=graph_def.library)
+    pruned.node.extend(node for node in graph_def.node if node.name in keep)
+    return pruned
+
+
+class CycleError(CompileError):
+    """The edges of a graph form a cycle; `nodes` names those that could not be placed."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        super().__init__(f"the graph has a cycle through {', '.join(nodes[:4])}")
+        self.nodes = nodes
+
+
+def nodes_before(table: NodeTable, name: str) -> set[str]:
+    """Nodes that must run before one node. The back edges of while loops do not count."""
+    before = {endpoint.node for endpoint in table.inputs[name]}
+    if table.nodes[name].op in ("Merge", "RefMerge"):
+        before = {node for node in before if table.nodes[node].op not in ("NextIteration", "RefNextIteration")}
+    return before
+
+
+def order_nodes(
+    table: NodeTable,
+    extra_edges: Mapping[str, Iterable[str]] | None = None,
+    sources: Iterable[str] = (),
+    early: Iterable[str] = (),
+) -> list[str]:
+    """Return all nodes in one topological order in which few values live at a time.
+
+    What depends on the sources (the batch) comes in the order in which the program made it, except that `early`
+    nodes come as soon as they can. What does not depend on them (a weight's read, a decayed moment, a random mask)
+    comes just before its first use.
+
+    Args:
+        table: The graph.
+        extra_edges: Node -> further nodes that must come before it.
+        sources: Nodes whose descendants drive the order.
+        early: Nodes to place as soon as their inputs are there (weight updates, each right after its gradient).
+
+    Raises:
+        CycleError: If the edges form a cycle. Loops of tf.while_loop are allowed and cut at NextIteration.
+    """
+    before = {name: nodes_before(table, name) | set((extra_edges or {}).get(name, ())) for name in table.nodes}
+    after: dict[str, list[str]] = {name: [] for name in table.nodes}
+    for name, nodes in before.items():
+        for node in nodes:
+            after[node].append(name)
+    drivers = _reachable(after, sources)
+    waiting = {name: sum(node in drivers for node in before[name]) for name in drivers}
+    early_nodes = set(early)
+    heap = [(name not in early_nodes, table.index[name], name) for name, count in waiting.items() if count == 0]
+    heapq.heapify(heap)
+    order: dict[str, None] = {}
+    while heap:
+        name = heapq.heappop(heap)[-1]
+        _place_with_needs(name, before, order)
+        for follower in after[name]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                heapq.heappush(heap, (follower not in early_nodes, table.index[follower], follower))
+    stuck = [name for name, count in waiting.items() if count > 0]
+    if stuck:
+        raise CycleError(stuck)
+    for name in table.nodes:
+        _place_with_needs(name, before, order)
+    return list(order)
+
+
+def _reachable(edges: Mapping[str, Iterable[str]], roots: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending.extend(edges[name])
+    return found
+
+
+def _place_with_needs(name: str, before: Mapping[str, set[str]], order: dict[str, None]) -> None:
+    """Append a node to the order, after whatever it still needs (depth first, without recursion)."""
+    if name in order:
+        return
+    stack = [(name, iter(sorted(before[name])))]
+    open_nodes = {name}
+    while stack:
+        current, needs = stack[-1]
+        for need in needs:
+            if need in order:
+                continue
+            if need in open_nodes:
+                raise CycleError([need, current])
+            open_nodes.add(need)
+            stack.append((need, iter(sorted(before[need]))))
+            break
+        else:
+            stack.pop()
+            open_nodes.discard(current)
+            order[current] = None

@@ -1,0 +1,112 @@
+"""The variables of a step graph: what reads each one, what writes it, and which can be streamed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
+
+READ_OPS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
+# First writes that replace the value need no load; all others modify the value that is there.
+REPLACING_OPS = frozenset({"AssignVariableOp"})
+MODIFYING_OPS = frozenset(
+    {
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+        "ResourceScatterAdd",
+        "ResourceScatterSub",
+        "ResourceScatterMul",
+        "ResourceScatterDiv",
+        "ResourceScatterMin",
+        "ResourceScatterMax",
+        "ResourceScatterUpdate",
+        "ResourceScatterNdAdd",
+        "ResourceScatterNdSub",
+        "ResourceScatterNdUpdate",
+    }
+)
+APPLY_PREFIXES = ("ResourceApply", "ResourceSparseApply")
+
+
+def is_write(op: str) -> bool:
+    """Whether an op changes the variable whose handle it takes."""
+    return op in REPLACING_OPS or op in MODIFYING_OPS or op.startswith(APPLY_PREFIXES)
+
+
+@dataclass(frozen=True)
+class Touch:
+    """One op that takes a variable's handle, and the Switch outputs through which the handle reaches it."""
+
+    node: str
+    op: str
+    switches: tuple[Endpoint, ...] = ()
+
+
+@dataclass
+class Variable:
+    """One resource variable of a step graph."""
+
+    handle: str  # name of its VarHandleOp
+    name: str  # name in the checkpoint
+    dtype: np.dtype
+    shape: tuple[int, ...] | None  # None: not fully known
+    touches: list[Touch] = field(default_factory=list)
+    obstacle: str | None = None  # why it cannot be streamed
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its value; 0 where the shape is unknown."""
+        if self.shape is None:
+            return 0
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def reads(self) -> list[Touch]:
+        return [touch for touch in self.touches if touch.op in READ_OPS]
+
+    @property
+    def writes(self) -> list[Touch]:
+        return [touch for touch in self.touches if is_write(touch.op)]
+
+
+def find_variables(table: NodeTable) -> dict[str, Variable]:
+    """Return the resource variables of a graph by the name of their VarHandleOp.
+
+    A handle that leaves through an op we do not know (a function call, a while loop) gets an obstacle: the
+    variable then has to stay resident.
+    """
+    variables: dict[str, Variable] = {}
+    for name, node in table.nodes.items():
+        if node.op != "VarHandleOp":
+            continue
+        shape = tf.TensorShape(node.attr["shape"].shape)
+        variables[name] = Variable(
+            handle=name,
+            name=node.attr["shared_name"].s.decode() or name,
+            dtype=np.dtype(tf.as_dtype(node.attr["dtype"].type).as_numpy_dtype),
+            shape=tuple(shape.as_list()) if shape.is_fully_defined() else None,
+        )
+        _follow_handle(table, variables[name], Endpoint(name, 0), ())
+    return variables
+
+
+def _follow_handle(table: NodeTable, variable: Variable, source: Endpoint, switches: tuple[Endpoint, ...]) -> None:
+    for consumer in table.consumers[source.node]:
+        if source not in table.data_inputs(consumer):
+            continue
+        op = table.nodes[consumer].op
+        if op == "Identity":
+            _follow_handle(table, variable, Endpoint(consumer, 0), switches)
+        elif op == "Switch":
+            for port in (0, 1):
+                end = Endpoint(consumer, port)
+                _follow_handle(table, variable, end, (*switches, end))
+        elif op in READ_OPS or is_write(op):
+            variable.touches.append(Touch(consumer, op, switches))
+        elif op == "VarIsInitializedOp":
+            continue
+        else:
+            variable.obstacle = f"op {consumer} ({op}) takes it as a whole"

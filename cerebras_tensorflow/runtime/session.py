@@ -1,0 +1,251 @@
+"""A session that runs a Program while it looks, to hooks, like a session on the graph that model_fn built."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.program import (
+    Program,
+    WeightSpec,
+    assign_name,
+    read_name,
+    value_name,
+)
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.graph.randomness import counter_feed
+from cerebras_tensorflow.runtime.weight_store import WeightStore
+from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
+
+_EXTRA_THREADS = 4  # for store calls that wait for the disk while the cores compute
+
+
+class ProgramSession:
+    """Runs a Program. Fetches and feeds are given by the original graph's tensors, ops and names.
+
+    Args:
+        program: What to run.
+        graph: The graph that model_fn built; stays the caller's.
+        train_node: Name of the train op; a run that fetches it is a training step.
+        store: The weight store for Program.streamed; None if there are none.
+        session_config: ConfigProto to start from.
+        next_batch: Called for the feeds of each run that needs the batch; returns tensor name -> array.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        graph: tf.Graph,
+        train_node: str | None = None,
+        store: WeightStore | None = None,
+        session_config: Any = None,
+        next_batch: Callable[[], Mapping[str, np.ndarray]] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.program = program
+        self._train_node = train_node
+        self._store = store
+        self._calls = StoreCalls(store) if store is not None else None
+        self._next_batch = next_batch
+        self._batch: Mapping[str, np.ndarray] | None = None
+        self._program_graph = tf.Graph()
+        graph_def = self._calls.bind(program.graph_def) if self._calls else program.graph_def
+        with self._program_graph.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+        self._session = tf.compat.v1.Session(
+            graph=self._program_graph, config=session_settings(session_config, bool(program.streamed))
+        )
+        self._entropy = secrets.randbits(63)
+        self._step = 0
+        self._micro_step = 0
+        self._has_step_counters = _has_node(self._program_graph, "cs_random/seeded_counter")
+        self._resident = {spec.name: index for index, spec in enumerate(program.resident)}
+        self._streamed = {spec.name: index for index, spec in enumerate(program.streamed)}
+        self._global_step_index = self._resident.get("global_step")
+        self._feed_names: dict[frozenset[str], bool] = {}
+
+    @property
+    def sess_str(self) -> str:
+        """Target, as hooks read it from a TensorFlow session."""
+        return str(self._session.sess_str)
+
+    @property
+    def global_step(self) -> int:
+        """Value of the global step after the last run."""
+        return self._step
+
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+        """Run the Program; like tf.compat.v1.Session.run.
+
+        Raises:
+            CompileError: If a fetch is not part of the Program.
+            StoreError: If the weight store failed.
+        """
+        mapped = self._map(fetches)
+        names = frozenset(_node_names(mapped))
+        is_step = self._train_node is not None and self._train_node in names
+        extra = [self._operation(self.program.step_node)] if is_step and self.program.step_node else []
+        if is_step and self._global_step_index is not None:
+            extra.append(self._after_step())
+        feeds = {self._feed_key(key): value for key, value in (feed_dict or {}).items()}
+        feeds.update(self._standard_feeds(names, is_step))
+        try:
+            result, after = self._session.run((mapped, extra), feeds, options=options, run_metadata=run_metadata)
+        except tf.errors.OpError as error:
+            original = self._calls.take_error() if self._calls else None
+            if original is not None:
+                raise original from error
+            raise
+        if is_step:
+            self._batch = None
+            if self._global_step_index is not None:
+                self._count(int(after[-1]))
+        return result
+
+    def load(self, name: str, value: np.ndarray) -> None:
+        """Set a variable by its checkpoint name."""
+        if name in self._streamed:
+            assert self._store is not None
+            self._store.write(self._streamed[name], np.ascontiguousarray(value))
+            return
+        index = self._resident[name]
+        self._session.run(self._operation(assign_name(index)), {f"{value_name(index)}:0": value})
+        if index == self._global_step_index:
+            self._step = int(value)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a variable's value by its checkpoint name."""
+        if name in self._streamed:
+            assert self._store is not None
+            return self._store.read(self._streamed[name])
+        value = self._session.run(f"{read_name(self._resident[name])}:0")
+        return np.asarray(value)
+
+    def weights(self) -> Iterator[WeightSpec]:
+        """The variables of the Program."""
+        yield from self.program.resident
+        yield from self.program.streamed
+
+    def close(self) -> None:
+        """Release the session and the store."""
+        self._session.close()
+        if self._store is not None:
+            self._store.close()
+
+    def _count(self, step: int) -> None:
+        if step == self._step:
+            self._micro_step += 1
+        else:
+            self._step, self._micro_step = step, 0
+
+    def _after_step(self) -> Any:
+        """A read of the global step that comes after everything that changes it."""
+        return self._program_graph.get_tensor_by_name("cs_global_step_after:0")
+
+    def _standard_feeds(self, names: frozenset[str], is_step: bool) -> dict[str, np.ndarray]:
+        feeds: dict[str, np.ndarray] = {}
+        if self._has_step_counters:
+            feeds.update(counter_feed(self._step, self._micro_step, self._entropy))
+        if self._next_batch is not None and (is_step or self._needs_batch(names)):
+            if self._batch is None:
+                self._batch = self._next_batch()
+            feeds.update(self._batch)
+        return feeds
+
+    def _needs_batch(self, names: frozenset[str]) -> bool:
+        if names not in self._feed_names:
+            self._feed_names[names] = any(
+                self._program_graph.get_operation_by_name(name).type == "Placeholder"
+                and name.startswith("cs_input/")
+                for name in _needed(self._program_graph, names)
+            )
+        return self._feed_names[names]
+
+    def _feed_key(self, key: Any) -> Any:
+        return key if isinstance(key, str) else key.name
+
+    def _operation(self, name: str | None) -> Any:
+        return self._program_graph.get_operation_by_name(str(name))
+
+    def _map(self, fetches: Any) -> Any:
+        """Replace the original graph's tensors and ops by the Program's of the same name."""
+        if isinstance(fetches, dict):
+            return type(fetches)((key, self._map(value)) for key, value in fetches.items())
+        if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
+            return type(fetches)(*(self._map(value) for value in fetches))
+        if isinstance(fetches, (list, tuple)):
+            return type(fetches)(self._map(value) for value in fetches)
+        if fetches is None:
+            raise TypeError("Fetch argument None has invalid type <class 'NoneType'>")
+        try:
+            if isinstance(fetches, tf.SparseTensor):
+                parts = (fetches.indices, fetches.values, fetches.dense_shape)
+                return tf.SparseTensor(*(self._map(part) for part in parts))
+            if isinstance(fetches, tf.IndexedSlices):
+                return tf.IndexedSlices(self._map(fetches.values), self._map(fetches.indices))
+            name = fetches if isinstance(fetches, str) else getattr(fetches, "name", None)
+            if isinstance(fetches, tf.Variable):
+                name = fetches.value().name
+            return self._program_graph.as_graph_element(str(name))
+        except KeyError:
+            raise CompileError(
+                f"{fetches!r} is not part of the compiled step ({self.program.mode}); fetch what the loss, the "
+                f"train op or the metrics depend on"
+            ) from None
+
+
+def session_settings(session_config: Any, is_streaming: bool) -> Any:
+    """Return the ConfigProto of a Program's session.
+
+    Graph rewriting by TensorFlow's meta optimizer is off: it would fuse differently in the two modes, whose results
+    are to agree to the last bit.
+    """
+    config = tf.compat.v1.ConfigProto()
+    if session_config is not None:
+        config.CopyFrom(session_config)
+    config.allow_soft_placement = True
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    if is_streaming and not config.inter_op_parallelism_threads:
+        config.inter_op_parallelism_threads = (os.cpu_count() or 1) + _EXTRA_THREADS
+    return config
+
+
+def _has_node(graph: tf.Graph, name: str) -> bool:
+    try:
+        graph.get_operation_by_name(name)
+    except KeyError:
+        return False
+    return True
+
+
+def _node_names(fetches: Any) -> Iterator[str]:
+    if isinstance(fetches, dict):
+        for value in fetches.values():
+            yield from _node_names(value)
+    elif isinstance(fetches, (list, tuple)):
+        for value in fetches:
+            yield from _node_names(value)
+    elif isinstance(fetches, tf.Operation):
+        yield fetches.name
+    elif isinstance(fetches, tf.Tensor):
+        yield fetches.op.name
+    else:
+        yield from _node_names([part for part in (fetches.values, fetches.indices) if part is not None])
+
+
+def _needed(graph: tf.Graph, names: frozenset[str]) -> set[str]:
+    """Names of all ops that the given ones need."""
+    found: set[str] = set()
+    pending = [graph.get_operation_by_name(name) for name in names]
+    while pending:
+        operation = pending.pop()
+        if operation.name not in found:
+            found.add(operation.name)
+            pending.extend(tensor.op for tensor in operation.inputs)
+            pending.extend(operation.control_inputs)
+    return found
