@@ -1,0 +1,148 @@
+"""The launchers csrun_wse and csrun_cpu: from the command line to a plan, and from the plan to an exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import CerebrasError
+from csrun import interpreters, manual, process, site
+from csrun.options import Parsed, UsageError, command_hint, parse
+from csrun.plan import Request, make_plan
+
+USAGE_ERROR = 1
+
+
+def csrun_wse(argv: Sequence[str] | None = None) -> int:
+    """Run a command on a CS system and return its exit code."""
+    return _guarded("csrun_wse", lambda: _csrun_wse(sys.argv[1:] if argv is None else argv))
+
+
+def csrun_cpu(argv: Sequence[str] | None = None) -> int:
+    """Run a command on CPUs only and return its exit code."""
+    return _guarded("csrun_cpu", lambda: _csrun_cpu(sys.argv[1:] if argv is None else argv))
+
+
+def _csrun_wse(argv: Sequence[str]) -> int:
+    here = site.read(env.read().home)
+    parsed = parse(argv, manual.WSE_OPTIONS)
+    if parsed.wants_help:
+        print(manual.wse_help(here))
+        return 0
+    plan = make_plan(_request(parsed, here), _command(parsed, "csrun_wse"))
+    program = site_program(here, parsed, plan.command)
+    if parsed.truth("dry-run", False):
+        from csrun.executors import dry_run
+
+        print(dry_run.report(plan, program))
+        return 0
+    from csrun import launching
+
+    return launching.launch(plan, here, parsed, program)
+
+
+def _csrun_cpu(argv: Sequence[str]) -> int:
+    here = site.read(env.read().home)
+    parsed = parse(argv, manual.CPU_OPTIONS)
+    if parsed.wants_help:
+        print(manual.cpu_help(here))
+        return 0
+    for name, value in manual.site_values(here).items():
+        if parsed.truth(name, False):
+            print(value)
+            return 0
+    command = _command(parsed, "csrun_cpu")
+    program = site_program(here, parsed, command)
+    from csrun import launching
+
+    is_on_slurm = parsed.truth("alloc-node", True) and launching.chosen_executor(here, parsed) == "slurm"
+    words = (*_srun_cpu(here, parsed), *program) if is_on_slurm else program
+    if parsed.truth("logging", True):
+        print(f"Running: {shlex.join(words if is_on_slurm or here.image else command)}", flush=True)
+    if parsed.truth("dry-run", False):
+        return 0
+    environ = {**os.environ, **interpreters.environment(command)}
+    try:
+        return process.run(words if here.image or is_on_slurm else interpreters.resolved(command), environ)
+    except process.CommandError as exc:
+        raise process.CommandError(f"{exc}{command_hint(parsed)}", exc.exit_code) from exc
+
+
+def _srun_cpu(here: site.Site, parsed: Parsed) -> tuple[str, ...]:
+    exclude = here.gres_node if parsed.truth("exclude-gres", True) else ""
+    return ("srun", "--pty", "--nodes=1", *([f"--exclude={exclude}"] if exclude else []), "--exclusive")
+
+
+def site_program(here: site.Site, parsed: Parsed, command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command as a task executes it: inside the site's container, if it has one."""
+    if not here.image:
+        return command
+    extra = site.split_folders(parsed.text("mount-dirs", ""))
+    folders = dict.fromkeys((str(Path.cwd()), *here.mount_dirs, *extra))
+    return ("singularity", "exec", "-B", ",".join(folders), here.image, *command)
+
+
+def _request(parsed: Parsed, here: site.Site) -> Request:
+    """Return the sizes of a launch: the options, and the site's defaults for what they leave open."""
+    tasks = parsed.number("tasks-per-node")
+    cpus = parsed.number("cpus-per-task")
+    node_cpus = here.tasks_per_node * here.cpus_per_task
+    request = Request(
+        total_nodes=parsed.number("total-nodes") or here.nodes,
+        tasks_per_node=tasks or here.tasks_per_node,
+        cpus_per_task=cpus or here.cpus_per_task,
+        single_task_nodes=parsed.number("single-task-nodes") or 0,
+        is_cyclic=parsed.truth("cyclic", False),
+        gres=here.gres,
+    )
+    if tasks is None and cpus is not None:
+        return replace(request, tasks_per_node=max(1, node_cpus // cpus))
+    if tasks is not None and cpus is None and tasks * here.cpus_per_task > node_cpus:
+        _say(f"INFO: {tasks} tasks of {here.cpus_per_task} CPUs do not fit on a node; the CPUs of a task are left open")
+        return replace(request, cpus_per_task=None)
+    return request
+
+
+def _command(parsed: Parsed, program: str) -> tuple[str, ...]:
+    for warning in parsed.warnings:
+        _say(warning)
+    if not parsed.command:
+        raise UsageError(f"ERROR: there is no command to execute; `{program} --help` shows how")
+    return parsed.command
+
+
+def _guarded(program: str, run: Callable[[], int]) -> int:
+    """Return the exit code of a launcher; errors become one line, signals the codes that shells give."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        return run()
+    except process.CommandError as exc:
+        _say(f"{program}: {exc}")
+        return exc.exit_code
+    except UsageError as exc:
+        _say(str(exc))
+        return USAGE_ERROR
+    except (CerebrasError, ValueError) as exc:
+        _say(f"ERROR: {exc}")
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Standard output has no reader any more; do not complain about it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Ways to carry out a LaunchPlan: as local processes, under Slurm, or on paper."""

@@ -1,0 +1,52 @@
+"""The plan as local processes.
+
+One process, the chief, plays all roles: TensorFlow takes hundreds of megabytes for each process, and on one machine the
+tasks of 14 nodes would only wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+
+from csrun import interpreters, process
+from csrun.executors.interface import Executor, Launch
+from csrun.plan import LaunchPlan, task_environment
+
+CANCEL_GRACE_S = 25.0
+"""How long a cancelled run may take to save and stop; with what comes around it, it stays below 30 s."""
+
+
+class Embedded(Executor):
+    """Runs a plan on this machine."""
+
+    def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
+        """Return the command itself."""
+        return plan.command
+
+    def run(self, launch: Launch) -> int:
+        """Wait for the system, run the chief, and return its exit code."""
+        plan, job = launch.plan, launch.job
+        # The published launcher's jobs have several components and always print both lines.
+        launch.tell(f"srun: job {job.number} queued and waiting for resources")
+        launch.wait_for_wafer(lambda what: launch.tell(f"csrun: {what}"))
+        launch.tell(f"srun: job {job.number} has been allocated resources")
+        if len(plan.tasks) > 1:
+            nodes = plan.request.total_nodes
+            where = f"{nodes} nodes" if nodes > 1 else "1 node"
+            launch.tell(
+                f"csrun: embedded executor: the plan's {len(plan.tasks)} tasks on {where} are folded into one process"
+            )
+        environ = {
+            **os.environ,
+            **task_environment(plan, plan.tasks[0], job.number),
+            **interpreters.environment(plan.command),
+            "PYTHONUNBUFFERED": "1",
+        }
+        return process.run(
+            interpreters.resolved(plan.command),
+            environ,
+            log=job.folder / "output.log",
+            # The lock goes on to the child: the wafer stays taken while it saves, even if the launcher was killed.
+            keep_open=() if job.lock is None else (job.lock,),
+            kill_after_s=lambda: CANCEL_GRACE_S if job.record.is_cancel_requested else None,
+        )

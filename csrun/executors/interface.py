@@ -1,0 +1,39 @@
+"""What every executor is: it takes a plan and a job that has its place in the queue, and returns an exit code."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cerebras_tensorflow.system.jobs import LiveJob
+from csrun.plan import LaunchPlan
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch on a simulated system.
+
+    Attributes:
+        plan: Tasks and roles.
+        job: Its record and its lock.
+        wait_for_wafer: Returns once the job has the system; called at most once.
+        tell: Prints a line for the user, on standard error.
+    """
+
+    plan: LaunchPlan
+    job: LiveJob
+    wait_for_wafer: Callable[[Callable[[str], None]], None]
+    tell: Callable[[str], None]
+
+
+class Executor(ABC):
+    """A way to carry out a launch."""
+
+    @abstractmethod
+    def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
+        """Return the words that are shown after `Launching:`."""
+
+    @abstractmethod
+    def run(self, launch: Launch) -> int:
+        """Wait for the system, run all tasks to their end, and return the launch's exit code."""

@@ -1,0 +1,127 @@
+"""A plan on a simulated system: the job's record and place in the queue, the executor, how it ended."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.system import jobs, registry
+from cerebras_tensorflow.system.state import check_admits
+from csrun import interpreters, process
+from csrun.executors.embedded import Embedded
+from csrun.executors.interface import Executor, Launch
+from csrun.options import Parsed, UsageError, command_hint
+from csrun.plan import LaunchPlan
+from csrun.site import EXECUTORS, Site
+
+
+class Hints(NamedTuple):
+    """What the command's own arguments say about the system and the job."""
+
+    cs_ip: str | None
+    labels: dict[str, str]
+
+
+def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...]) -> int:
+    """Run a plan to its end and return its exit code.
+
+    Raises:
+        SystemNotFoundError, SystemStateError, ExecModeError: If the system cannot take the run; before anything starts.
+    """
+    executor = make_executor(chosen_executor(here, parsed), program)
+    hints = command_hints(plan.command)
+    labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
+    system = registry.find(hints.cs_ip)
+    # A command that is no interpreter of ours (a shell script) tells its mode only when it asks for the system.
+    mode = interpreters.execution_mode(plan.command) or system.execution_mode
+    check_admits(system.state, mode)
+    print(f"Launching: {shlex.join(executor.command_line(plan))}", flush=True)
+    job = jobs.submit(system.home, system.name, mode, shlex.join(plan.command), labels)
+    phase, message = jobs.FAILED, "the launcher was interrupted"
+    try:
+        _tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
+        code = executor.run(
+            Launch(
+                plan,
+                job,
+                lambda on_wait: job.wait_for_wafer(lambda: registry.admit(system.home, system.name, mode), on_wait),
+                _tell,
+            )
+        )
+        phase, message = _verdict(code)
+        return code
+    except process.CommandError as exc:
+        message = f"{exc}{command_hint(parsed)}"
+        raise process.CommandError(message, exc.exit_code) from exc
+    except (KeyboardInterrupt, SystemExit):
+        phase = jobs.CANCELLED
+        raise
+    finally:
+        job.finish(phase, message)
+
+
+def chosen_executor(here: Site, parsed: Parsed) -> str:
+    """Return the name of the executor that the options and the site ask for."""
+    name = parsed.text("executor", here.executor)
+    if name not in EXECUTORS:
+        raise UsageError(f"ERROR: unknown executor {name!r}: expected one of {', '.join(EXECUTORS)}")
+    return "embedded" if name == "auto" else name
+
+
+def make_executor(name: str, program: tuple[str, ...]) -> Executor:
+    """Return an executor by its name."""
+    if name == "embedded":
+        return Embedded()
+    raise SettingsError(f"the executor {name!r} is not yet available; use --executor embedded")
+
+
+def command_hints(command: Sequence[str]) -> Hints:
+    """Return the address and the labels in a command's arguments.
+
+    >>> command_hints(["python-ws", "run.py", "--cs_ip=10.0.0.1", "--job_labels", "model=gptj", "run=1", "-m", "train"])
+    Hints(cs_ip='10.0.0.1', labels={'model': 'gptj', 'run': '1'})
+    """
+    cs_ip: str | None = None
+    labels: list[str] = []
+    words = list(command)
+    while words:
+        name, separator, value = words.pop(0).replace("-", "_", 4).partition("=")
+        if name == "__cs_ip":
+            cs_ip = value if separator else (words.pop(0) if words else None)
+        elif name == "__job_labels":
+            if separator:
+                labels.append(value)
+            while words and "=" in words[0] and not words[0].startswith("-"):
+                labels.append(words.pop(0))
+    return Hints(cs_ip, parse_labels(labels))
+
+
+def parse_labels(words: Sequence[str]) -> dict[str, str]:
+    """Return labels from words KEY=VALUE.
+
+    Raises:
+        UsageError: If a word is not of that form.
+    """
+    labels = {}
+    for word in filter(None, words):
+        key, separator, value = word.partition("=")
+        if not separator or not key:
+            raise UsageError(f"ERROR: a label has the form KEY=VALUE, not {word!r}")
+        labels[key] = value
+    return labels
+
+
+def _verdict(code: int) -> tuple[str, str]:
+    if code == 0:
+        return jobs.SUCCEEDED, ""
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return jobs.CANCELLED, f"stopped by {signal.Signals(code - 128).name}"
+    return jobs.FAILED, f"exit code {code}"
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

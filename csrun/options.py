@@ -1,0 +1,131 @@
+"""Command-line options as the 1.x launchers read them: both spellings, and everything after the first other word is the
+command.
+
+An unknown option is warned about and ignored, because scripts written for one release of the original carry options of
+another. A value in the next word would then be taken for the command, so the warning names what was probably meant and
+`command_hint` explains the failure that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+HELP = ("-h", "-?", "--help")
+
+
+class UsageError(Exception):
+    """A command line that cannot be carried out; the text is for the user."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: Without dashes, words separated by hyphens; underscores are accepted for them everywhere.
+        kind: What its value is; a flag needs none.
+        meaning: For the help.
+        metavar: For the help; also in the message when the value is missing.
+        minimum: Least number accepted.
+        aliases: Other names, as in earlier releases.
+    """
+
+    name: str
+    kind: Literal["flag", "number", "text", "truth"]
+    meaning: str
+    metavar: str = ""
+    minimum: int = 1
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A command line taken apart."""
+
+    values: Mapping[str, str | int | bool]
+    command: tuple[str, ...]
+    unknown: tuple[str, ...]
+    warnings: tuple[str, ...]
+    wants_help: bool
+
+    def text(self, name: str, default: str) -> str:
+        """Return the value of a text option."""
+        return str(self.values.get(name, default))
+
+    def number(self, name: str) -> int | None:
+        """Return the value of a number option, None when it was not given."""
+        value = self.values.get(name)
+        return None if value is None else int(value)
+
+    def truth(self, name: str, default: bool) -> bool:
+        """Return the value of a flag or a True/False option."""
+        return bool(self.values.get(name, default))
+
+
+def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
+    """Return the options before the first word that is none, and that word with all that follows.
+
+    Raises:
+        UsageError: If a value is missing or of the wrong kind.
+    """
+    by_name = {name: option for option in options for name in (option.name, *option.aliases)}
+    values: dict[str, str | int | bool] = {}
+    unknown: list[str] = []
+    warnings: list[str] = []
+    words = list(argv)
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.pop(0)
+        if word == "--":
+            break
+        if word in HELP:
+            return Parsed(values, tuple(words), tuple(unknown), tuple(warnings), wants_help=True)
+        name, separator, inline = word.removeprefix("--").partition("=")
+        option = by_name.get(name.replace("_", "-")) if word.startswith("--") else None
+        if option is None:
+            unknown.append(word)
+            warnings.append(f"WARN: Unknown option (ignored): {word}{_did_you_mean(name, by_name)}")
+        elif option.kind == "flag":
+            values[option.name] = _truth(word, inline) if separator else True
+        else:
+            value = inline if separator else _next_value(words)
+            if not value:
+                raise UsageError(f'ERROR: "--{option.name}" requires a non-empty argument ({option.metavar})')
+            values[option.name] = _converted(option, value)
+    return Parsed(values, tuple(words), tuple(unknown), tuple(warnings), wants_help=False)
+
+
+def command_hint(parsed: Parsed) -> str:
+    """Return why the command may not have been found: its first word looks like the value of an ignored option."""
+    if parsed.unknown and parsed.command:
+        return f" (the option {parsed.unknown[-1]} is unknown and was ignored; was this its value?)"
+    return ""
+
+
+def _next_value(words: list[str]) -> str:
+    # A value never starts with a dash here; `--mount-dirs --cyclic` is a forgotten value.
+    return words.pop(0) if words and not words[0].startswith("-") else ""
+
+
+def _converted(option: Option, value: str) -> str | int | bool:
+    if option.kind == "truth":
+        return _truth(f"--{option.name}", value)
+    if option.kind == "text":
+        return value
+    if not value.isascii() or not value.isdigit() or int(value) < option.minimum:
+        raise UsageError(f'ERROR: "--{option.name}" requires a number from {option.minimum}, not {value!r}')
+    return int(value)
+
+
+def _truth(word: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise UsageError(f'ERROR: "{word.partition("=")[0]}" requires True or False, not {value!r}')
+    return value.lower() == "true"
+
+
+def _did_you_mean(name: str, known: Mapping[str, Option]) -> str:
+    from difflib import get_close_matches  # only a mistyped option pays for it
+
+    near = get_close_matches(name.replace("_", "-"), list(known), n=1)
+    return f"; did you mean --{near[0]}?" if near else ""

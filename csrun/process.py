@@ -1,0 +1,219 @@
+"""One child process in the foreground: signals passed on exactly once, its output relayed and kept, its exit code.
+
+The child leads a process group of its own, which gets the terminal for the time. So a Ctrl-C reaches the child once,
+from the terminal; a signal sent to the launcher, or to the launcher's whole group, reaches the child once, from here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+
+class CommandError(Exception):
+    """A command that could not be started; `exit_code` is what a shell would give."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    log: Path | None = None,
+    keep_open: Sequence[int] = (),
+    kill_after_s: Callable[[], float | None] = lambda: None,
+) -> int:
+    """Run a command to its end and return its exit code, 128 + n when signal n ended it.
+
+    The first SIGINT, SIGTERM or SIGHUP is passed on (a hang-up as SIGTERM), so that the command can save and stop; the
+    next one kills it. When this process is killed itself, the kernel sends the child a SIGTERM.
+
+    Args:
+        argv: The command; never goes through a shell.
+        environ: Its whole environment.
+        log: File that gets a copy of the output. None: the child writes to this process's own output, maybe a terminal.
+        keep_open: File descriptors that the child inherits, besides the standard ones.
+        kill_after_s: Asked after the first signal: time until the child is killed anyway [s], or None.
+
+    Raises:
+        CommandError: If the command cannot be started.
+    """
+    # Waking up by file descriptor: a signal that arrives between two instructions is not lost.
+    waker, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(waker, False)
+    received: list[int] = []
+    with ExitStack() as stack:
+        stack.callback(os.close, waker)
+        stack.callback(os.close, wakeup)
+        stack.enter_context(_handlers({number: lambda n, _: received.append(n) for number in _not_ignored(STOPPING)}))
+        stack.enter_context(_handlers({signal.SIGCHLD: lambda *_: None, signal.SIGCONT: lambda *_: None}))
+        stack.enter_context(_handlers({signal.SIGTTOU: signal.SIG_IGN}))
+        previous = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        stack.callback(signal.set_wakeup_fd, previous)
+        terminal = _own_terminal()
+        child = _start(argv, environ, log is not None, keep_open, terminal)
+        if terminal is not None:
+            stack.callback(os.tcsetpgrp, terminal, os.getpgrp())
+        copy = None if log is None else stack.enter_context(log.open("ab", buffering=0))
+        return _attend(child, waker, received, copy, terminal, kill_after_s)
+
+
+def _start(
+    argv: Sequence[str], environ: Mapping[str, str], is_piped: bool, keep_open: Sequence[int], terminal: int | None
+) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    launcher = os.getpid()
+    defaults = (*_not_ignored(STOPPING), signal.SIGTTOU)
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        if terminal is not None:
+            os.tcsetpgrp(terminal, os.getpgrp())
+        for number in defaults:
+            signal.signal(number, signal.SIG_DFL)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(128 + signal.SIGTERM)
+
+    pipe = subprocess.PIPE if is_piped else None
+    try:
+        return subprocess.Popen(
+            list(argv), env=dict(environ), stdout=pipe, stderr=pipe, pass_fds=tuple(keep_open), preexec_fn=prepare
+        )
+    except FileNotFoundError as exc:
+        raise CommandError(f"{argv[0]}: command not found", NOT_FOUND) from exc
+    except OSError as exc:
+        raise CommandError(f"{argv[0]}: cannot be executed: {exc.strerror}", NOT_EXECUTABLE) from exc
+
+
+def _attend(
+    child: subprocess.Popen[bytes],
+    waker: int,
+    received: list[int],
+    copy: BinaryIO | None,
+    terminal: int | None,
+    kill_after_s: Callable[[], float | None],
+) -> int:
+    """Relay output and signals until the child has ended."""
+    passed_on = 0
+    deadline: float | None = None
+    code: int | None = None
+    with selectors.DefaultSelector() as selector:
+        selector.register(waker, selectors.EVENT_READ)
+        for pipe, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
+            if pipe is not None:
+                selector.register(pipe, selectors.EVENT_READ, target)
+        while code is None:
+            timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for key, _ in selector.select(timeout_s):
+                if key.fd == waker:
+                    _drain(waker)
+                else:
+                    _relay(selector, key, copy)
+            while passed_on < len(received):
+                if passed_on == 0:
+                    _signal_group(child.pid, signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
+                    grace_s = kill_after_s()
+                    deadline = None if grace_s is None else time.monotonic() + grace_s
+                else:
+                    _signal_group(child.pid, signal.SIGKILL)
+                passed_on += 1
+            if deadline is not None and time.monotonic() >= deadline:
+                _signal_group(child.pid, signal.SIGKILL)
+                deadline = None
+            code = _reap(child, terminal)
+        # What a task leaves behind ends with it, as under Slurm; and what it has written is still in the pipes.
+        _signal_group(child.pid, signal.SIGKILL)
+        selector.unregister(waker)
+        while selector.get_map():
+            for key, _ in selector.select():
+                _relay(selector, key, copy)
+    return code
+
+
+def _reap(child: subprocess.Popen[bytes], terminal: int | None) -> int | None:
+    """Return the child's exit code if it has ended; stop together with it if it has been stopped (Ctrl-Z)."""
+    pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
+    if pid == 0:
+        if terminal is not None and os.tcgetpgrp(terminal) == os.getpgrp():
+            os.tcsetpgrp(terminal, child.pid)  # brought back to the foreground by `fg`
+        return None
+    if os.WIFSTOPPED(status):
+        if terminal is not None:
+            os.tcsetpgrp(terminal, os.getpgrp())
+        os.killpg(os.getpgrp(), signal.SIGSTOP)
+        if terminal is not None and os.tcgetpgrp(terminal) == os.getpgrp():
+            os.tcsetpgrp(terminal, child.pid)
+        _signal_group(child.pid, signal.SIGCONT)
+        return None
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _relay(selector: selectors.BaseSelector, key: selectors.SelectorKey, copy: BinaryIO | None) -> None:
+    data = os.read(key.fd, 1 << 16)
+    if not data:
+        selector.unregister(key.fileobj)
+        return
+    if copy is not None:
+        copy.write(data)
+    try:
+        key.data.flush()
+        key.data.buffer.write(data)
+        key.data.buffer.flush()
+    except BrokenPipeError:
+        # Whoever read us has gone (`| head`): what the child writes from here on has no reader either.
+        selector.unregister(key.fileobj)
+        os.close(key.fd)
+
+
+def _not_ignored(signals: Sequence[signal.Signals]) -> tuple[signal.Signals, ...]:
+    """Return the signals that whoever started us has not switched off, as nohup does with SIGHUP."""
+    return tuple(number for number in signals if signal.getsignal(number) is not signal.SIG_IGN)
+
+
+def _own_terminal() -> int | None:
+    """Return the standard input when it is a terminal that this process may hand on, i.e. is in its foreground."""
+    try:
+        return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else None
+    except OSError:
+        return None
+
+
+def _drain(handle: int) -> None:
+    with suppress(BlockingIOError):
+        while os.read(handle, 4096):
+            continue
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+@contextmanager
+def _handlers(handlers: Mapping[int, object]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,100 @@
+"""What this site sets once for all its users: sizes of a launch, mounts, resources, the executor.
+
+The file is `site.conf` in CEREBRAS_HOME, else /etc/cerebras/site.conf: lines NAME=VALUE with the names that stand at
+the top of the original csrun_cpu script. Without a file the defaults fit the machine at hand.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from cerebras_tensorflow.errors import SettingsError
+
+SYSTEM_FILE = Path("/etc/cerebras/site.conf")
+EXECUTORS = ("auto", "embedded", "slurm")
+NUMBERS = {"DEF_NODES": "nodes", "DEF_TASKS_PER_NODE": "tasks_per_node", "DEF_CPUS_PER_TASK": "cpus_per_task"}
+TEXTS = {"SINGULARITY_IMAGE": "image", "GRES_RESOURCE": "gres", "GRES_NODE": "gres_node", "EXECUTOR": "executor"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Settings of a site.
+
+    Attributes:
+        nodes: Nodes of a launch (DEF_NODES).
+        tasks_per_node: Tasks on each of them (DEF_TASKS_PER_NODE).
+        cpus_per_task: CPUs for each task (DEF_CPUS_PER_TASK).
+        mount_dirs: Folders that a container shall see, besides the current one (MOUNT_DIRS, separated by commas).
+        image: Container image; empty: none (SINGULARITY_IMAGE).
+        gres: Slurm's name of the CS system as a resource; empty: none (GRES_RESOURCE).
+        gres_node: Node that has it, which csrun_cpu leaves alone; empty: none (GRES_NODE).
+        executor: auto, embedded or slurm (EXECUTOR, ours).
+        source: The file, or what the defaults come from.
+    """
+
+    nodes: int
+    tasks_per_node: int
+    cpus_per_task: int
+    mount_dirs: tuple[str, ...]
+    image: str
+    gres: str
+    gres_node: str
+    executor: str
+    source: str
+
+
+def read(home: Path) -> Site:
+    """Return the settings of this site.
+
+    Raises:
+        SettingsError: If the file has an unknown name or a value of the wrong kind; names the file and the line.
+    """
+    path = next((path for path in (home / "site.conf", SYSTEM_FILE) if path.is_file()), None)
+    if path is None:
+        return parse("", "this machine (there is no site.conf)")
+    return parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def parse(text: str, source: str) -> Site:
+    """Return the settings that a file's text gives, and this machine's defaults for the rest."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        name, separator, value = words[0].removeprefix("export ").partition("=")
+        if not separator or len(words) > 1:
+            raise SettingsError(f"{source}, line {number}: expected NAME=VALUE, found {line!r}")
+        known = (*NUMBERS, *TEXTS, "MOUNT_DIRS")
+        if name not in known:
+            raise SettingsError(f"{source}, line {number}: unknown name {name!r}; known are {', '.join(sorted(known))}")
+        values[name] = value
+    for name in NUMBERS:
+        if name in values and (not values[name].isdigit() or int(values[name]) < 1):
+            raise SettingsError(f"{source}: {name}={values[name]!r}: expected a number from 1")
+    executor = values.get("EXECUTOR", "auto")
+    if executor not in EXECUTORS:
+        raise SettingsError(f"{source}: EXECUTOR={executor!r}: expected one of {', '.join(EXECUTORS)}")
+    return Site(
+        nodes=int(values.get("DEF_NODES", 1)),
+        tasks_per_node=int(values.get("DEF_TASKS_PER_NODE", 1)),
+        cpus_per_task=int(values.get("DEF_CPUS_PER_TASK", len(os.sched_getaffinity(0)))),
+        mount_dirs=split_folders(values.get("MOUNT_DIRS", "")),
+        image=values.get("SINGULARITY_IMAGE", ""),
+        gres=values.get("GRES_RESOURCE", ""),
+        gres_node=values.get("GRES_NODE", ""),
+        executor=executor,
+        source=source,
+    )
+
+
+def split_folders(text: str) -> tuple[str, ...]:
+    """Return the folders of a comma-separated list.
+
+    >>> split_folders("/data, /scratch,")
+    ('/data', '/scratch')
+    """
+    return tuple(folder.strip() for folder in text.split(",") if folder.strip())

@@ -1,0 +1,80 @@
+"""cs-system: make simulated systems, list them, remove them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.system import jobs, registry
+
+MODES = {"pipelined": env.PIPELINED, "weight-streaming": env.WEIGHT_STREAMING}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one cs-system command and return the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        text = arguments.run(arguments)
+    except (CerebrasError, ValueError) as exc:
+        print(f"cs-system: {exc}", file=sys.stderr)
+        return 1
+    print(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cs-system",
+        description="Simulated CS-2 systems of this user. Without any, runs use the embedded one, "
+        f"{registry.EMBEDDED_NAME} at {registry.EMBEDDED_ADDRESS}.",
+        epilog="Example: cs-system create lab --address 10.0.0.1 --mode weight-streaming; "
+        "a script then runs with --cs_ip 10.0.0.1. The shell `cs --system lab` changes its state.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    create = commands.add_parser("create", help="make a system")
+    create.add_argument("name", metavar="NAME", help="letters, digits, dot, dash, underscore")
+    create.add_argument("--address", metavar="HOST[:PORT]", help="what scripts pass as --cs_ip (default: NAME:9000)")
+    create.add_argument(
+        "--mode", type=_mode, default=env.PIPELINED, help="pipelined or weight-streaming (default: pipelined)"
+    )
+    create.set_defaults(run=_create)
+    listing = commands.add_parser("list", help="show all systems")
+    listing.set_defaults(run=_list)
+    removing = commands.add_parser("remove", help="remove a system on which nothing runs")
+    removing.add_argument("name", metavar="NAME")
+    removing.set_defaults(run=_remove)
+    return parser
+
+
+def _mode(text: str) -> str:
+    mode = MODES.get(text.lower().replace("_", "-").replace(" ", "-"))
+    if mode is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a mode: expected {' or '.join(MODES)}")
+    return mode
+
+
+def _create(arguments: argparse.Namespace) -> str:
+    state = registry.create(env.read().home, arguments.name, arguments.address, arguments.mode)
+    return f"Created {state.name}, {state.execution_mode}. Scripts reach it with --cs_ip {state.address}"
+
+
+def _remove(arguments: argparse.Namespace) -> str:
+    registry.remove(env.read().home, arguments.name)
+    return f"Removed {arguments.name}"
+
+
+def _list(arguments: argparse.Namespace) -> str:
+    home = env.read().home
+    rows = [("NAME", "ADDRESS", "MODE", "STATE", "JOBS")]
+    for state in registry.listed(home):
+        mode = state.execution_mode if state.is_mode_pinned else f"{state.execution_mode} (follows the run)"
+        running = jobs.listed(home, jobs.LIVE, state.name)
+        rows.append((state.name, state.address, mode, state.phase(time.time()), str(len(running))))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
