@@ -65,7 +65,9 @@ def parse(text: str, source: str) -> Site:
         words = shlex.split(line, comments=True)
         if not words:
             continue
-        name, separator, value = words[0].removeprefix("export ").partition("=")
+        if words[0] == "export":
+            del words[0]
+        name, separator, value = words[0].partition("=") if words else ("", "", "")
         if not separator or len(words) > 1:
             raise SettingsError(f"{source}, line {number}: expected NAME=VALUE, found {line!r}")
         known = (*NUMBERS, *TEXTS, "MOUNT_DIRS")

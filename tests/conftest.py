@@ -1,0 +1,73 @@
+"""What tests of every package share: a private CEREBRAS_HOME, golden files, the launchers as commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "golden"
+COMMANDS = {
+    "csrun_wse": "csrun.cli:csrun_wse",
+    "csrun_cpu": "csrun.cli:csrun_cpu",
+    "cs": "csrun.shell.cli:main",
+    "cs-system": "csrun.system_cli:main",
+    "csctl": "csrun.jobs.cli:main",
+    "cs_input_analyzer": "csrun.input_analyzer:main",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --regold."""
+    parser.addoption("--regold", action="store_true", help="rewrite the golden files instead of comparing with them")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CEREBRAS_HOME of its own, also for the processes that the test starts."""
+    folder = tmp_path / "cerebras_home"
+    monkeypatch.setenv("CEREBRAS_HOME", str(folder))
+    for name in ("CEREBRAS_EXECUTION_MODE", "CSRUN_JOB_ID", "CSRUN_ROLE", "CSRUN_TASK", "CSRUN_LAYOUT", "K8S_CS_IP"):
+        monkeypatch.delenv(name, raising=False)
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{path}" if path else str(ROOT))
+    return folder
+
+
+@pytest.fixture
+def argv() -> Callable[..., list[str]]:
+    """The words that start one of our commands, whether or not it is installed on PATH."""
+
+    def words(command: str, *arguments: str) -> list[str]:
+        module, function = COMMANDS[command].split(":")
+        return [sys.executable, "-c", f"import sys; from {module} import {function} as f; sys.exit(f())", *arguments]
+
+    return words
+
+
+@pytest.fixture
+def run(home: Path, argv: Callable[..., list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs one of our commands to its end."""
+
+    def run_command(command: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv(command, *arguments), capture_output=True, text=True, input=stdin, timeout=60)
+
+    return run_command
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the golden file of a name, or rewrites it under --regold."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--regold"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

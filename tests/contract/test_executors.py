@@ -1,0 +1,183 @@
+"""What a user may rely on with every executor: exit codes, output, signals, the queue."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow.system import jobs, registry, state
+
+EXECUTORS = [pytest.param("embedded"), pytest.param("slurm", marks=pytest.mark.slurm)]
+
+# Saves when it is asked to stop, as a training run does.
+SAVING = """
+import os, signal, sys
+asked = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda n, _: asked.append(n))
+if os.environ["CSRUN_ROLE"] != "chief":
+    while not asked: signal.pause()
+    sys.exit(0)
+print("step 1", flush=True)
+while not asked: signal.pause()
+open(sys.argv[1], "a").write("saved\\n")
+print(f"asked {len(asked)} times", flush=True)
+sys.exit(128 + asked[0])
+"""
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request: pytest.FixtureRequest) -> str:
+    """The executors' names."""
+    return request.param
+
+
+@pytest.fixture
+def wse(
+    run: Callable[..., subprocess.CompletedProcess[str]], executor: str
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """csrun_wse under each executor."""
+    return lambda *words: run("csrun_wse", "--executor", executor, *words)
+
+
+@pytest.fixture
+def started(
+    home: Path, argv: Callable[..., list[str]], executor: str
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """csrun_wse in the background, in a process group of its own."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            argv("csrun_wse", "--executor", executor, *words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            process_group=0,
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def wait_for_line(child: subprocess.Popen[str], line: str) -> None:
+    assert child.stdout is not None
+    for found in child.stdout:
+        if found.strip() == line:
+            return
+    raise AssertionError(f"{line!r} never came")
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 255])
+def test_the_exit_code_is_the_command_s(wse, code: int) -> None:
+    assert wse("python", "-c", f"import sys; sys.exit({code})").returncode == code
+
+
+def test_a_command_that_a_signal_ends_gives_the_code_that_a_shell_gives(wse) -> None:
+    assert wse("bash", "-c", "kill -KILL $$").returncode == 137
+
+
+def test_a_command_that_is_not_there_gives_127(wse) -> None:
+    done = wse("no_such_program_anywhere")
+    assert done.returncode == 127
+    assert "no_such_program_anywhere: command not found" in done.stderr
+
+
+def test_output_passes_through_and_is_kept(wse, home: Path) -> None:
+    done = wse("python", "-c", "import sys; print('to out'); print('to err', file=sys.stderr)")
+    assert done.stdout.splitlines()[-1] == "to out"
+    assert "to err" in done.stderr
+    log = Path(jobs.listed(home, jobs.FINISHED)[0].log).read_text()
+    assert "to out" in log and "to err" in log
+
+
+def test_the_launch_is_announced_as_published(wse) -> None:
+    done = wse("true")
+    assert done.stdout.startswith("Launching: ")
+    assert re.search(r"^srun: job \d+ queued and waiting for resources$", done.stderr, re.M)
+    assert re.search(r"^srun: job \d+ has been allocated resources$", done.stderr, re.M)
+    assert re.search(r"wsjob-[a-z0-9]{22}", done.stderr)
+
+
+def test_arguments_arrive_as_they_are(wse, tmp_path: Path) -> None:
+    words = ["$(touch evil)", "; touch evil", "a b", "`touch evil`", "'", '"', "*", "é", "--nodes=3", "a\nb"]
+    done = wse("--job-labels", "name=$(touch evil)", "python", "-c", "import sys; print(sys.argv[1:])", *words)
+    assert done.stdout.splitlines()[-1] == repr(words)
+    assert not (Path.cwd() / "evil").exists()
+
+
+@pytest.mark.parametrize(("word", "mode"), [("python", "pipelined"), ("python-ws", "weight_streaming")])
+def test_the_interpreter_chooses_the_mode(wse, word: str, mode: str) -> None:
+    done = wse(word, "-c", "import os; print(os.environ['CEREBRAS_EXECUTION_MODE'], os.environ['CSRUN_ROLE'])")
+    assert done.stdout.splitlines()[-1] == f"{mode} chief"
+    assert registry.find().execution_mode == mode
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_command_once_so_that_it_can_save(started, tmp_path: Path, number: signal.Signals) -> None:
+    child = started("python", "-c", SAVING, str(tmp_path / "checkpoint"))
+    wait_for_line(child, "step 1")
+    child.send_signal(number)
+    output, _ = child.communicate(timeout=30)
+    assert "asked 1 times" in output
+    assert (tmp_path / "checkpoint").read_text() == "saved\n"
+    assert child.returncode == 128 + number
+
+
+def test_a_second_signal_kills(started, home: Path) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+    child = started("python", "-c", deaf)
+    wait_for_line(child, "deaf")
+    child.send_signal(signal.SIGTERM)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=30)
+    assert child.returncode == 137
+
+
+def test_one_job_at_a_time_in_the_order_of_submission(started, home: Path, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    code = "import sys; open(sys.argv[1], 'a').write(f'in {sys.argv[2]}\\nout {sys.argv[2]}\\n')"
+    # The system is busy until all are queued.
+    with registry.find().run("pipelined"):
+        children = []
+        for index in range(5):
+            children.append(started("python", "-c", code, str(diary), str(index)))
+            while len(jobs.listed(home, (jobs.QUEUED,))) <= index:
+                assert children[-1].poll() is None
+    for child in children:
+        child.communicate(timeout=60)
+        assert child.returncode == 0
+    assert diary.read_text().split("\n")[:-1] == [f"{word} {index}" for index in range(5) for word in ("in", "out")]
+
+
+def test_a_system_in_standby_refuses_with_the_command_that_activates_it(wse, home: Path) -> None:
+    registry.find()
+    registry.change(home, "cs2-embedded", state.to_standby, "standby")
+    done = wse("python", "-c", "raise SystemExit(3)")
+    assert done.returncode == 1
+    assert 'cs --system cs2-embedded -c "system activate"' in done.stderr
+
+
+def test_a_system_in_the_other_mode_refuses_with_the_command_that_changes_it(wse, home: Path) -> None:
+    registry.create(home, "lab", "10.0.0.1")
+    done = wse("python-ws", "run.py", "--cs_ip", "10.0.0.1:9000")
+    assert done.returncode == 1
+    assert '-c "config execmode setup weight_streaming"' in done.stderr
+
+
+def test_how_a_launch_ended_is_on_record(wse, home: Path) -> None:
+    wse("--job-labels", "model=gptj,run=1", "true")
+    wse("false")
+    first, second = jobs.listed(home, jobs.FINISHED)
+    assert (first.phase, first.labels) == ("SUCCEEDED", {"model": "gptj", "run": "1"})
+    assert (second.phase, second.message) == ("FAILED", "exit code 1")

@@ -1,0 +1,124 @@
+import time
+
+import pytest
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import ExecModeError, SystemNotFoundError, SystemStateError
+from cerebras_tensorflow.system import jobs, registry, state
+
+
+@pytest.mark.parametrize(
+    "cs_ip", [None, "", "localhost", "127.0.0.1", "127.0.0.1:9000", "localhost:9000", "[::1]:9000"]
+)
+def test_no_address_and_this_host_mean_the_embedded_system(home, cs_ip: str | None) -> None:
+    assert registry.find(cs_ip).name == "cs2-embedded"
+
+
+@pytest.mark.parametrize("cs_ip", ["10.0.0.1", "10.0.0.1:9000", "lab"])
+def test_a_registered_system_is_found_with_and_without_the_port(home, cs_ip: str) -> None:
+    registry.create(home, "lab", "10.0.0.1", env.WEIGHT_STREAMING)
+    assert registry.find(cs_ip).name == "lab"
+
+
+def test_an_unknown_address_says_what_to_do(home) -> None:
+    started = time.monotonic()
+    with pytest.raises(SystemNotFoundError, match=r"cs-system create NAME --address 10\.9\.9\.9.*leave out --cs_ip"):
+        registry.find("10.9.9.9")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("cs_ip", ["a b", "10.0.0.1:port", "http://x/y", "../../etc", "x" * 300, "10.0.0.1:70000"])
+def test_what_is_no_address_is_not_found_either(home, cs_ip: str) -> None:
+    with pytest.raises(SystemNotFoundError):
+        registry.find(cs_ip)
+
+
+@pytest.mark.parametrize("name", ["../evil", "a b", "", "-x", "a;b", "a" * 64])
+def test_a_malformed_name_is_refused(home, name: str) -> None:
+    with pytest.raises(ValueError, match="not a system name"):
+        registry.create(home, name)
+
+
+def test_names_and_addresses_are_taken_once(home) -> None:
+    registry.create(home, "lab", "10.0.0.1")
+    with pytest.raises(ValueError, match=r"lab at 10\.0\.0\.1:9000 already"):
+        registry.create(home, "lab", "10.0.0.2")
+    with pytest.raises(ValueError, match="belongs to the system lab"):
+        registry.create(home, "other", "10.0.0.1:9000")
+    with pytest.raises(ValueError, match="belongs to the system cs2-embedded"):
+        registry.create(home, "mine", "127.0.0.1")
+
+
+def test_the_embedded_system_follows_the_run_until_an_administrator_sets_it(home) -> None:
+    with registry.find().run(env.WEIGHT_STREAMING):
+        assert registry.find().execution_mode == env.WEIGHT_STREAMING
+    with registry.find().run(env.PIPELINED):
+        assert registry.find().execution_mode == env.PIPELINED
+    registry.change(home, "cs2-embedded", state.to_standby, "standby")
+    registry.change(home, "cs2-embedded", lambda s: state.with_mode(s, env.PIPELINED), "mode")
+    registry.change(home, "cs2-embedded", lambda s: state.activated(s, 0.0), "activate")
+    with pytest.raises(ExecModeError), registry.find().run(env.WEIGHT_STREAMING):
+        pass
+
+
+def test_a_run_waits_while_the_system_reboots(home) -> None:
+    registry.create(home, "lab")
+    registry.change(home, "lab", state.to_standby, "standby")
+    registry.change(home, "lab", lambda s: state.activated(s, time.time() - 1.7), "activate")
+    told: list[str] = []
+    with registry.find("lab").run(env.PIPELINED, on_wait=told.append) as job:
+        assert job.record.phase == jobs.RUNNING
+    assert told == ["lab is rebooting"]
+
+
+def test_a_run_leaves_a_record_of_how_it_ended(home) -> None:
+    with registry.find().run(env.PIPELINED, "first"):
+        pass
+    with pytest.raises(RuntimeError), registry.find().run(env.PIPELINED, "second"):
+        raise RuntimeError("no good")
+    first, second = jobs.listed(home, jobs.FINISHED)
+    assert (first.description, first.phase) == ("first", "SUCCEEDED")
+    assert (second.phase, second.message) == ("FAILED", "RuntimeError: no good")
+
+
+def test_a_run_inside_a_run_does_not_wait_for_itself(home) -> None:
+    with registry.find().run(env.PIPELINED) as outer, registry.find().run(env.PIPELINED) as inner:
+        assert inner is outer
+
+
+def test_a_run_inside_a_launch_is_the_launcher_s_job(home, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.create(home, "lab")
+    launched = jobs.submit(home, "cs2-embedded", env.PIPELINED)
+    launched.wait_for_wafer(lambda: True)
+    monkeypatch.setenv(env.JOB_ID, str(launched.number))
+    with registry.find().run(env.PIPELINED) as job:
+        assert job.number == launched.number
+    assert launched.record.phase == jobs.RUNNING
+    # A script that names another system than the launcher thought takes its job along, and so never holds two wafers.
+    with registry.find("lab").run(env.PIPELINED) as job:
+        assert (job.number, job.record.system, job.record.phase) == (launched.number, "lab", jobs.RUNNING)
+    launched.finish(jobs.SUCCEEDED)
+
+
+def test_a_busy_system_is_not_put_in_standby(home) -> None:
+    with registry.find().run(env.PIPELINED) as job, pytest.raises(SystemStateError, match=f"csctl cancel job {job.id}"):
+        registry.change(home, "cs2-embedded", state.to_standby, "standby")
+
+
+def test_every_change_is_logged_with_who_made_it(home) -> None:
+    registry.create(home, "lab")
+    registry.change(home, "lab", state.to_standby, "system standby")
+    assert [change.what for change in registry.changes(home, "lab")] == [
+        "created at lab:9000, pipelined",
+        "system standby",
+    ]
+    assert {change.who for change in registry.changes(home, "lab")} == {jobs.user_name()}
+
+
+def test_removal_frees_the_address(home) -> None:
+    registry.create(home, "lab", "10.0.0.1")
+    registry.remove(home, "lab")
+    registry.create(home, "lab2", "10.0.0.1")
+    assert registry.find("10.0.0.1").name == "lab2"
+    with pytest.raises(SystemStateError, match="cannot be removed"):
+        registry.remove(home, "cs2-embedded")
