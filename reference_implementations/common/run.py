@@ -1,0 +1,274 @@
+"""run(): the command line of a model, from argv and params.yaml to train, evaluate, predict or compile.
+
+A model brings its sections (settings), a model_fn and its input_fns; this module brings the options, the checks, the
+files in model_dir and the estimator. TensorFlow is imported only once options and settings are known to be good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
+from reference_implementations.common.sections import MODES, RunSettings
+from reference_implementations.common.settings import check_section, check_sections, read_yaml, write_yaml
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 9000
+# Keys of an input section that name files; a relative path in a params file is relative to that file.
+PATH_KEYS = ("data_file", "data_dir")
+INPUT_SECTIONS = ("train_input", "eval_input", "predict_input")
+EXIT_USAGE = 2
+
+Function = Callable[..., Any] | str
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceModel:
+    """What run() needs to know of a model.
+
+    A function may be given as 'package.module:name'; it is then imported when the settings have been checked.
+    """
+
+    sections: Mapping[str, type]
+    model_fn: Function
+    train_input_fn: Function
+    eval_input_fn: Function
+    predict_input_fn: Function | None = None
+
+
+def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
+    """Do what a model's command line asks for.
+
+    Args:
+        model: The model.
+        argv: Options; those of the process by default.
+
+    Returns:
+        Exit status: 0, 1 when the run failed for a reason that its message tells, 2 for a mistake in options or
+        settings.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s:tensorflow:%(message)s")
+    options = _parser().parse_args(argv)
+    try:
+        params = load_params(options, model.sections)
+        _check_model_dir(options.model_dir)
+    except SettingsError as exc:
+        print(f"{Path(sys.argv[0]).name}: error: {exc}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        _execute(model, params, options)
+    except SettingsError as exc:
+        print(f"{Path(sys.argv[0]).name}: error: {exc}", file=sys.stderr)
+        return EXIT_USAGE
+    except CerebrasError as exc:
+        print(f"{Path(sys.argv[0]).name}: error: {type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> dict[str, Any]:
+    """Return the checked sections as plain values, options put over the `runconfig` section.
+
+    Raises:
+        SettingsError: As `common.settings` has it; also when both steps and max_steps are asked for.
+    """
+    path = Path(options.params)
+    content = read_yaml(path)
+    overrides = {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(RunSettings)
+        if getattr(options, field.name, None) is not None
+    }
+    runconfig = content.get("runconfig") or {}
+    if not isinstance(runconfig, dict):
+        raise SettingsError(f"{path}: section 'runconfig' must hold keys and values, found {runconfig!r}")
+    if "steps" in overrides and "max_steps" not in overrides:
+        runconfig = {key: value for key, value in runconfig.items() if key != "max_steps"}
+    if "max_steps" in overrides and "steps" not in overrides:
+        runconfig = {key: value for key, value in runconfig.items() if key != "steps"}
+    content = {**content, "runconfig": {**runconfig, **overrides}}
+    checked = check_sections(content, sections, str(path))
+    params: dict[str, Any] = {name: _plain(dataclasses.asdict(section)) for name, section in checked.items()}
+    for name in INPUT_SECTIONS:
+        for key in PATH_KEYS:
+            if params.get(name, {}).get(key):
+                params[name][key] = _resolve(params[name][key], path.parent)
+    params["runconfig"]["cs_ip"] = with_port(params["runconfig"]["cs_ip"])
+    params["runconfig"]["model_dir"] = str(options.model_dir)
+    return params
+
+
+def with_port(address: str | None) -> str | None:
+    """Return an address with a port; 1.4.0: cs_ip without a port means :9000."""
+    if not address or address.rpartition(":")[2].isdigit():
+        return address or None
+    return f"{address}:{DEFAULT_PORT}"
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, all the way down: what YAML can hold."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _resolve(path: str | list[str], folder: Path) -> str | list[str]:
+    if isinstance(path, list):
+        return [str(_resolve(item, folder)) for item in path]
+    return os.path.normpath(os.path.join(folder.resolve(), path))
+
+
+def _check_model_dir(model_dir: str) -> None:
+    path = Path(model_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SettingsError(f"cannot make model_dir {model_dir!r}: {exc.strerror}") from exc
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise SettingsError(f"model_dir {model_dir!r} is not writable; choose another with --model_dir")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Train or evaluate a model on the simulated CS-2.", allow_abbrev=False)
+    parser.add_argument("-p", "--params", required=True, help="params.yaml of the model")
+    parser.add_argument("-m", "--mode", choices=MODES, help="what to do (default: runconfig, else train)")
+    parser.add_argument("-o", "--model_dir", default="model_dir", help="where everything is written")
+    parser.add_argument("--cs_ip", help=f"address of the CS system; without a port: {DEFAULT_PORT}")
+    parser.add_argument("--steps", type=int, help="train that many steps from where the run starts")
+    parser.add_argument("--max_steps", type=int, help="train until this global step")
+    parser.add_argument("--eval_steps", type=int, help="batches to evaluate; 0: until the data ends")
+    parser.add_argument("--checkpoint_path", help="checkpoint to start from or to evaluate")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--validate_only", action="store_true", help="check that the mode supports the model; no run")
+    what.add_argument("--compile_only", action="store_true", help="compile; no run")
+    cluster = parser.add_argument_group("cluster")
+    cluster.add_argument("--num_csx", type=int, help="CS systems that share a batch")
+    cluster.add_argument("--num_wgt_servers", type=int, help="weight servers")
+    cluster.add_argument("--num_act_servers", type=int, help="activation servers")
+    cluster.add_argument("--num_workers_per_csx", type=int, help="input workers for each CS system")
+    cluster.add_argument("--mount_dirs", nargs="+", help="folders that every task has to see")
+    cluster.add_argument("--python_paths", nargs="+", help="folders to search for modules on every task")
+    cluster.add_argument("--job_labels", nargs="+", help="key=value labels of the job")
+    return parser
+
+
+def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Namespace) -> None:
+    settings = check_section(_without(params["runconfig"], "model_dir"), RunSettings, "runconfig", str(options.params))
+    model_dir = Path(options.model_dir)
+    is_training = settings.mode in ("train", "train_and_eval")
+    if is_training:
+        params["train_input"]["skip_steps"] = steps_to_skip(model_dir, params["train_input"], settings)
+        write_yaml(params, model_dir / "train" / "params_train.yaml")
+    model_fn = _import(model.model_fn)
+    train_input_fn = functools.partial(_import(model.train_input_fn), params)
+    eval_input_fn = functools.partial(_import(model.eval_input_fn), params)
+    estimator = _make_estimator(model_fn, params, settings, model_dir)
+    if options.validate_only or options.compile_only:
+        mode = "train" if is_training else "infer" if settings.mode == "predict" else "eval"
+        input_fn = train_input_fn if is_training else eval_input_fn
+        estimator.compile(input_fn, validate_only=options.validate_only, mode=mode)
+        return
+    eval_steps = settings.eval_steps or None
+    if is_training:
+        estimator.train(train_input_fn, steps=settings.steps, max_steps=settings.max_steps)
+    if settings.mode in ("eval", "train_and_eval"):
+        checkpoint = settings.checkpoint_path if settings.mode == "eval" else None
+        estimator.evaluate(eval_input_fn, steps=eval_steps, checkpoint_path=checkpoint)
+    elif settings.mode == "eval_all":
+        for checkpoint in all_checkpoints(model_dir):
+            estimator.evaluate(eval_input_fn, steps=eval_steps, checkpoint_path=checkpoint)
+    elif settings.mode == "predict":
+        predict_input_fn = functools.partial(_import(model.predict_input_fn or model.eval_input_fn), params)
+        save_predictions(estimator, predict_input_fn, settings, model_dir)
+
+
+def steps_to_skip(model_dir: Path, train_input: Mapping[str, Any], settings: RunSettings) -> int:
+    """Return the batches that an earlier run in this model_dir has trained on; 0 where their order is not fixed."""
+    is_ordered = not train_input.get("shuffle") or train_input.get("shuffle_seed") is not None
+    if settings.disable_input_pipeline_ckpt or not is_ordered:
+        return 0
+    for checkpoint in checkpoints_newest_first(model_dir):
+        if is_complete(checkpoint):
+            with open_checkpoint(checkpoint) as reader:
+                return int(reader.read("global_step")) if "global_step" in reader else 0
+    return 0
+
+
+def all_checkpoints(model_dir: Path) -> list[str]:
+    """Return the whole checkpoints of a model_dir, oldest first.
+
+    Raises:
+        SettingsError: If there is none.
+    """
+    found = [path for path in reversed(checkpoints_newest_first(model_dir)) if is_complete(path)]
+    if not found:
+        raise SettingsError(f"no checkpoint in model_dir {str(model_dir)!r}; train first, or give another --model_dir")
+    return found
+
+
+def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings, model_dir: Path) -> Path:
+    """Write the predictions of a run to `<model_dir>/predictions.npz`, one array for each name; return the path."""
+    import numpy as np
+
+    batches = estimator.predict(input_fn, checkpoint_path=settings.checkpoint_path, yield_single_examples=False)
+    columns: dict[str, list[Any]] = {}
+    for number, batch in enumerate(batches, start=1):
+        values = batch if isinstance(batch, Mapping) else {"predictions": batch}
+        for name, value in values.items():
+            columns.setdefault(name, []).append(value)
+        if number == settings.eval_steps:
+            break
+    path = model_dir / "predictions.npz"
+    np.savez(path, **{name: np.concatenate(values) for name, values in columns.items()})
+    logger.info("Predictions saved in: %s", path)
+    return path
+
+
+def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, path: Path) -> Any:
+    from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
+
+    cluster = {
+        "num_csx": settings.num_csx,
+        "max_wgt_servers": settings.num_wgt_servers,
+        "max_act_per_csx": settings.num_act_servers,
+        "num_workers_per_csx": settings.num_workers_per_csx,
+        "mount_dirs": list(settings.mount_dirs),
+        "python_paths": list(settings.python_paths),
+        "job_labels": list(settings.job_labels),
+    }
+    config = CSRunConfig(
+        cs_ip=settings.cs_ip,
+        cs_config=CSConfig(**params["csconfig"], **{name: value for name, value in cluster.items() if value}),
+        tf_random_seed=settings.tf_random_seed,
+        save_checkpoints_steps=settings.save_checkpoints_steps,
+        keep_checkpoint_max=settings.keep_checkpoint_max,
+        save_summary_steps=settings.save_summary_steps,
+        log_step_count_steps=settings.log_step_count_steps,
+    )
+    warm_start = settings.checkpoint_path if settings.mode in ("train", "train_and_eval") else None
+    return CerebrasEstimator(model_fn, model_dir=str(path), config=config, params=params, warm_start_from=warm_start)
+
+
+def _import(function: Function) -> Callable[..., Any]:
+    if callable(function):
+        return function
+    module, _, name = function.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}

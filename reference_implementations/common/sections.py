@@ -1,0 +1,86 @@
+"""The sections of params.yaml that all models share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cerebras_tensorflow.errors import SettingsError
+
+Mode = Literal["train", "eval", "eval_all", "predict", "train_and_eval"]
+MODES: tuple[str, ...] = ("train", "eval", "eval_all", "predict", "train_and_eval")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Section `runconfig`. Options of run.py with the same name come before it."""
+
+    mode: Mode = "train"
+    max_steps: int | None = None  # global step at which training ends
+    steps: int | None = None  # steps to train from where the run starts
+    eval_steps: int | None = None  # None or 0: until the data ends
+    checkpoint_path: str | None = None
+    cs_ip: str | None = None
+    save_checkpoints_steps: int | None = 1000
+    keep_checkpoint_max: int = 5  # 0 keeps all
+    save_summary_steps: int | None = 100
+    log_step_count_steps: int | None = 100
+    tf_random_seed: int | None = None
+    throttle_secs: int = 0
+    disable_input_pipeline_ckpt: bool = False  # true: a resumed run starts the data from its beginning
+    num_csx: int | None = None
+    num_wgt_servers: int | None = None
+    num_act_servers: int | None = None
+    num_workers_per_csx: int | None = None
+    mount_dirs: tuple[str, ...] = ()
+    python_paths: tuple[str, ...] = ()
+    job_labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{name} is {value}; expected at least 1")
+        if self.steps is not None and self.max_steps is not None:
+            raise SettingsError(
+                f"steps ({self.steps}) and max_steps ({self.max_steps}) are both given; keep max_steps to stop at that "
+                "global step, or steps to train that many more"
+            )
+
+
+@dataclass(frozen=True)
+class CsSettings:
+    """Section `csconfig`: what goes to CSConfig as it stands."""
+
+    use_cbfloat16: bool = False
+    weight_store: Literal["auto", "memory", "file"] = "auto"
+    weight_store_dir: str | None = None
+    stream_window_bytes: int | None = None
+    min_stream_bytes: int = 64 * 1024
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Section `optimizer`."""
+
+    optimizer_type: Literal["sgd", "momentum", "adam", "adamw"] = "adamw"
+    # A number, a schedule, or a list of schedules that follow each other; common/schedules.py has their keys.
+    learning_rate: float | dict[str, Any] | tuple[Any, ...] = 1e-3
+    momentum: float = 0.9
+    use_nesterov: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay_rate: float = 0.0
+    # Weights whose name contains one of these are not decayed.
+    exclude_from_weight_decay: tuple[str, ...] = field(
+        default=("layer_norm", "LayerNorm", "ln_1", "ln_2", "norm", "bias", "gamma", "beta")
+    )
+    use_bias_correction: bool = True
+    max_gradient_norm: float | None = None
+    max_gradient_value: float | None = None
+    log_summaries: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_gradient_norm is not None and self.max_gradient_value is not None:
+            raise SettingsError("max_gradient_norm and max_gradient_value are both given; keep one")

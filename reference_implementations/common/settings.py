@@ -1,0 +1,157 @@
+"""A params.yaml file -> checked sections; the only place that looks at raw YAML.
+
+A section is described by a frozen dataclass: its fields are the keys, their annotations the types, their defaults the
+defaults. Anything else in the file is refused with the nearest known names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from cerebras_tensorflow.errors import SettingsError
+
+SectionType = TypeVar("SectionType")
+
+
+def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of a YAML file that holds a mapping.
+
+    Raises:
+        SettingsError: If the file is missing, unreadable, not YAML, or not a mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise SettingsError(f"cannot read the params file {os.fspath(path)!r}: {exc.strerror}") from exc
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise SettingsError(f"{os.fspath(path)} is not valid YAML: {exc}") from exc
+    if not isinstance(content, dict):
+        raise SettingsError(f"{os.fspath(path)}: expected sections such as 'model:', found {type(content).__name__}")
+    return content
+
+
+def check_sections(content: Mapping[str, Any], sections: Mapping[str, type], source: str) -> dict[str, Any]:
+    """Return one settings object for each section.
+
+    Args:
+        content: The file's content; a section that it lacks gets its defaults.
+        sections: Section name -> dataclass.
+        source: Where the content came from, for messages.
+
+    Raises:
+        SettingsError: On an unknown section or key, a wrong type, or a required key that is missing.
+    """
+    for name in content:
+        if name not in sections:
+            raise SettingsError(f"{source}: unknown section {name!r}{_nearest(str(name), sections)}")
+    return {
+        name: check_section(content.get(name) or {}, section, f"{name}", source) for name, section in sections.items()
+    }
+
+
+def check_section(content: Any, section: type[SectionType], name: str, source: str) -> SectionType:
+    """Return the settings object of one section; raises as `check_sections` does."""
+    if not isinstance(content, Mapping):
+        raise SettingsError(f"{source}: section {name!r} must hold keys and values, found {content!r}")
+    hints = typing.get_type_hints(section)
+    fields = {field.name: field for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    for key in content:
+        if key not in fields:
+            raise SettingsError(f"{source}: unknown {name} key {key!r}{_nearest(str(key), fields)}")
+    values = {key: _checked(value, hints[key], f"{name} key {key!r}", source) for key, value in content.items()}
+    missing = [
+        key
+        for key, field in fields.items()
+        if key not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise SettingsError(f"{source}: section {name!r} lacks the required key {missing[0]!r}")
+    try:
+        return section(**values)
+    except SettingsError as exc:
+        raise SettingsError(f"{source}: {name}: {exc}") from exc
+
+
+def write_yaml(content: Mapping[str, Any], path: Path) -> None:
+    """Write a mapping as YAML; the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            yaml.safe_dump(dict(content), stream, sort_keys=False)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if near:
+        return f"; did you mean {' or '.join(repr(item) for item in near)}?"
+    return f"; known: {', '.join(sorted(known))}"
+
+
+def _checked(value: Any, hint: Any, what: str, source: str) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    for option in options:
+        matched, converted = _match(value, option)
+        if matched:
+            return converted
+    expected = " or ".join(_type_name(option) for option in options)
+    raise SettingsError(f"{source}: {what} is {value!r}; expected {expected}")
+
+
+def _match(value: Any, option: Any) -> tuple[bool, Any]:
+    """Whether a YAML value is of a type, and the value as that type."""
+    origin = typing.get_origin(option)
+    if option is Any:
+        return True, value
+    if option is type(None):
+        return value is None, None
+    if origin is typing.Literal:
+        return value in typing.get_args(option), value
+    if origin is tuple:
+        if not isinstance(value, list):
+            return False, None
+        items = [_match(item, typing.get_args(option)[0]) for item in value]
+        return all(matched for matched, _ in items), tuple(item for _, item in items)
+    if origin is dict:
+        return isinstance(value, dict), value
+    if option is float:
+        # YAML 1.1 reads 1e-4 (no dot) as text.
+        if isinstance(value, str):
+            try:
+                return True, float(value)
+            except ValueError:
+                return False, None
+        return isinstance(value, (int, float)) and not isinstance(value, bool), value
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(value, option), value
+
+
+def _type_name(option: Any) -> str:
+    origin = typing.get_origin(option)
+    if option is type(None):
+        return "nothing"
+    if origin is typing.Literal:
+        return "one of " + ", ".join(repr(item) for item in typing.get_args(option))
+    if origin is tuple:
+        return f"a list of {_type_name(typing.get_args(option)[0])}"
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "keys and values"}
+    return names.get(origin or option, str(option))

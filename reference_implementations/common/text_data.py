@@ -1,0 +1,62 @@
+"""Plain text -> batches for a model that predicts the next byte.
+
+# B batch, S sequence
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.text_settings import TextInput
+
+
+def text_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dataset:
+    """Return batches of windows of a text.
+
+    The text is cut into windows of S + 1 bytes, each starting at the last byte of the one before.
+
+    Args:
+        settings: What to read and how.
+        input_context: Where several readers share the data: its num_input_pipelines and input_pipeline_id.
+
+    Returns:
+        (features, labels): input_ids and input_mask (all 1), (B, S) int32; labels (B, S) int32, the next byte.
+
+    Raises:
+        SettingsError: If the file is missing or holds less than one batch.
+    """
+    sequence = settings.max_sequence_length
+    try:
+        num_windows = (os.path.getsize(settings.data_file) - 1) // sequence
+    except OSError as exc:
+        raise SettingsError(f"cannot read data_file {settings.data_file!r}: {exc.strerror}") from exc
+    if num_windows < settings.batch_size:
+        raise SettingsError(
+            f"data_file {settings.data_file!r} holds {num_windows} windows of {sequence} bytes, less than one batch of "
+            f"{settings.batch_size}"
+        )
+    text = tf.io.decode_raw(tf.io.read_file(settings.data_file), tf.uint8)
+    batches = index_batches(
+        num_windows,
+        settings.batch_size,
+        seed=settings.shuffle_seed if settings.shuffle else None,
+        repeat=settings.repeat,
+        skip_steps=settings.skip_steps,
+        num_shards=input_context.num_input_pipelines if input_context else 1,
+        shard=input_context.input_pipeline_id if input_context else 0,
+    )
+
+    def read_windows(index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
+        positions = index_B[:, None] * sequence + tf.range(sequence + 1, dtype=tf.int64)[None, :]
+        tokens = tf.cast(tf.gather(text, positions), tf.int32)
+        input_ids_BS = tf.ensure_shape(tokens[:, :-1], [settings.batch_size, sequence])
+        labels_BS = tf.ensure_shape(tokens[:, 1:], [settings.batch_size, sequence])
+        return {"input_ids": input_ids_BS, "input_mask": tf.ones_like(input_ids_BS)}, labels_BS
+
+    return batches.map(read_windows).prefetch(2)

@@ -1,0 +1,1 @@
+"""GPT-J: a decoder with rotary positions and parallel attention and feed-forward."""
