@@ -33,6 +33,7 @@ setup(
         "pyyaml>=6",
         "absl-py>=2",
         "google-crc32c>=1.5",
+        "prompt_toolkit>=3.0",
         "ml_dtypes>=0.4",
         "hdf5plugin>=4.3",
     ],

@@ -1,11 +1,92 @@
-"""The command `cs`."""
+"""The command `cs`: the admin shell of a system, at a terminal, with -c, or fed by a script."""
 
 from __future__ import annotations
 
+import argparse
+import io
 import sys
+from collections.abc import Iterable, Sequence
+
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.system import registry
+from csrun.shell import prompts
+from csrun.shell.commands import OK, REFUSED, Session, execute
+
+PROMPT = "cs> "
+LEAVING = ("exit", "quit", "logout")
 
 
-def main() -> int:
-    """Say that the shell is not there yet."""
-    print("cs: the admin shell is not yet available in this release", file=sys.stderr)
-    return 2
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the shell and return the exit code: 0, 1 for a refused command, 2 for one that it does not know."""
+    arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        system = registry.find(arguments.system)
+        if arguments.command:
+            # Answers to questions come from standard input, so that `yes | cs -c "system standby"` works.
+            return _script(_session(system), arguments.command)
+        if sys.stdin.isatty():
+            return _interactive(system)
+        return _script(_session(system), iter(sys.stdin.readline, ""))
+    except (CerebrasError, ValueError) as exc:
+        print(f"cs: {exc}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cs",
+        description="The admin shell of a simulated CS system: its state and its execution mode.",
+        epilog='Examples: cs -c "config execmode show"; cs --system lab -c "system standby --yes" -c "config execmode '
+        'setup weight_streaming" -c "system activate"; cs < script. A script ends at the first command that fails.',
+    )
+    parser.add_argument("--system", metavar="NAME|ADDRESS", help="the system (default: the embedded one)")
+    parser.add_argument("-c", "--command", action="append", metavar="LINE", help="carry out LINE and leave; repeatable")
+    return parser
+
+
+def _session(system: registry.System) -> Session:
+    return Session(system.home, system.name, _say, prompts.chosen_from_lines(sys.stdin, _say))
+
+
+def _script(session: Session, lines: Iterable[str]) -> int:
+    for line in lines:
+        if line.strip() in LEAVING:
+            break
+        try:
+            code = execute(session, line)
+        except CerebrasError as exc:
+            print(f"ERROR: {exc}", file=sys.stderr)
+            code = REFUSED
+        if code != OK:
+            return code
+    return OK
+
+
+def _interactive(system: registry.System) -> int:
+    prompt = prompts.make_prompt(str(system.home / "cs_history"))
+    choose = prompts.chosen_at_terminal(_say)
+    lines: list[str] = []
+    while True:
+        try:
+            line = prompt.prompt(PROMPT)
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return OK
+        if line.strip() in LEAVING:
+            return OK
+        lines.append(line)
+        try:
+            execute(Session(system.home, system.name, _say, choose, lines), line)
+        except CerebrasError as exc:
+            _say(f"ERROR: {exc}")
+        except KeyboardInterrupt:
+            _say("")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

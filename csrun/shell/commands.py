@@ -1,0 +1,262 @@
+"""The commands of the `cs>` shell.
+
+Four of them are documented for the original: `config execmode show`, `config execmode setup`, `system standby` and
+`system activate`. The rest, and every text on a refused command, is our design and marked so in the help.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cerebras_tensorflow.system import jobs, registry, state
+from cerebras_tensorflow.system.state import MODE_TITLES
+
+OK = 0
+REFUSED = 1
+UNKNOWN = 2
+
+STANDBY_QUESTION = "This puts the system in standby. Do you want to proceed?"
+EXECMODE_QUESTION = "Selected execution mode configuration:"
+TICK = "\N{HEAVY CHECK MARK}"
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a command works with.
+
+    Attributes:
+        home: Folder of the systems.
+        system: Name of the system that the shell is logged in to.
+        say: Prints a line.
+        choose: Puts a question with choices and returns the chosen one, or None when the user gives up.
+        history: The lines entered so far.
+    """
+
+    home: Path
+    system: str
+    say: Callable[[str], None]
+    choose: Callable[[str, Sequence[str]], str | None]
+    history: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Attributes:
+        words: Its name, e.g. ("system", "standby").
+        meaning: For the help.
+        run: Carries it out with the words that follow its name and returns an exit code.
+        arguments: For the help and for completion; each may be left out.
+        is_documented: Whether the original's public documentation shows it.
+    """
+
+    words: tuple[str, ...]
+    meaning: str
+    run: Callable[[Session, Sequence[str]], int]
+    arguments: tuple[str, ...] = ()
+    is_documented: bool = False
+
+
+def execmode_show(session: Session, arguments: Sequence[str]) -> int:
+    """Print the configured mode."""
+    mode = registry.read(session.home, session.system).execution_mode
+    session.say(f"Configured Execution Mode : {MODE_TITLES[mode].upper()}")
+    return OK
+
+
+def execmode_setup(session: Session, arguments: Sequence[str]) -> int:
+    """Let an administrator choose the mode; in standby only."""
+    before = registry.read(session.home, session.system)
+    registry.check_administrator(session.home)
+    state.with_mode(before, before.execution_mode)  # refuse before asking
+    if arguments:
+        wanted = " ".join(arguments).replace("_", " ").replace("-", " ").lower()
+        title = next((title for title in MODE_TITLES.values() if title.lower() == wanted), None)
+        if title is None:
+            session.say(f"Unknown execution mode {' '.join(arguments)!r}: expected {' or '.join(MODE_TITLES)}")
+            return UNKNOWN
+        session.say(f"{EXECMODE_QUESTION} {TICK} {title}")
+    else:
+        title = session.choose(EXECMODE_QUESTION, list(MODE_TITLES.values()))
+        if title is None:
+            session.say("Nothing was changed.")
+            return REFUSED
+    mode = next(mode for mode, known in MODE_TITLES.items() if known == title)
+    registry.change(
+        session.home, session.system, lambda before: state.with_mode(before, mode), f"config execmode setup {mode}"
+    )
+    return OK
+
+
+def system_standby(session: Session, arguments: Sequence[str]) -> int:
+    """Put the system in standby, after a question."""
+    registry.check_administrator(session.home)
+    state.to_standby(registry.read(session.home, session.system))  # refuse before asking
+    if "--yes" in arguments:
+        session.say(STANDBY_QUESTION + f" {TICK} yes")
+    elif session.choose(STANDBY_QUESTION, ["yes", "no"]) != "yes":
+        session.say("Nothing was changed.")
+        return REFUSED
+    registry.change(session.home, session.system, state.to_standby, "system standby")
+    session.say(f"{session.system} is in STANDBY.")
+    return OK
+
+
+def system_activate(session: Session, arguments: Sequence[str]) -> int:
+    """Reboot the system into its configured mode, and wait for it."""
+    after = registry.change(
+        session.home, session.system, lambda before: state.activated(before, time.time()), "system activate"
+    )
+    session.say(f"{session.system} is rebooting (simulated).")
+    time.sleep(max(0.0, after.boot_ends_at - time.time()))
+    session.say(f"{session.system} is ACTIVE in {MODE_TITLES[after.execution_mode]} mode.")
+    return OK
+
+
+def system_show(session: Session, arguments: Sequence[str]) -> int:
+    """Print what there is to know about the system."""
+    now = registry.read(session.home, session.system)
+    live = jobs.listed(session.home, jobs.LIVE, session.system)
+    running = next((f"{job.id} of {job.user}" for job in live if job.phase == jobs.RUNNING), "none")
+    chosen = "set by an administrator" if now.is_mode_pinned else "follows the run"
+    rows = {
+        "Name": now.name,
+        "Address": now.address,
+        "Kind": "CS-2, simulated",
+        "State": now.phase(time.time()),
+        "Execution Mode": f"{MODE_TITLES[now.execution_mode].upper()} ({chosen})",
+        "Running Job": running,
+        "Queued Jobs": str(sum(job.phase == jobs.QUEUED for job in live)),
+    }
+    for name, value in rows.items():
+        session.say(f"{name:<15}: {value}")
+    return OK
+
+
+def config_show(session: Session, arguments: Sequence[str]) -> int:
+    """Print the configuration and its latest changes."""
+    execmode_show(session, ())
+    for change in registry.changes(session.home, session.system, limit=10):
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change.at))
+        session.say(f"  {at}  {change.who}: {change.what}")
+    return OK
+
+
+def show_jobs(session: Session, arguments: Sequence[str]) -> int:
+    """Print the jobs that run or wait on the system."""
+    live = jobs.listed(session.home, jobs.LIVE, session.system)
+    if not live:
+        session.say(f"No jobs on {session.system}.")
+    for job in live:
+        session.say(f"{job.id}  {job.phase:<8} {job.user:<12} {job.description}")
+    return OK
+
+
+def show_history(session: Session, arguments: Sequence[str]) -> int:
+    """Print the lines entered so far."""
+    for number, line in enumerate(session.history, start=1):
+        session.say(f"{number:4d}  {line}")
+    return OK
+
+
+def show_help(session: Session, arguments: Sequence[str]) -> int:
+    """Print the commands that begin with the given words."""
+    session.say(help_text(arguments))
+    return OK
+
+
+COMMANDS = (
+    Command(("config", "execmode", "show"), "Show the configured execution mode", execmode_show, (), True),
+    Command(
+        ("config", "execmode", "setup"),
+        "Choose the execution mode; in STANDBY only",
+        execmode_setup,
+        tuple(MODE_TITLES),
+        True,
+    ),
+    Command(("config", "show"), "Show the configuration and its latest changes", config_show),
+    Command(
+        ("system", "standby"), "Put the system in STANDBY; runs are refused then", system_standby, ("--yes",), True
+    ),
+    Command(("system", "activate"), "Reboot into the configured mode and become ACTIVE", system_activate, (), True),
+    Command(("system", "show"), "Show name, address, state, mode and jobs", system_show),
+    Command(("jobs",), "Show the jobs that run or wait", show_jobs),
+    Command(("history",), "Show the lines entered so far", show_history),
+    Command(("help",), "Show commands; `?` after any words does too", show_help),
+)
+
+
+def execute(session: Session, line: str) -> int:
+    """Carry out one line and return its exit code; an empty line or a comment does nothing.
+
+    Raises:
+        CerebrasError: If the system's state or this user's rights do not allow it; says what to do.
+    """
+    words = line.split("#")[0].split()
+    if not words:
+        return OK
+    if words[-1].endswith("?"):
+        words[-1] = words[-1].removesuffix("?")
+        return show_help(session, [word for word in words if word])
+    for command in COMMANDS:
+        size = len(command.words)
+        if tuple(words[:size]) == command.words:
+            rest = words[size:]
+            if rest and not command.arguments and command.run is not show_help:
+                session.say(f"`{' '.join(command.words)}` takes no arguments, found {' '.join(rest)!r}")
+                return UNKNOWN
+            return command.run(session, rest)
+    session.say(f"Unknown command {line.strip()!r}. Commands that begin like it:\n{help_text(words[:1])}")
+    return UNKNOWN
+
+
+def matching(words: Sequence[str]) -> list[Command]:
+    """Return the commands that begin with words; the last word may be unfinished."""
+    if not words:
+        return list(COMMANDS)
+    *whole, last = words
+    size = len(whole)
+    return [
+        command
+        for command in COMMANDS
+        if command.words[:size] == tuple(whole) and len(command.words) > size and command.words[size].startswith(last)
+    ]
+
+
+def completions(text: str) -> list[str]:
+    """Return the words that may stand at the end of an unfinished line.
+
+    >>> completions("config e"), completions("system standby ")
+    (['execmode'], ['--yes'])
+    """
+    words = text.split()
+    if not words or text.endswith(" "):
+        words.append("")
+    *whole, last = words
+    found = [command.words[len(whole)] for command in matching(words)]
+    found += [
+        argument
+        for command in COMMANDS
+        if tuple(whole) == command.words
+        for argument in command.arguments
+        if argument.startswith(last)
+    ]
+    if not whole:
+        found += [word for word in ("exit",) if word.startswith(last)]
+    return list(dict.fromkeys(found))
+
+
+def help_text(words: Sequence[str]) -> str:
+    """Return the help on the commands that begin with words, on all if none does."""
+    chosen = matching(words) or list(COMMANDS)
+    lines = [
+        f"  {' '.join((*command.words, *(f'[{argument}]' for argument in command.arguments))):<60}{command.meaning}"
+        + ("" if command.is_documented else " (ours)")
+        for command in chosen
+    ]
+    lines.append(f"  {'exit':<60}Leave the shell (ours)")
+    return "\n".join(["Commands (those marked `ours` are not in the original's public documentation):", *lines])
