@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class AdamWOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+class AdamWOptimizer(tf.compat.v1.train.Optimizer):
     """A tf.compat.v1 optimizer; gradients must be dense."""
 
     def __init__(

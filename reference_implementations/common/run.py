@@ -232,7 +232,8 @@ def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: Run
         if number == settings.eval_steps:
             break
     path = model_dir / "predictions.npz"
-    np.savez(path, **{name: np.concatenate(values) for name, values in columns.items()})
+    arrays: dict[str, Any] = {name: np.concatenate(values) for name, values in columns.items()}
+    np.savez(path, **arrays)
     logger.info("Predictions saved in: %s", path)
     return path
 

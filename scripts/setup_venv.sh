@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes .venv and installs this checkout into it; does nothing when neither the code nor its dependencies have changed.
+# Usage: scripts/setup_venv.sh [EXTRAS], such as "test,interop".
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+extras="${1:-}"
+venv=.venv
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
+
+digest() { sha256sum | cut -d' ' -f1; }
+requirements="$(cat setup.py pyproject.toml | digest)"
+code="$(find cerebras_tensorflow csrun setup.py pyproject.toml README.md -type f ! -name '*.pyc' -print0 |
+    LC_ALL=C sort -z | xargs -0 sha256sum | digest)"
+
+# A stamp holds what was installed; extras that are there already stay.
+requirements_stamp="$venv/.installed_requirements_${extras//,/_}"
+code_stamp="$venv/.installed_code"
+is_same() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
+
+[[ -x $venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$venv"
+if ! is_same "$requirements_stamp" "$requirements"; then
+    if [[ ",$extras," == *,interop,* ]] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+        # Where the CPU build is to be had under this version it saves gigabytes; else any torch will do.
+        "${pip[@]}" torch==2.13.0 2>/dev/null || "${pip[@]}" torch
+    fi
+    "${pip[@]}" ".${extras:+[$extras]}"
+    printf '%s' "$requirements" > "$requirements_stamp"
+    printf '%s' "$code" > "$code_stamp"
+fi
+if ! is_same "$code_stamp" "$code"; then
+    "${pip[@]}" --no-deps --force-reinstall .
+    printf '%s' "$code" > "$code_stamp"
+fi

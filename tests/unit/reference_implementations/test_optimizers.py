@@ -1,0 +1,87 @@
+"""One training step against the formulas in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.sections import OptimizerSettings
+
+START = np.array([1.0, -2.0, 3.0], np.float32)
+TARGET = np.array([0.0, 1.0, 1.0], np.float32)
+
+
+def train(settings: OptimizerSettings, steps: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Minimize half the squared distance to TARGET: the gradient is the distance."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("layer/kernel", initializer=START, use_resource=True)
+        step = training_step(0.5 * tf.reduce_sum(tf.square(weight - TARGET)), settings)
+        session.run(tf.compat.v1.global_variables_initializer())
+        for _ in range(steps):
+            session.run(step)
+        others = {variable.op.name: session.run(variable) for variable in tf.compat.v1.global_variables()}
+        return others.pop("layer/kernel"), others
+
+
+def adamw_by_hand(steps: int, rate: float, decay: float, correct: bool) -> np.ndarray:
+    weight, m, v = START.astype(np.float64), np.zeros(3), np.zeros(3)
+    for number in range(1, steps + 1):
+        gradient = weight - TARGET
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.99 * v + 0.01 * gradient**2
+        scale = np.sqrt(1 - 0.99**number) / (1 - 0.9**number) if correct else 1.0
+        weight = weight - rate * (scale * m / (np.sqrt(v) + 1e-8) + decay * weight)
+    return weight
+
+
+@pytest.mark.parametrize("correct", [True, False])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adamw_follows_its_formula(correct: bool, decay: float) -> None:
+    settings = OptimizerSettings(
+        optimizer_type="adamw", learning_rate=0.1, beta2=0.99, weight_decay_rate=decay, use_bias_correction=correct
+    )
+    weight, others = train(settings, 5)
+    np.testing.assert_allclose(weight, adamw_by_hand(5, 0.1, decay, correct), rtol=1e-5)
+    powers = {"beta1_power", "beta2_power"} if correct else set()
+    assert set(others) == {"global_step", "layer/kernel/AdamW", "layer/kernel/AdamW_1"} | powers
+    assert others["global_step"] == 5
+
+
+def test_a_name_on_the_list_is_not_decayed() -> None:
+    common: dict[str, Any] = {"optimizer_type": "adamw", "learning_rate": 0.1, "beta2": 0.99, "weight_decay_rate": 0.5}
+    weight, _ = train(OptimizerSettings(**common, exclude_from_weight_decay=("kernel",)), 3)
+    np.testing.assert_allclose(weight, adamw_by_hand(3, 0.1, 0.0, True), rtol=1e-5)
+
+
+def test_the_gradient_is_clipped_to_a_global_norm() -> None:
+    weight, _ = train(OptimizerSettings(optimizer_type="sgd", learning_rate=1.0, max_gradient_norm=0.5), 1)
+    gradient = START - TARGET
+    np.testing.assert_allclose(weight, START - 0.5 * gradient / np.linalg.norm(gradient), rtol=1e-6)
+
+
+def test_the_gradient_is_clipped_to_a_value() -> None:
+    weight, _ = train(OptimizerSettings(optimizer_type="sgd", learning_rate=1.0, max_gradient_value=1.5), 1)
+    np.testing.assert_allclose(weight, START - np.clip(START - TARGET, -1.5, 1.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
+def test_every_optimizer_comes_nearer_to_the_target(kind: Any) -> None:
+    weight, others = train(OptimizerSettings(optimizer_type=kind, learning_rate=0.05), 10)
+    assert np.all(np.abs(weight - TARGET) < np.abs(START - TARGET))
+    assert others["global_step"] == 10
+
+
+def test_a_row_that_no_sample_touches_still_decays() -> None:
+    settings = OptimizerSettings(optimizer_type="adamw", learning_rate=0.1, weight_decay_rate=0.5)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = tf.compat.v1.get_variable("table", initializer=np.ones([4, 2], np.float32), use_resource=True)
+        step = training_step(tf.reduce_sum(tf.gather(table, [1, 1])), settings)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step)
+        values = session.run(table)
+    np.testing.assert_allclose(values[[0, 2, 3]], 0.95, rtol=1e-6)
+    np.testing.assert_allclose(values[1], 0.85, rtol=1e-5)

@@ -1,0 +1,89 @@
+"""The command line of a model, up to the point where TensorFlow comes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from reference_implementations.common import run as run_module
+from reference_implementations.common.run import ReferenceModel, load_params, run, with_port
+from reference_implementations.gptj.settings import SECTIONS
+
+CONFIGS = Path(run_module.__file__).parent.parent / "gptj" / "configs"
+TINY = CONFIGS / "params_tiny.yaml"
+
+
+def never(*arguments: object) -> None:
+    raise AssertionError("settings were wrong, so nothing may run")
+
+
+MODEL = ReferenceModel(sections=SECTIONS, model_fn=never, train_input_fn=never, eval_input_fn=never)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("10.0.0.1", "10.0.0.1:9000"), ("10.0.0.1:9001", "10.0.0.1:9001"), (None, None), ("", None), ("cs", "cs:9000")],
+)
+def test_cs_ip_gets_port_9000_unless_it_has_one(address: str | None, expected: str | None) -> None:
+    assert with_port(address) == expected
+
+
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_are_accepted(config: Path, tmp_path: Path) -> None:
+    options = run_module._parser().parse_args(["-p", str(config), "--model_dir", str(tmp_path)])
+    params = load_params(options, SECTIONS)
+    assert yaml.safe_load(yaml.safe_dump(params)) == params
+
+
+def test_data_files_are_relative_to_the_params_file(tmp_path: Path) -> None:
+    options = run_module._parser().parse_args(["-p", str(TINY)])
+    params = load_params(options, SECTIONS)
+    assert Path(params["train_input"]["data_file"]).is_file()
+    assert Path(params["eval_input"]["data_file"]).is_absolute()
+
+
+def test_steps_on_the_command_line_replace_max_steps_in_the_file() -> None:
+    options = run_module._parser().parse_args(["-p", str(TINY), "--steps", "7"])
+    runconfig = load_params(options, SECTIONS)["runconfig"]
+    assert (runconfig["steps"], runconfig["max_steps"]) == (7, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change", "message"),
+    [
+        (["--steps", "1", "--max_steps", "2"], ("", ""), "steps (1) and max_steps (2) are both given"),
+        (["--max_steps", "0"], ("", ""), "max_steps is 0; expected at least 1"),
+        ([], ("max_steps:", "max_step:"), "unknown runconfig key 'max_step'; did you mean 'max_steps'"),
+        ([], ("hidden_size: 256", "hidden_size: 250"), "hidden_size 250 is not a multiple of num_heads 4"),
+        ([], ("rotary_dim: 32", "rotary_dim: 31"), "rotary_dim is 31; expected an even number from 2 to 64"),
+        ([], ("batch_size: 8", "batch_size: 0"), "batch_size is 0; expected at least 1"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_with_status_2(
+    arguments: list[str],
+    change: tuple[str, str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    params = tmp_path / "params.yaml"
+    params.write_text(TINY.read_text().replace(*change, 1))
+    assert run(MODEL, ["-p", str(params), "--model_dir", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_params_file_is_told_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(MODEL, ["-p", str(tmp_path / "no.yaml"), "--model_dir", str(tmp_path / "out")]) == 2
+    assert "no.yaml" in capsys.readouterr().err
+
+
+def test_a_model_dir_that_cannot_be_made_is_told_with_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(MODEL, ["-p", str(TINY), "--model_dir", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot make model_dir" in capsys.readouterr().err
