@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 
 scripts/setup_venv.sh
 export PATH="$PWD/.venv/bin:$PATH"
+# TensorFlow otherwise starts every run with pages about the machine.
+export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
 cd reference_implementations/gptj
 exec csrun_wse --total-nodes 3 --tasks-per-node 2 --cpus-per-task 1 --single-task-nodes 2 --cyclic \
     python-ws run.py --model_dir model_dir --params configs/params_tiny.yaml --mode train --max_steps 100 "$@"
