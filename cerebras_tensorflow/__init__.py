@@ -1,0 +1,47 @@
+"""An open-source port of the Cerebras TensorFlow-Estimator stack. Names load on first use: importing this is cheap."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cerebras_tensorflow.estimator.cs_config import CSConfig
+    from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
+    from cerebras_tensorflow.estimator.initialize import WarmStartSettings
+    from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+    from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
+    from cerebras_tensorflow.estimator.spec import CSEstimatorSpec, EstimatorSpec
+
+_HOMES = {
+    "CSConfig": "cerebras_tensorflow.estimator.cs_config",
+    "CSEstimatorSpec": "cerebras_tensorflow.estimator.spec",
+    "CSRunConfig": "cerebras_tensorflow.estimator.run_config",
+    "CerebrasEstimator": "cerebras_tensorflow.estimator.estimator",
+    "EstimatorSpec": "cerebras_tensorflow.estimator.spec",
+    "ModeKeys": "cerebras_tensorflow.estimator.mode_keys",
+    "RunConfig": "cerebras_tensorflow.estimator.run_config",
+    "WarmStartSettings": "cerebras_tensorflow.estimator.initialize",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "CSConfig",
+    "CSEstimatorSpec",
+    "CSRunConfig",
+    "CerebrasEstimator",
+    "EstimatorSpec",
+    "ModeKeys",
+    "RunConfig",
+    "WarmStartSettings",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

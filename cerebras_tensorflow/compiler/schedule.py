@@ -1,8 +1,8 @@
 """The schedule of a weight-streaming step: which moves wait for which, so that a bounded number of bytes is in memory.
 
 Every op of the step has a position in one total order (graph.nodes.order_nodes). A move belongs at the position of its
-first use. It may start when, of the moves before it, all but the last `window_bytes` have been used up: it runs ahead of
-the computation by that much and no further. All waiting goes from a later position to an earlier one, so it cannot
+first use. It may start when, of the moves before it, all but the last `window_bytes` have been used up: it runs ahead
+of the computation by that much and no further. All waiting goes from a later position to an earlier one, so it cannot
 deadlock.
 
 Backward passes need no rule of their own: the updates stand in the same sequence, so a layer's backward load waits for

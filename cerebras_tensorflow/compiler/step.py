@@ -9,7 +9,7 @@ from cerebras_tensorflow.compiler.pipelined import compile_pipelined
 from cerebras_tensorflow.compiler.program import Program
 from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions, compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, prune
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.ordering import reads_before_writes
 from cerebras_tensorflow.graph.randomness import make_stateless
 
@@ -21,11 +21,12 @@ class Step:
     """One step as model_fn and the estimator define it.
 
     Attributes:
-        graph_def: The whole graph that model_fn built.
+        graph_def: What the roots and the train op need of the graph that model_fn built.
         roots: Names of all ops that a run of the step may ask for.
         train_node: Name of the train op; None in evaluation and prediction.
         sources: Names of the placeholders that take the batch.
         global_step: Name of the global step's VarHandleOp; None if the graph has none.
+        weights: Names of the VarHandleOps of what a checkpoint holds; nothing else is streamed.
     """
 
     graph_def: GraphDef
@@ -33,36 +34,28 @@ class Step:
     train_node: str | None
     sources: Sequence[str]
     global_step: str | None
+    weights: Sequence[str]
 
 
 def compile_step(step: Step, mode: str, options: StreamingOptions) -> Program:
     """Return the Program of a step.
 
     In both modes random ops become functions of the step and reads come before writes, so that the two agree to the
-    last bit. A pipelined Program keeps the whole graph, for hooks that ask for more than the step; a weight-streaming
-    one keeps what the roots need.
+    last bit.
 
     Raises:
         CompileError: If the graph cannot be compiled for the mode.
     """
     graph_def = GraphDef()
     graph_def.CopyFrom(step.graph_def)
-    roots = [root for root in (*step.roots, step.train_node) if root]
     if step.train_node and step.global_step:
         after = NodeDef(name=GLOBAL_STEP_AFTER, op="ReadVariableOp", input=[step.global_step, f"^{step.train_node}"])
         handle = next(node for node in graph_def.node if node.name == step.global_step)
         after.attr["dtype"].CopyFrom(handle.attr["dtype"])
         graph_def.node.append(after)
-        roots.append(GLOBAL_STEP_AFTER)
-    pruned = reads_before_writes(make_stateless(prune(graph_def, roots)))
+    graph_def = make_stateless(graph_def)
+    if step.train_node:
+        graph_def = reads_before_writes(graph_def, step.train_node)
     if mode == WEIGHT_STREAMING:
-        return compile_weight_streaming(pruned, step.train_node, step.sources, options)
-    return compile_pipelined(_overlay(make_stateless(graph_def), pruned))
-
-
-def _overlay(whole: GraphDef, part: GraphDef) -> GraphDef:
-    """Return the whole graph with the nodes of a part of it in place of its own."""
-    changed = {node.name: node for node in part.node}
-    result = GraphDef(versions=whole.versions, library=whole.library)
-    result.node.extend(changed.get(node.name, node) for node in whole.node)
-    return result
+        return compile_weight_streaming(graph_def, step.train_node, step.sources, step.weights, options)
+    return compile_pipelined(graph_def)

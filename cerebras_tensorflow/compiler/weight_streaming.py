@@ -7,7 +7,7 @@ variable that exists only from its load to its store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +54,11 @@ class StreamingOptions:
 
 
 def compile_weight_streaming(
-    graph_def: GraphDef, train_node: str | None, sources: Sequence[str], options: StreamingOptions
+    graph_def: GraphDef,
+    train_node: str | None,
+    sources: Sequence[str],
+    weights: Container[str],
+    options: StreamingOptions,
 ) -> Program:
     """Return the weight-streaming Program of a step.
 
@@ -62,6 +66,7 @@ def compile_weight_streaming(
         graph_def: The step, pruned, stateless, with reads before writes.
         train_node: Name of the train op; None when nothing is updated.
         sources: Names of the batch's placeholders.
+        weights: Names of the VarHandleOps that may be streamed.
         options: See StreamingOptions.
     """
     table = NodeTable(graph_def)
@@ -69,7 +74,7 @@ def compile_weight_streaming(
     notes = []
     streamed: list[Variable] = []
     for variable in variables.values():
-        if variable.num_bytes < options.min_stream_bytes:
+        if variable.num_bytes < options.min_stream_bytes or variable.handle not in weights:
             continue
         variable.obstacle = variable.obstacle or _find_obstacle(table, variable)
         if variable.obstacle:

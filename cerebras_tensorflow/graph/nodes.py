@@ -103,6 +103,8 @@ class NodeTable:
 def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
     """Return a copy with only what the roots need, in the same order, with the function library.
 
+    Colocation constraints go: placement follows the variables' handles, and a constraint may name a node that went.
+
     Raises:
         CompileError: If a root is not in the graph.
     """
@@ -114,6 +116,9 @@ def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
     keep = table.ancestors(roots)
     pruned = GraphDef(versions=graph_def.versions, library=graph_def.library)
     pruned.node.extend(node for node in graph_def.node if node.name in keep)
+    for node in pruned.node:
+        if "_class" in node.attr:
+            del node.attr["_class"]
     return pruned
 
 

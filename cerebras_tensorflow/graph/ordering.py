@@ -12,14 +12,19 @@ from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
 from cerebras_tensorflow.graph.variables import Touch, Variable, find_variables
 
 
-def reads_before_writes(graph_def: GraphDef) -> GraphDef:
-    """Return the graph with a control edge from each first read of a variable to each of its writes.
+def reads_before_writes(graph_def: GraphDef, train_node: str) -> GraphDef:
+    """Return the graph with a control edge from each first read of a variable to each of its writes in a step.
 
     A read that itself comes after a write stays where it is.
+
+    Args:
+        graph_def: The graph.
+        train_node: Name of the train op; what it does not need (an initializer) is no write of the step.
     """
     table = NodeTable(graph_def)
+    within = table.ancestors([train_node])
     added: dict[str, list[str]] = {}
-    for variable in find_variables(table).values():
+    for variable in find_variables(table, within).values():
         for write, reads in read_write_pairs(table, variable):
             known = {endpoint.node for endpoint in table.inputs[write]}
             added.setdefault(write, []).extend(read for read in reads if read not in known)

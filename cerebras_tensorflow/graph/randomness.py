@@ -1,9 +1,9 @@
 """Randomness as a function of (seed, op, step) instead of the hidden state of a kernel.
 
-TensorFlow's random ops advance a generator inside the kernel: what step 37 draws depends on having run steps 1 to 36 in
-this process. This pass turns them into their stateless counterparts with the Philox key taken from the op's own seeds and
-the counter's upper word fed for each step. Both execution modes then draw the same numbers, whatever order their ops run
-in, and a resumed run draws what the unbroken one would have drawn.
+TensorFlow's random ops advance a generator inside the kernel: what step 37 draws depends on having run steps 1 to 36
+in this process. This pass turns them into their stateless counterparts with the Philox key taken from the op's own
+seeds and the counter's upper word fed for each step. Both execution modes then draw the same numbers, whatever order
+their ops run in, and a resumed run draws what the unbroken one would have drawn.
 
 An op without any seed takes its key from its name and the lower counter word from entropy drawn once a run.
 """

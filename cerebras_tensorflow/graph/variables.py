@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,8 +73,12 @@ class Variable:
         return [touch for touch in self.touches if is_write(touch.op)]
 
 
-def find_variables(table: NodeTable) -> dict[str, Variable]:
+def find_variables(table: NodeTable, within: Container[str] | None = None) -> dict[str, Variable]:
     """Return the resource variables of a graph by the name of their VarHandleOp.
+
+    Args:
+        table: The graph.
+        within: Names of the ops whose touches count; None: all.
 
     A handle that leaves through an op we do not know (a function call, a while loop) gets an obstacle: the
     variable then has to stay resident.
@@ -90,6 +95,8 @@ def find_variables(table: NodeTable) -> dict[str, Variable]:
             shape=tuple(shape.as_list()) if shape.is_fully_defined() else None,
         )
         _follow_handle(table, variables[name], Endpoint(name, 0), ())
+        if within is not None:
+            variables[name].touches = [touch for touch in variables[name].touches if touch.node in within]
     return variables
 
 

@@ -17,8 +17,10 @@ from cerebras_tensorflow.compiler.program import (
     read_name,
     value_name,
 )
+from cerebras_tensorflow.compiler.step import GLOBAL_STEP_AFTER
 from cerebras_tensorflow.errors import CompileError
-from cerebras_tensorflow.graph.randomness import counter_feed
+from cerebras_tensorflow.graph.nodes import GraphDef, parse_input, prune
+from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
 
@@ -63,7 +65,7 @@ class ProgramSession:
         self._entropy = secrets.randbits(63)
         self._step = 0
         self._micro_step = 0
-        self._has_step_counters = _has_node(self._program_graph, "cs_random/seeded_counter")
+        self._has_step_counters = has_node(self._program_graph, SEEDED_COUNTER)
         self._resident = {spec.name: index for index, spec in enumerate(program.resident)}
         self._streamed = {spec.name: index for index, spec in enumerate(program.streamed)}
         self._global_step_index = self._resident.get("global_step")
@@ -134,8 +136,9 @@ class ProgramSession:
     def close(self) -> None:
         """Release the session and the store."""
         self._session.close()
-        if self._store is not None:
-            self._store.close()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def _count(self, step: int) -> None:
         if step == self._step:
@@ -145,7 +148,7 @@ class ProgramSession:
 
     def _after_step(self) -> Any:
         """A read of the global step that comes after everything that changes it."""
-        return self._program_graph.get_tensor_by_name("cs_global_step_after:0")
+        return self._program_graph.get_tensor_by_name(f"{GLOBAL_STEP_AFTER}:0")
 
     def _standard_feeds(self, names: frozenset[str], is_step: bool) -> dict[str, np.ndarray]:
         feeds: dict[str, np.ndarray] = {}
@@ -160,8 +163,7 @@ class ProgramSession:
     def _needs_batch(self, names: frozenset[str]) -> bool:
         if names not in self._feed_names:
             self._feed_names[names] = any(
-                self._program_graph.get_operation_by_name(name).type == "Placeholder"
-                and name.startswith("cs_input/")
+                self._program_graph.get_operation_by_name(name).type == "Placeholder" and name.startswith("cs_input/")
                 for name in _needed(self._program_graph, names)
             )
         return self._feed_names[names]
@@ -182,21 +184,45 @@ class ProgramSession:
             return type(fetches)(self._map(value) for value in fetches)
         if fetches is None:
             raise TypeError("Fetch argument None has invalid type <class 'NoneType'>")
-        try:
-            if isinstance(fetches, tf.SparseTensor):
-                parts = (fetches.indices, fetches.values, fetches.dense_shape)
-                return tf.SparseTensor(*(self._map(part) for part in parts))
-            if isinstance(fetches, tf.IndexedSlices):
-                return tf.IndexedSlices(self._map(fetches.values), self._map(fetches.indices))
-            name = fetches if isinstance(fetches, str) else getattr(fetches, "name", None)
-            if isinstance(fetches, tf.Variable):
-                name = fetches.value().name
-            return self._program_graph.as_graph_element(str(name))
-        except KeyError:
-            raise CompileError(
-                f"{fetches!r} is not part of the compiled step ({self.program.mode}); fetch what the loss, the "
-                f"train op or the metrics depend on"
-            ) from None
+        if isinstance(fetches, tf.SparseTensor):
+            return tf.SparseTensor(*(self._map(p) for p in (fetches.indices, fetches.values, fetches.dense_shape)))
+        if isinstance(fetches, tf.IndexedSlices):
+            return tf.IndexedSlices(self._map(fetches.values), self._map(fetches.indices))
+        element = self.graph.as_graph_element(fetches)
+        name = element.name if isinstance(element, tf.Operation) else element.op.name
+        if not has_node(self._program_graph, name):
+            self._extend(name)
+        return self._program_graph.as_graph_element(element.name)
+
+    def _extend(self, name: str) -> None:
+        """Add to the Program what a fetch needs beyond it (a hook's own op, made after the step was compiled).
+
+        Raises:
+            CompileError: If it needs a weight that is in the store.
+        """
+        wanted = prune(self.graph.as_graph_def(), [name])
+        missing = [node for node in wanted.node if not has_node(self._program_graph, node.name)]
+        streamed = {spec.name for spec in self.program.streamed}
+        for node in missing:
+            taken = [text for text in node.input if not text.startswith("^")]
+            held = [text for text in taken if text in streamed]
+            if held or (node.op == "VarHandleOp" and node.attr["shared_name"].s.decode() in streamed):
+                raise CompileError(
+                    f"{name} needs {(held or [node.name])[0]}, which is streamed and not in memory between its uses. "
+                    "Read it from a checkpoint, or raise min_stream_bytes to keep it resident."
+                )
+        names = {node.name for node in missing}
+        known: dict[str, Any] = {}
+        for node in missing:
+            for endpoint in map(parse_input, node.input):
+                if endpoint.node in names:
+                    continue
+                operation = self._operation(endpoint.node)
+                known[str(endpoint)] = operation if endpoint.is_control else operation.outputs[endpoint.port]
+        part = GraphDef(versions=wanted.versions, library=wanted.library)
+        part.node.extend(missing)
+        with self._program_graph.as_default():
+            tf.graph_util.import_graph_def(part, input_map=known, name="")
 
 
 def session_settings(session_config: Any, is_streaming: bool) -> Any:
@@ -215,7 +241,8 @@ def session_settings(session_config: Any, is_streaming: bool) -> Any:
     return config
 
 
-def _has_node(graph: tf.Graph, name: str) -> bool:
+def has_node(graph: tf.Graph, name: str) -> bool:
+    """Whether a graph has an op of that name."""
     try:
         graph.get_operation_by_name(name)
     except KeyError:

@@ -1,0 +1,98 @@
+"""Compiled Programs on disk, by a hash of all that went into them: `<compile_dir>/tfcs_<checksum>/`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from cerebras_tensorflow.compiler.program import Event, Program, WeightSpec
+from cerebras_tensorflow.compiler.step import Step
+from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+from cerebras_tensorflow.graph.nodes import GraphDef
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
+_GRAPH, _MANIFEST = "program.pb", "program.json"
+
+
+def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
+    """Return the hash of a compilation's inputs, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    settings = [VERSION, tf.__version__, mode, asdict(options), list(step.roots), step.train_node, list(step.sources)]
+    digest.update(json.dumps(settings).encode())
+    digest.update(step.graph_def.SerializeToString(deterministic=True))
+    return digest.hexdigest()
+
+
+def folder(compile_dir: str | os.PathLike[str], key: str) -> Path:
+    """Return where the Program of a checksum lies."""
+    return Path(compile_dir) / f"tfcs_{key}"
+
+
+def save(path: Path, program: Program, texts: dict[str, str]) -> None:
+    """Write a Program and its reports. The folder appears whole or not at all.
+
+    Args:
+        path: From `folder`.
+        program: The Program.
+        texts: File name -> content, of the reports beside it.
+    """
+    manifest = {
+        "version": VERSION,
+        "mode": program.mode,
+        "step_node": program.step_node,
+        "streamed": [asdict(spec) for spec in program.streamed],
+        "resident": [asdict(spec) for spec in program.resident],
+        "events": [asdict(event) for event in program.events],
+        "window_bytes": program.window_bytes,
+        "order": program.order,
+        "notes": program.notes,
+    }
+    partial = path.with_name(f"{path.name}.partial.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / _GRAPH).write_bytes(program.graph_def.SerializeToString())
+    (partial / _MANIFEST).write_text(json.dumps(manifest))
+    for name, text in texts.items():
+        (partial / name).write_text(text, encoding="utf-8")
+    shutil.rmtree(path, ignore_errors=True)
+    partial.rename(path)
+
+
+def load(path: Path) -> Program | None:
+    """Return the Program of a folder, or None where there is none that can be read."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        graph_def = GraphDef.FromString((path / _GRAPH).read_bytes())
+        return Program(
+            mode=manifest["mode"],
+            graph_def=graph_def,
+            step_node=manifest["step_node"],
+            streamed=tuple(_spec(fields) for fields in manifest["streamed"]),
+            resident=tuple(_spec(fields) for fields in manifest["resident"]),
+            events=tuple(
+                Event(**{**fields, "finishers": tuple((node, place) for node, place in fields["finishers"])})
+                for fields in manifest["events"]
+            ),
+            window_bytes=manifest["window_bytes"],
+            order=tuple(manifest["order"]),
+            notes=tuple(manifest["notes"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, DecodeError) as error:
+        logger.warning("the compiled program in %s cannot be read (%s); compiling again", path, error)
+        return None
+
+
+def _spec(fields: dict[str, object]) -> WeightSpec:
+    return WeightSpec(**{**fields, "shape": tuple(fields["shape"])})  # type: ignore[arg-type]

@@ -1,0 +1,75 @@
+"""How fast a CS-2 would run a Program, by a simple model of it. Every figure here is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cerebras_tensorflow.compiler.program import Program
+from cerebras_tensorflow.system import facts
+
+# No public figure says what share of the peak a model reaches; a round number that errs on the low side.
+UTILIZATION = 0.3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Simulated speed of one step.
+
+    Attributes:
+        batch_size: Samples in a step.
+        flops: Floating-point operations of a step.
+        transmitted_bytes: Bytes over the system's links in a step: the batch, and in weight streaming the weights.
+        compute_s, transmission_s: Simulated time of each [s]; they overlap.
+        assumptions: Where the figures come from.
+    """
+
+    batch_size: int
+    flops: float
+    transmitted_bytes: int
+    compute_s: float
+    transmission_s: float
+    assumptions: tuple[str, ...]
+
+    @property
+    def step_s(self) -> float:
+        return max(self.compute_s, self.transmission_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.batch_size / self.step_s if self.step_s else 0.0
+
+    @property
+    def compute_samples_per_s(self) -> float:
+        return self.batch_size / self.compute_s if self.compute_s else 0.0
+
+    @property
+    def transmission_samples_per_s(self) -> float:
+        return self.batch_size / self.transmission_s if self.transmission_s else 0.0
+
+
+def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: float) -> Estimate:
+    """Return the simulated speed of a Program.
+
+    Args:
+        program: The Program; its schedule says which weights cross the links.
+        batch_size: Samples in a step.
+        batch_bytes: Bytes of a batch.
+        num_flops: Floating-point operations of a step.
+    """
+    # Optimizer state stays outside the wafer (published: MemoryX applies the update); only weights and gradients cross.
+    weights = sum(event.num_bytes for event in program.events if event.kind == "load")
+    read = {event.weight for event in program.events if event.kind != "update"}
+    gradients = sum(e.num_bytes for e in program.events if e.kind == "update" and e.weight in read)
+    transmitted = batch_bytes + weights + gradients
+    peak = facts.HALF_PRECISION_FLOPS.value
+    return Estimate(
+        batch_size=batch_size,
+        flops=num_flops,
+        transmitted_bytes=transmitted,
+        compute_s=num_flops / (peak * UTILIZATION),
+        transmission_s=transmitted / facts.IO_BYTES_PER_S.value,
+        assumptions=(
+            f"compute: {UTILIZATION:.0%} (assumed) of {peak:.3g} FLOP/s ({facts.HALF_PRECISION_FLOPS.status})",
+            f"links: {facts.IO_BYTES_PER_S.value:.3g} B/s ({facts.IO_BYTES_PER_S.status})",
+        ),
+    )

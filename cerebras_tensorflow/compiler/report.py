@@ -1,0 +1,68 @@
+"""The compiler's results as text that a person reads: schedule, memory plan, compile report."""
+
+from __future__ import annotations
+
+from cerebras_tensorflow.compiler.estimate import Estimate
+from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
+from cerebras_tensorflow.compiler.program import Program
+from cerebras_tensorflow.units import format_bytes, format_seconds
+
+
+def schedule_text(program: Program) -> str:
+    """Return the schedule: one line for each move of a weight, in order."""
+    if not program.events:
+        return (
+            f"Schedule ({program.mode})\n\nNothing moves during a step: all {len(program.resident)} variables "
+            f"({format_bytes(program.weight_bytes)}) are resident.\n"
+        )
+    moved = sum(event.num_bytes * (2 if event.kind == "update" else 1) for event in program.events)
+    lines = [
+        f"Schedule ({program.mode})",
+        "",
+        f"{len(program.events)} moves of {len(program.streamed)} weights; {format_bytes(moved)} read and written in a "
+        f"step (rows that `gather` fetches not counted).",
+        "A move starts when, of the moves above it, all but the last "
+        f"{format_bytes(program.window_bytes)} have been used.",
+        "`load`: the step reads the weight. `update`: load, optimizer, store. `gather`: only the batch's rows.",
+        "",
+        f"{'number':>6}  {'kind':6}  {'bytes':>9}  {'first op':>8}  {'last op':>8}  weight",
+    ]
+    for number, event in enumerate(program.events):
+        size = format_bytes(event.num_bytes) if event.num_bytes else "rows"
+        name = program.streamed[event.weight].name
+        lines.append(f"{number:>6}  {event.kind:6}  {size:>9}  {event.first:>8}  {event.last:>8}  {name}")
+    return "\n".join(lines) + "\n"
+
+
+def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
+    """Return the memory plan."""
+    rows = [
+        ("resident variables", plan.resident_bytes, f"{len(program.resident)} variables"),
+        ("streamed weights, at most", plan.window_bytes, "of those in the store, at a time"),
+        ("values between ops, at most", plan.activation_bytes, "from static shapes"),
+        ("peak, beside the process itself", plan.peak_bytes, "sum of the three"),
+        ("weight store", plan.store_bytes, f"{len(program.streamed)} weights, in memory only if the store is"),
+    ]
+    lines = [f"Memory plan ({program.mode})", ""]
+    lines += [f"{name:<34}{format_bytes(size):>10}  {what}" for name, size, what in rows]
+    if program.notes:
+        lines += ["", "Notes", *(f"- {note}" for note in program.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def compile_report_text(estimate: Estimate) -> str:
+    """Return the compile report: the original's table, every figure of it simulated."""
+    rows = [
+        ("Samples/s", f"{estimate.samples_per_s:.1f}"),
+        ("Compute Samples/s", f"{estimate.compute_samples_per_s:.1f}"),
+        ("Transmission Samples/s", f"{estimate.transmission_samples_per_s:.1f}"),
+    ]
+    return (
+        "Estimated Overall Performance (simulated: a model of a CS-2, not a measurement)\n"
+        "-------------------------------\n"
+        + "".join(f"{name}: {value}\n" for name, value in rows)
+        + f"\nOne step of {estimate.batch_size} samples: {estimate.flops:.3e} floating-point operations, "
+        f"{format_bytes(estimate.transmitted_bytes)} over the links, "
+        f"{format_seconds(estimate.step_s)} (simulated).\nAssumptions:\n"
+        + "".join(f"- {text}\n" for text in estimate.assumptions)
+    )

@@ -1,0 +1,309 @@
+"""CerebrasEstimator: train, evaluate, predict and compile a model_fn, pipelined or by weight streaming."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.estimator import checkpoints, running
+from cerebras_tensorflow.estimator import evaluation as evaluation_run
+from cerebras_tensorflow.estimator import prediction as prediction_run
+from cerebras_tensorflow.estimator import training as training_run
+from cerebras_tensorflow.estimator.calls import parameters_of
+from cerebras_tensorflow.estimator.initialize import warm_start_settings
+from cerebras_tensorflow.estimator.inputs import InputPipeline
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model_call import call_model_fn, local_init_of
+from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+
+logger = logging.getLogger("tensorflow")
+
+
+class CerebrasEstimator:
+    """Runs a model_fn.
+
+    The interpreter decides the execution mode (`python-ws`: weight streaming; `python`: pipelined), the config's
+    cs_ip the system.
+
+    Args:
+        model_fn: model_fn(features, labels, mode, params, config) -> CSEstimatorSpec or EstimatorSpec; it may leave
+            out all but features.
+        model_dir: Folder of checkpoints, event files and compiled programs; the config's, or a new temporary one.
+        compile_dir: Folder of compiled programs, if not model_dir.
+        config: CSRunConfig or RunConfig.
+        params: Handed to model_fn and input_fn as it is.
+        warm_start_from: Path or WarmStartSettings; used when model_dir has no checkpoint.
+
+    Raises:
+        ValueError: If model_dir contradicts the config's, or model_fn does not take features.
+        SettingsError: If model_dir cannot be written.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | os.PathLike[str] | None = None,
+        compile_dir: str | os.PathLike[str] | None = None,
+        config: Any = None,
+        params: Any = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        if model_fn is None:
+            raise ValueError("model_fn must be provided to Estimator.")
+        if "params" not in parameters_of(model_fn) and "**" not in parameters_of(model_fn) and params is not None:
+            raise ValueError(
+                f"model_fn ({model_fn}) does not include params argument, but params ({params}) is passed."
+            )
+        config = config if config is not None else CSRunConfig()
+        if not isinstance(config, RunConfig) and not hasattr(config, "save_checkpoints_steps"):
+            raise ValueError(f"config must be an instance of `RunConfig`, but provided {config}.")
+        given = os.fspath(model_dir) if model_dir is not None else None
+        if given and config.model_dir and given != config.model_dir:
+            raise ValueError(
+                "`model_dir` are set both in constructor and `RunConfig`, but with different values. In constructor: "
+                f"'{given}', in `RunConfig`: '{config.model_dir}' "
+            )
+        self._model_dir = given or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
+        self._config = config if config.model_dir == self._model_dir else config.replace(model_dir=self._model_dir)
+        self._compile_dir = os.fspath(compile_dir) if compile_dir is not None else self._model_dir
+        self._model_fn = model_fn
+        self._params = params
+        self._warm_start = warm_start_settings(warm_start_from)
+
+    @property
+    def model_dir(self) -> str:
+        """Folder of checkpoints and event files."""
+        return self._model_dir
+
+    @property
+    def config(self) -> Any:
+        """The RunConfig."""
+        return self._config
+
+    @property
+    def params(self) -> Any:
+        """The params; a dict is copied, as tf.estimator does."""
+        return dict(self._params) if isinstance(self._params, dict) else self._params
+
+    @property
+    def model_fn(self) -> Callable[..., Any]:
+        """The model_fn."""
+        return self._model_fn
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+        use_cs: bool = True,
+        sparsifier: Any = None,
+    ) -> CerebrasEstimator:
+        """Train, starting from the newest whole checkpoint of model_dir; return self.
+
+        Args:
+            input_fn: Returns a Dataset, (features, labels), or features; may take params, mode, config.
+            hooks: SessionRunHooks; not in a run with cs_ip.
+            steps: Steps to take from where the run starts.
+            max_steps: Global step at which to stop. None for both: until the input ends.
+            saving_listeners: CheckpointSaverListeners.
+            use_cs: Whether the config's cs_ip counts.
+            sparsifier: Accepted; sparsity is not applied, and says so.
+
+        Raises:
+            ValueError: If steps and max_steps are both given, or one is not positive.
+            NanLossDuringTrainingError: If the loss is not finite.
+            SystemExit: 130 or 143 after Ctrl-C or SIGTERM, when the step has ended and been saved.
+        """
+        if steps is not None and max_steps is not None:
+            raise ValueError("Can not provide both steps and max_steps.")
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None and value <= 0:
+                raise ValueError(f"Must specify {name} > 0, given: {value}")
+        _check_hooks(hooks)
+        if sparsifier is not None:
+            logger.warning("The sparsifier is ignored: weights stay dense.")
+        target = running.choose_target(self._config, use_cs)
+        _make_folder(self._model_dir)
+        logger.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
+        with running.held(target, f"train {self._model_dir}"):
+            training_run.train(
+                training_run.TrainingRequest(
+                    model_fn=self._model_fn,
+                    input_fn=input_fn,
+                    params=self._params,
+                    config=self._config,
+                    model_dir=self._model_dir,
+                    compile_dir=self._compile_dir,
+                    warm_start=self._warm_start,
+                    hooks=tuple(hooks or ()),
+                    listeners=tuple(saving_listeners or ()),
+                    steps=steps,
+                    last_step=max_steps,
+                ),
+                target,
+            )
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+        use_cs: bool = False,
+    ) -> dict[str, Any]:
+        """Return the metrics of a checkpoint: name -> value, with "loss" and "global_step".
+
+        Args:
+            input_fn: As in train.
+            steps: Batches; None: until the input ends.
+            hooks: SessionRunHooks.
+            checkpoint_path: The newest whole one of model_dir by default.
+            name: Of this evaluation, for its event files.
+            use_cs: Whether the config's cs_ip counts.
+
+        Raises:
+            ValueError: If steps is not positive, or the input has no batch.
+        """
+        if steps is not None and steps <= 0:
+            raise ValueError(f"Must specify steps > 0, given: {steps}")
+        _check_hooks(hooks)
+        target = running.choose_target(self._config, use_cs)
+        _make_folder(self._model_dir)
+        request = self._inference(input_fn, hooks, steps, checkpoint_path, name)
+        with running.held(target, f"evaluate {self._model_dir}"):
+            return evaluation_run.evaluate(request, target)
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+        num_samples: int | None = None,
+        use_cs: bool = False,
+    ) -> Iterator[Any]:
+        """Yield predictions of a checkpoint, one sample at a time.
+
+        Args:
+            input_fn: Returns features, or (features, labels), whose labels are left out.
+            predict_keys: Keys to keep of a dict of predictions.
+            hooks: SessionRunHooks.
+            checkpoint_path: The newest whole one of model_dir by default.
+            yield_single_examples: False: yield whole batches.
+            num_samples: Samples to yield; None: all.
+            use_cs: Whether the config's cs_ip counts.
+        """
+        _check_hooks(hooks)
+        target = running.choose_target(self._config, use_cs)
+        request = self._inference(input_fn, hooks, None, checkpoint_path, None)
+        with running.held(target, f"predict {self._model_dir}"):
+            yield from prediction_run.predict(request, target, predict_keys, yield_single_examples, num_samples)
+
+    def compile(
+        self, input_fn: Callable[..., Any], validate_only: bool | None = False, mode: str = ModeKeys.TRAIN
+    ) -> None:
+        """Compile the model without running it; the run that follows finds the Program.
+
+        Args:
+            input_fn: As in train.
+            validate_only: Stop after the checks: build the graph and compile it, write nothing.
+            mode: One of ModeKeys.
+        """
+        target = running.choose_target(self._config, use_cs=True)
+        pipeline = InputPipeline(input_fn, self._params, mode, self._config, self._config.tf_random_seed)
+        try:
+            model = call_model_fn(self._model_fn, pipeline, mode, self._params, self._config)
+            logger.info("Done calling model_fn.")
+            if mode == ModeKeys.TRAIN:
+                step = training_run.training_ops(model).step
+            elif mode == ModeKeys.EVAL:
+                step = model.step([*evaluation_run.evaluation_ops(model).roots, local_init_of(model)])
+            else:
+                step = model.step([*tf.nest.flatten(model.spec.predictions), local_init_of(model)])
+            folder = None if validate_only else self._compile_dir
+            compiled = running.compile_model(model, step, target.mode, self._config, folder)
+        finally:
+            pipeline.close()
+        if validate_only:
+            logger.info("Validation passed: the model compiles for %s.", target.mode)
+        elif compiled.compile_s:
+            logger.info("Compiled for %s in %.2f seconds: %s", target.mode, compiled.compile_s, compiled.folder)
+
+    def latest_checkpoint(self) -> str | None:
+        """Return the newest whole checkpoint of model_dir, or None."""
+        return checkpoints.newest_whole(self._model_dir)
+
+    def get_variable_names(self) -> list[str]:
+        """Return the names of the variables in the newest checkpoint.
+
+        Raises:
+            ValueError: If nothing has been trained.
+        """
+        with open_checkpoint(self._trained()) as reader:
+            return list(reader.names())
+
+    def get_variable_value(self, name: str) -> np.ndarray:
+        """Return the value of a variable in the newest checkpoint.
+
+        Raises:
+            ValueError: If nothing has been trained.
+            KeyError: If there is no such variable.
+        """
+        with open_checkpoint(self._trained()) as reader:
+            return reader.read(name)
+
+    def _trained(self) -> str:
+        path = self.latest_checkpoint()
+        if path is None:
+            raise ValueError(f"Could not find trained model in model_dir: {self._model_dir}.")
+        return path
+
+    def _inference(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None,
+        steps: int | None,
+        checkpoint_path: str | None,
+        name: str | None,
+    ) -> evaluation_run.InferenceRequest:
+        return evaluation_run.InferenceRequest(
+            model_fn=self._model_fn,
+            input_fn=input_fn,
+            params=self._params,
+            config=self._config,
+            model_dir=self._model_dir,
+            compile_dir=self._compile_dir,
+            warm_start=self._warm_start,
+            hooks=tuple(hooks or ()),
+            steps=steps,
+            checkpoint_path=os.fspath(checkpoint_path) if checkpoint_path else None,
+            name=name,
+        )
+
+
+def _check_hooks(hooks: Sequence[Any] | None) -> None:
+    for hook in hooks or ():
+        if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
+            raise TypeError(f"Hooks must be a SessionRunHook, given: {hook}")
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise SettingsError(f"model_dir {path} cannot be written ({error}). Choose another with model_dir.") from error

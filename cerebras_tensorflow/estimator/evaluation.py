@@ -1,0 +1,203 @@
+"""One evaluation of a checkpoint: the metrics of the spec, or of its host_call, over the input."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.estimator import checkpoints, running
+from cerebras_tensorflow.estimator.host_call import HostMetrics
+from cerebras_tensorflow.estimator.initialize import initial_values, warm_start_settings
+from cerebras_tensorflow.estimator.inputs import InputPipeline
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
+from cerebras_tensorflow.estimator.running import Target
+from cerebras_tensorflow.runtime.session import ProgramSession
+
+logger = logging.getLogger("tensorflow")
+train_v1 = tf.compat.v1.train
+
+
+@dataclass(frozen=True)
+class InferenceRequest:
+    """What the caller of evaluate or predict asked for.
+
+    Attributes:
+        model_fn, input_fn, params, config, model_dir, compile_dir, warm_start: The estimator's.
+        hooks: The caller's.
+        steps: Batches to take; None: all.
+        checkpoint_path: Checkpoint to use; None: the newest of model_dir.
+        name: Of this evaluation; its event files go to `<model_dir>/eval_<name>`.
+    """
+
+    model_fn: Callable[..., Any]
+    input_fn: Callable[..., Any]
+    params: Any
+    config: Any
+    model_dir: str
+    compile_dir: str
+    warm_start: Any
+    hooks: Sequence[Any]
+    steps: int | None
+    checkpoint_path: str | None
+    name: str | None = None
+
+
+def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
+    """Return metric name -> value, with "loss" (mean over batches) and "global_step"."""
+    begin = time.perf_counter()
+    with opened_model(request, target, ModeKeys.EVAL) as (model, create):
+        spec = model.spec
+        logger.info("Done calling model_fn.")
+        ops = evaluation_ops(model)
+        host = ops.host
+        fetches = [list(ops.updates.values()), host.fetches if host else []]
+        results: dict[str, Any] = {}
+
+        def finish(session: ProgramSession) -> None:
+            results.update(session.run(ops.values))
+            results["global_step"] = session.global_step
+            if host is not None:
+                results.update(host.results())
+
+        hooks = [
+            *request.hooks,
+            *getattr(spec, "evaluation_hooks", ()),
+            _EvaluationHook(request.steps, finish),
+        ]
+        with model.graph.as_default():
+            creator = running.SessionCreator(lambda: create(ops.roots))
+            with train_v1.MonitoredSession(session_creator=creator, hooks=hooks) as session:
+                while not session.should_stop():
+                    _, device_values = session.run(fetches)
+                    if host is not None:
+                        host.update(device_values)
+        if host is not None:
+            host.close()
+    if not results:
+        raise ValueError("evaluate: the input has no batch. Check the files and the batch size of eval_input.")
+    folder = os.path.join(request.model_dir, f"eval_{request.name}" if request.name else "eval")
+    _write_summary(folder, results)
+    shown = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(results.items()))
+    logger.info("Finished evaluation in %.2f seconds.", time.perf_counter() - begin)
+    logger.info("Saving dict for global step %d: %s", results["global_step"], shown)
+    return results
+
+
+@dataclass(frozen=True)
+class EvaluationOps:
+    """What an evaluation asks for.
+
+    Attributes:
+        updates: Metric name -> op that takes one batch.
+        values: Metric name -> tensor of its value.
+        host: Metrics that run on the host; None if the spec has no host_call.
+    """
+
+    updates: dict[str, Any]
+    values: dict[str, Any]
+    host: HostMetrics | None
+
+    @property
+    def roots(self) -> list[Any]:
+        """All tensors and ops that the device has to compute."""
+        return [*self.updates.values(), *self.values.values(), *(self.host.fetches if self.host else [])]
+
+
+def evaluation_ops(model: Model) -> EvaluationOps:
+    """Add to a model's graph the metrics of its spec and the mean of the loss."""
+    host_call = getattr(model.spec, "host_call", None)
+    updates: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    with model.graph.as_default(), graph_semantics():
+        for key, metric in (model.spec.eval_metric_ops or {}).items():
+            if hasattr(metric, "result"):
+                updates[key], values[key] = tf.group(metric.updates), metric.result()
+            else:
+                values[key], updates[key] = metric
+        values["loss"], updates["loss"] = tf.compat.v1.metrics.mean(model.spec.loss)
+    return EvaluationOps(updates, values, HostMetrics(host_call) if host_call is not None else None)
+
+
+@contextmanager
+def opened_model(
+    request: InferenceRequest, target: Target, mode: str
+) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession]]]:
+    """Yield a model for inference, and what makes its session for runs that ask for given tensors and ops."""
+    path = request.checkpoint_path or checkpoints.newest_whole(request.model_dir)
+    if path is None:
+        logger.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
+    pipeline = InputPipeline(request.input_fn, request.params, mode, request.config, request.config.tf_random_seed)
+    sessions: list[ProgramSession] = []
+
+    def create(roots: list[Any]) -> ProgramSession:
+        local_init = local_init_of(model)
+        compiled = running.compile_model(
+            model, model.step([*roots, local_init]), target.mode, request.config, request.compile_dir
+        )
+        store = running.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
+        session = ProgramSession(
+            compiled.program, model.graph, None, store, request.config.session_config, pipeline.next_batch
+        )
+        sessions.append(session)
+        session.run(local_init)
+        if path is not None:
+            logger.info("Restoring parameters from %s", path)
+            checkpoints.restore(session, path, model.saved_names())
+        else:
+            for name, value in initial_values(model, warm_start_settings(request.warm_start)):
+                session.load(name, value)
+        pipeline.start()
+        return session
+
+    try:
+        if target.mode == WEIGHT_STREAMING:
+            logger.info("Running the TF Client")
+        model = call_model_fn(request.model_fn, pipeline, mode, request.params, request.config)
+        yield model, create
+    finally:
+        pipeline.close()
+        for session in sessions:
+            session.close()
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if np.ndim(value) == 0 and not isinstance(value, bytes) else str(value)
+
+
+def _write_summary(folder: str, results: dict[str, Any]) -> None:
+    with tf.Graph().as_default():
+        writer = tf.compat.v1.summary.FileWriterCache.get(folder)
+    summary = tf.compat.v1.Summary()
+    for key, value in results.items():
+        if key != "global_step" and np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
+            summary.value.add(tag=key, simple_value=float(value))
+    writer.add_summary(summary, results["global_step"])
+    writer.flush()
+
+
+class _EvaluationHook(train_v1.SessionRunHook):
+    """Stops after the given number of batches and reads the metrics at the end."""
+
+    def __init__(self, steps: int | None, finish: Callable[[ProgramSession], None]) -> None:
+        self._steps = steps
+        self._finish = finish
+        self._taken = 0
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._taken += 1
+        if self._steps is not None and self._taken >= self._steps:
+            run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        if self._taken:
+            self._finish(session)

@@ -1,0 +1,165 @@
+"""RunConfig and CSRunConfig: how a run saves, logs and seeds, and which system it runs on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from typing import Any, ClassVar
+
+from cerebras_tensorflow.estimator.cs_config import CSConfig
+
+_UNSET: Any = object()
+
+
+class RunConfig:
+    """Settings of a run, with the names and defaults of tf.estimator.RunConfig 2.15. Immutable; see `replace`.
+
+    Args:
+        model_dir: Folder of checkpoints and event files.
+        tf_random_seed: Seed of the model's graph.
+        save_summary_steps: Steps between summaries; None or 0: no summaries.
+        save_checkpoints_steps, save_checkpoints_secs: When to save; at most one of them. Both None: never in between.
+            Default: every 600 seconds.
+        session_config: tf.compat.v1.ConfigProto of the session.
+        keep_checkpoint_max: Newest checkpoints to keep; 0 or None: all.
+        keep_checkpoint_every_n_hours: Of those that would go, one each so many hours stays.
+        log_step_count_steps: Steps between log lines; None: no lines.
+        **others: Accepted and kept: train_distribute, eval_distribute, device_fn, protocol,
+            experimental_distribute, experimental_max_worker_delay_secs, session_creation_timeout_secs,
+            checkpoint_save_graph_def.
+
+    Raises:
+        ValueError: If a value is out of range, or both kinds of save interval are given.
+        TypeError: If a setting is unknown.
+    """
+
+    _OTHERS: ClassVar[dict[str, Any]] = {
+        "train_distribute": None,
+        "device_fn": None,
+        "protocol": None,
+        "eval_distribute": None,
+        "experimental_distribute": None,
+        "experimental_max_worker_delay_secs": None,
+        "session_creation_timeout_secs": 7200,
+        "checkpoint_save_graph_def": True,
+    }
+
+    def __init__(
+        self,
+        model_dir: str | None = None,
+        tf_random_seed: int | None = 1,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: Any = _UNSET,
+        save_checkpoints_secs: Any = _UNSET,
+        session_config: Any = None,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_every_n_hours: float | None = 10000,
+        log_step_count_steps: int | None = 100,
+        **others: Any,
+    ) -> None:
+        if save_checkpoints_steps is _UNSET and save_checkpoints_secs is _UNSET:
+            save_checkpoints_steps, save_checkpoints_secs = None, 600
+        elif save_checkpoints_steps is _UNSET:
+            save_checkpoints_steps = None
+        elif save_checkpoints_secs is _UNSET:
+            save_checkpoints_secs = None
+        elif save_checkpoints_steps is not None and save_checkpoints_secs is not None:
+            raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
+        unknown = sorted(set(others) - set(self._OTHERS))
+        if unknown:
+            raise TypeError(f"{type(self).__name__} got an unexpected setting {unknown[0]!r}")
+        not_negative = {"save_checkpoints_steps": save_checkpoints_steps, "keep_checkpoint_max": keep_checkpoint_max}
+        for name, value in not_negative.items():
+            if value is not None and value < 0:
+                raise ValueError(f"{name} should be >= 0, given: {value}")
+        self._model_dir = os.fspath(model_dir) if model_dir is not None else None
+        self._settings: dict[str, Any] = {
+            "tf_random_seed": tf_random_seed,
+            "save_summary_steps": save_summary_steps,
+            "save_checkpoints_steps": save_checkpoints_steps,
+            "save_checkpoints_secs": save_checkpoints_secs,
+            "session_config": session_config,
+            "keep_checkpoint_max": keep_checkpoint_max,
+            "keep_checkpoint_every_n_hours": keep_checkpoint_every_n_hours,
+            "log_step_count_steps": log_step_count_steps,
+            **self._OTHERS,
+            **others,
+        }
+        task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {})
+        self._task_type = task.get("type", "worker")
+        self._task_id = int(task.get("index", 0))
+
+    def __getattr__(self, name: str) -> Any:
+        settings = self.__dict__.get("_settings", {})
+        if name in settings:
+            return settings[name]
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    @property
+    def model_dir(self) -> str | None:
+        """Folder of checkpoints and event files."""
+        return self._model_dir
+
+    @property
+    def task_type(self) -> str:
+        """Type of this task in TF_CONFIG."""
+        return self._task_type
+
+    @property
+    def task_id(self) -> int:
+        """Index of this task in TF_CONFIG."""
+        return self._task_id
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process saves and logs."""
+        return self._task_id == 0
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """Return a copy with other values.
+
+        Raises:
+            ValueError: If a setting is unknown, or both kinds of save interval are given.
+        """
+        if changes.get("save_checkpoints_steps") is not None and changes.get("save_checkpoints_secs") is not None:
+            raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
+        result = copy.copy(self)
+        result._settings = dict(self._settings)
+        if changes.get("save_checkpoints_steps") is not None:
+            result._settings["save_checkpoints_secs"] = None
+        if changes.get("save_checkpoints_secs") is not None:
+            result._settings["save_checkpoints_steps"] = None
+        for name, value in changes.items():
+            if name == "model_dir":
+                result._model_dir = value
+            elif name in result._settings:
+                result._settings[name] = value
+            else:
+                raise ValueError(f"Replacing {name} is not supported. Settings: {', '.join(sorted(result._settings))}")
+        return result
+
+
+class CSRunConfig(RunConfig):
+    """A RunConfig that names the CS system.
+
+    Args:
+        cs_ip: Address of the system, with or without port. None: the CPU of this machine (pipelined), or the embedded
+            simulated system (weight streaming).
+        system_name: Accepted and kept.
+        cs_config: CSConfig, or any object with its fields.
+        stack_params: Settings of the original's compiler; kept, not used.
+        **kwargs: As RunConfig.
+    """
+
+    def __init__(
+        self,
+        cs_ip: str | None = None,
+        system_name: str | None = None,
+        cs_config: Any = None,
+        stack_params: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._settings.update(cs_ip=cs_ip, system_name=system_name, stack_params=stack_params)
+        self._settings["cs_config"] = cs_config if cs_config is not None else CSConfig()

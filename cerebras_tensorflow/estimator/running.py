@@ -1,0 +1,182 @@
+"""From a model to a running session: the target, the compiled Program, the store, the weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler import cache, report
+from cerebras_tensorflow.compiler.estimate import Estimate, estimate
+from cerebras_tensorflow.compiler.memory_plan import plan_memory
+from cerebras_tensorflow.compiler.program import Program
+from cerebras_tensorflow.compiler.step import Step, compile_step
+from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.estimator.cs_config import CSConfig
+from cerebras_tensorflow.estimator.model_call import Model
+from cerebras_tensorflow.graph.cost import flops, output_bytes
+from cerebras_tensorflow.graph.nodes import NodeTable
+from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
+from cerebras_tensorflow.system import registry
+
+logger = logging.getLogger("tensorflow")
+
+_MEMORY_SHARE = 0.25  # of the free memory, up to which weight_store "auto" means memory
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a run executes.
+
+    Attributes:
+        mode: "pipelined" or "weight_streaming".
+        is_cs: Whether the run asked for a CS system, so that its documented restrictions hold.
+        system: The simulated system; None: the CPU alone.
+    """
+
+    mode: str
+    is_cs: bool
+    system: registry.System | None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled step.
+
+    Attributes:
+        program: The Program.
+        compile_s: Time it took [s]; 0 if it came from the cache.
+        folder: Its tfcs_<checksum> folder; None if nothing was written.
+        estimate: Simulated speed.
+    """
+
+    program: Program
+    compile_s: float
+    folder: Path | None
+    estimate: Estimate
+
+
+def choose_target(config: Any, use_cs: bool) -> Target:
+    """Return the target of a run: the interpreter gives the mode, cs_ip the system.
+
+    Weight streaming always runs on a simulated system, pipelined without cs_ip on the CPU alone.
+
+    Raises:
+        SystemNotFoundError: If no simulated system answers at cs_ip.
+    """
+    environment = env.read()
+    cs_ip = (getattr(config, "cs_ip", None) or environment.k8s_cs_ip) if use_cs else None
+    mode = environment.execution_mode
+    if cs_ip is None and mode != WEIGHT_STREAMING:
+        return Target(mode, False, None)
+    return Target(mode, cs_ip is not None, registry.find(cs_ip))
+
+
+class SessionCreator(tf.compat.v1.train.SessionCreator):
+    """Makes the session when MonitoredSession has called the hooks' begin."""
+
+    def __init__(self, create: Callable[[], ProgramSession]) -> None:
+        self._create = create
+
+    def create_session(self) -> ProgramSession:
+        """Return the session."""
+        return self._create()
+
+
+@contextmanager
+def held(target: Target, description: str) -> Iterator[None]:
+    """Hold the target's system for one run; queue if it is busy."""
+    if target.system is None:
+        yield
+        return
+    with target.system.run(target.mode, description=description, on_wait=logger.info):
+        yield
+
+
+def cs_config_of(config: Any) -> CSConfig:
+    """Return the CSConfig of a run; another object's fields of the same names are taken over."""
+    given = getattr(config, "cs_config", None)
+    if isinstance(given, CSConfig):
+        return given
+    names = ("weight_store", "weight_store_dir", "stream_window_bytes", "min_stream_bytes")
+    return CSConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
+
+
+def compile_model(model: Model, step: Step, mode: str, config: Any, compile_dir: str | None) -> Compiled:
+    """Compile a step, or take it from the cache.
+
+    Args:
+        model: The model that the step comes from.
+        step: The step.
+        mode: Execution mode.
+        config: RunConfig.
+        compile_dir: Folder of the tfcs_<checksum> folder; None: compile in memory and write nothing.
+    """
+    settings = cs_config_of(config)
+    options = StreamingOptions(settings.min_stream_bytes, settings.stream_window_bytes)
+    begin = time.perf_counter()
+    folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
+    program = cache.load(folder) if folder else None
+    if program is not None:
+        logger.info("Cached compilation found for this model configuration")
+        return Compiled(program, 0.0, folder, _estimate(model, program))
+    program = compile_step(step, mode, options)
+    compiled_s = time.perf_counter() - begin
+    for note in program.notes:
+        logger.warning("%s.", note)
+    speed = _estimate(model, program)
+    if folder is not None:
+        plan = plan_memory(program, output_bytes(model.graph))
+        texts = {
+            "schedule.txt": report.schedule_text(program),
+            "memory_plan.txt": report.memory_plan_text(program, plan),
+            "compile_report.txt": report.compile_report_text(speed),
+        }
+        cache.save(folder, program, texts)
+    return Compiled(program, compiled_s, folder, speed)
+
+
+def _estimate(model: Model, program: Program) -> Estimate:
+    inputs = [model.graph.get_tensor_by_name(f"{name}:0") for name in model.inputs.names]
+    dims = [tensor.shape.as_list()[0] for tensor in inputs if tensor.shape.rank]
+    sizes = output_bytes(model.graph)
+    batch_bytes = sum(sizes[name] for name in model.inputs.names)
+    names = set(NodeTable(program.graph_def).nodes)
+    return estimate(program, int(dims[0] or 1) if dims else 1, batch_bytes, flops(model.graph, names))
+
+
+def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightStore | None:
+    """Return the weight store of a Program; None if nothing is streamed.
+
+    Raises:
+        StoreError: If the weights do not fit on the store's disk.
+    """
+    if not program.streamed:
+        return None
+    needed = sum(spec.num_bytes for spec in program.streamed)
+    kind = settings.weight_store
+    if kind == "auto":
+        kind = "memory" if needed < _MEMORY_SHARE * free_memory_bytes() else "file"
+    if kind == "memory":
+        return MemoryStore(program.streamed)
+    return FileStore(program.streamed, Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store")))
+
+
+def free_memory_bytes() -> int:
+    """Return the bytes of memory that the system can still give to programs."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise CerebrasError("/proc/meminfo has no MemAvailable; set weight_store to memory or file in the csconfig section")

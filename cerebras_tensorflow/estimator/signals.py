@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM: the step in progress ends, the run saves, the process exits as the signal asks (130, 143)."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+logger = logging.getLogger("tensorflow")
+
+
+class StopSignals:
+    """While it is entered, the first SIGINT or SIGTERM asks the run to stop; a second one stops it at once.
+
+    Outside the main thread it does nothing: Python delivers signals there only.
+
+    Attributes:
+        received: Number of the first signal; None as long as there is none.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def exit_if_received(self) -> None:
+        """End the process as the signal asks.
+
+        Raises:
+            SystemExit: With 128 + the signal's number, if one was received.
+        """
+        if self.received is not None:
+            raise SystemExit(128 + self.received)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise SystemExit(128 + number)
+        self.received = number
+        logger.info(
+            "%s received: finishing the step, saving, then stopping. Once more stops at once, without saving.",
+            signal.Signals(number).name,
+        )

@@ -1,0 +1,158 @@
+"""What a model_fn returns: EstimatorSpec, and CSEstimatorSpec with its host_call."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.estimator.host_call import validate_host_call
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+
+FIELDS = (
+    "mode",
+    "predictions",
+    "loss",
+    "train_op",
+    "eval_metric_ops",
+    "export_outputs",
+    "training_chief_hooks",
+    "training_hooks",
+    "scaffold",
+    "evaluation_hooks",
+    "prediction_hooks",
+)
+
+
+class EstimatorSpec(namedtuple("EstimatorSpec", FIELDS)):
+    """Ops and objects of one mode, checked as tf.estimator 2.15 checks them."""
+
+    def __new__(
+        cls,
+        mode: str,
+        predictions: Any = None,
+        loss: Any = None,
+        train_op: Any = None,
+        eval_metric_ops: Mapping[str, Any] | None = None,
+        export_outputs: Any = None,
+        training_chief_hooks: Any = None,
+        training_hooks: Any = None,
+        scaffold: Any = None,
+        evaluation_hooks: Any = None,
+        prediction_hooks: Any = None,
+    ) -> EstimatorSpec:
+        """Return a checked spec.
+
+        Args:
+            mode: One of ModeKeys.
+            predictions: Tensor or dict of tensors; required in PREDICT.
+            loss: Scalar, or of shape (1,); required in TRAIN and EVAL.
+            train_op: Op of one training step; required in TRAIN.
+            eval_metric_ops: Name -> (value tensor, update op), or a Keras metric.
+            export_outputs, training_chief_hooks, training_hooks, scaffold, evaluation_hooks, prediction_hooks: As
+                tf.estimator.EstimatorSpec.
+
+        Raises:
+            ValueError: If what the mode needs is missing, or the loss is not a scalar.
+            TypeError: If a value is of the wrong type.
+        """
+        if mode not in (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT):
+            raise ValueError(f"Invalid mode: {mode!r}. Expected 'train', 'eval' or 'infer'.")
+        if train_op is None and mode == ModeKeys.TRAIN:
+            raise ValueError("Missing train_op.")
+        if loss is None and mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
+            raise ValueError("Missing loss.")
+        if predictions is None and mode == ModeKeys.PREDICT:
+            raise ValueError("Missing predictions.")
+        if train_op is not None and not isinstance(train_op, (tf.Tensor, tf.Operation, tf.Variable)):
+            raise TypeError(f"train_op must be Operation or Tensor, given: {train_op}")
+        hooks = {
+            "training_chief_hooks": training_chief_hooks,
+            "training_hooks": training_hooks,
+            "evaluation_hooks": evaluation_hooks,
+            "prediction_hooks": prediction_hooks,
+        }
+        return super().__new__(
+            cls,
+            mode=mode,
+            predictions={} if predictions is None else _checked_predictions(predictions),
+            loss=None if loss is None else _checked_loss(loss),
+            train_op=train_op,
+            eval_metric_ops=_checked_metrics(eval_metric_ops),
+            export_outputs=export_outputs,
+            scaffold=_checked_scaffold(scaffold),
+            **{name: _checked_hooks(name, value) for name, value in hooks.items()},
+        )
+
+
+class CSEstimatorSpec(EstimatorSpec):
+    """An EstimatorSpec with a host_call: metrics that run on the host from what the device computed."""
+
+    host_call: tuple[Callable[..., Any], list[Any]] | None
+
+    def __new__(cls, mode: str, host_call: Any = None, **kwargs: Any) -> CSEstimatorSpec:
+        """Return a checked spec.
+
+        Args:
+            mode: One of ModeKeys.
+            host_call: (fn, tensors); fn(*tensors) returns name -> (value, update op). Used in EVAL.
+            **kwargs: As EstimatorSpec.
+
+        Raises:
+            ValueError: If both host_call and eval_metric_ops are given, or as EstimatorSpec.
+        """
+        if host_call is not None:
+            validate_host_call(host_call)
+            if kwargs.get("eval_metric_ops"):
+                raise ValueError("Please specify only one of `host_call` or `eval_metric_ops`, not both.")
+        spec = super().__new__(cls, mode, **kwargs)
+        spec.host_call = host_call
+        return spec
+
+
+def _checked_loss(loss: Any) -> Any:
+    tensor = tf.convert_to_tensor(loss)
+    shape = tensor.shape
+    if shape.num_elements() not in (None, 1):
+        raise ValueError(f"Loss must be scalar, given: {tensor} of shape {shape}")
+    if shape.rank == 0:
+        return tensor
+    return tf.reshape(tensor, [])
+
+
+def _checked_predictions(predictions: Any) -> Any:
+    for key, value in predictions.items() if isinstance(predictions, Mapping) else [("predictions", predictions)]:
+        if not isinstance(value, (tf.Tensor, tf.SparseTensor, tf.Variable, tf.RaggedTensor)):
+            raise TypeError(f"predictions[{key}] must be Tensor, given: {value!r}")
+    return predictions
+
+
+def _checked_metrics(metrics: Any) -> dict[str, Any]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"eval_metric_ops must be a dict, given: {metrics}")
+    for key, value in metrics.items():
+        is_keras = hasattr(value, "result") and hasattr(value, "updates")
+        if not is_keras and (not isinstance(value, tuple) or len(value) != 2):
+            raise TypeError(
+                f"Values of eval_metric_ops must be (metric_value, update_op) tuples, given: {value} for key: {key}"
+            )
+    return dict(metrics)
+
+
+def _checked_hooks(name: str, hooks: Any) -> tuple[Any, ...]:
+    hooks = tuple(hooks or ())
+    for hook in hooks:
+        if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
+            raise TypeError(f"All hooks must be SessionRunHook instances, given: {hook!r} in {name}")
+    return hooks
+
+
+def _checked_scaffold(scaffold: Any) -> Any:
+    scaffold = scaffold or tf.compat.v1.train.Scaffold()
+    if not isinstance(scaffold, tf.compat.v1.train.Scaffold):
+        raise TypeError(f"scaffold must be tf.train.Scaffold. Given: {scaffold}")
+    return scaffold

@@ -1,0 +1,294 @@
+"""One training run, from the checkpoint it starts at to the one it ends with."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.step import Step
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.estimator import checkpoints, running
+from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
+from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
+from cerebras_tensorflow.estimator.initialize import WarmStartSettings, initial_values
+from cerebras_tensorflow.estimator.inputs import InputPipeline, first_dim
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
+from cerebras_tensorflow.estimator.running import Compiled, Target
+from cerebras_tensorflow.estimator.signals import StopSignals
+from cerebras_tensorflow.perf import performance
+from cerebras_tensorflow.perf.meter import Meter
+from cerebras_tensorflow.runtime.session import ProgramSession
+
+logger = logging.getLogger("tensorflow")
+train_v1 = tf.compat.v1.train
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What the caller of CerebrasEstimator.train asked for.
+
+    Attributes:
+        model_fn, input_fn, params, config, model_dir, compile_dir, warm_start: The estimator's.
+        hooks, listeners: The caller's.
+        steps: Steps to take from where the run starts; None: see last_step.
+        last_step: Global step at which to stop; None: when the input ends.
+    """
+
+    model_fn: Callable[..., Any]
+    input_fn: Callable[..., Any]
+    params: Any
+    config: Any
+    model_dir: str
+    compile_dir: str
+    warm_start: WarmStartSettings | None
+    hooks: Sequence[Any]
+    listeners: Sequence[Any]
+    steps: int | None
+    last_step: int | None
+
+
+def train(request: TrainingRequest, target: Target) -> None:
+    """Train until the last step, the end of the input or a signal.
+
+    Raises:
+        NanLossError: If the loss is not finite; the last checkpoint stays.
+        SystemExit: 130 or 143 after Ctrl-C or SIGTERM, when the run has been saved.
+    """
+    start = checkpoints.newest_whole(request.model_dir)
+    first_step = checkpoints.step_in(start) if start else 0
+    last_step = request.last_step
+    if request.steps is not None:
+        last_step = first_step + request.steps
+    if last_step is not None and first_step >= last_step:
+        logger.info("Skipping training since max_steps has already saved: %s is at step %d.", start, first_step)
+        return
+    with StopSignals() as signals:
+        _Run(request, target, start, last_step, signals).run()
+    signals.exit_if_received()
+
+
+@dataclass(frozen=True)
+class TrainingOps:
+    """What a training run asks for beside the train op and the loss.
+
+    Attributes:
+        summary: Merged summaries, the loss among them.
+        local_init: Initializes what no checkpoint holds.
+        step: The step to compile.
+    """
+
+    summary: Any
+    local_init: Any
+    step: Step
+
+
+def training_ops(model: Model) -> TrainingOps:
+    """Add to a model's graph what a training run needs."""
+    with model.graph.as_default(), graph_semantics():
+        names = {tensor.op.name for tensor in model.graph.get_collection("summaries")}
+        if not any(name.split("/")[-1] == "loss" for name in names):
+            tf.compat.v1.summary.scalar("loss", model.spec.loss)
+        summary = tf.compat.v1.summary.merge_all()
+    local_init = local_init_of(model)
+    return TrainingOps(summary, local_init, model.step([model.spec.loss, local_init, summary]))
+
+
+class _Run:
+    """The objects of one training run."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        target: Target,
+        start: str | None,
+        last_step: int | None,
+        signals: StopSignals,
+    ) -> None:
+        self._request = request
+        self._target = target
+        self._start = start
+        self._last_step = last_step
+        self._signals = signals
+        self._session: ProgramSession | None = None
+        self._compiled: Compiled | None = None
+        self._programming_s = 0.0
+        self._pipeline = InputPipeline(
+            request.input_fn, request.params, ModeKeys.TRAIN, request.config, request.config.tf_random_seed
+        )
+        self._meter = Meter(lambda: self._pipeline.waited_s)
+
+    def run(self) -> None:
+        """Run it."""
+        try:
+            self._run()
+        finally:
+            self._pipeline.close()
+            if self._session is not None:
+                self._session.close()
+
+    def _run(self) -> None:
+        is_streaming = self._target.mode == WEIGHT_STREAMING
+        if is_streaming:
+            logger.info("Running the TF Client")
+        model = self._call_model()
+        logger.info("Done calling model_fn.")
+        self._check_restrictions(model)
+        saver = CheckpointSaver(self._request.model_dir, self._target.mode, model.saved_names(), self._request.config)
+        initial: str | None = None
+        if self._start is None and is_streaming:
+            begin = time.perf_counter()
+            initial = saver.prewrite(initial_values(model, self._request.warm_start))
+            logger.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
+            model = self._call_model()
+        ops = training_ops(model)
+        watch = TrainingHook(
+            model.spec.loss,
+            self._last_step,
+            self._request.config.log_step_count_steps,
+            self._target.mode,
+            self._meter,
+            self._running_session,
+            self._signals,
+            lambda: checkpoints.newest_whole(self._request.model_dir),
+        )
+        with model.graph.as_default():
+            hooks = self._hooks(model, ops, saver, watch)
+            creator = running.SessionCreator(lambda: self._create_session(model, ops, saver, initial))
+            with train_v1.MonitoredSession(session_creator=creator, hooks=hooks) as session:
+                while not session.should_stop():
+                    session.run([model.spec.train_op, model.spec.loss])
+        self._finish(watch)
+
+    def _call_model(self) -> Model:
+        request = self._request
+        return call_model_fn(request.model_fn, self._pipeline, ModeKeys.TRAIN, request.params, request.config)
+
+    def _check_restrictions(self, model: Model) -> None:
+        if not self._target.is_cs:
+            return
+        if model.spec.eval_metric_ops:
+            raise CerebrasError(
+                "[Unsupported TensorFlow] Detected unsupported eval_metric_ops in CS system training run."
+            )
+        if self._request.hooks:
+            raise CerebrasError(
+                "User hooks are not supported in a run on the CS system. Leave out hooks=, or train without cs_ip, "
+                "where all hooks of tf.compat.v1.train work."
+            )
+
+    def _hooks(self, model: Model, ops: TrainingOps, saver: CheckpointSaver, watch: TrainingHook) -> list[Any]:
+        config = self._request.config
+        hooks = [*self._request.hooks, watch, *getattr(model.spec, "training_hooks", ())]
+        hooks += [*getattr(model.spec, "training_chief_hooks", ())]
+        hooks.append(
+            CheckpointHook(
+                saver,
+                config.save_checkpoints_steps or 0,
+                config.save_checkpoints_secs or 0,
+                self._request.listeners,
+                self._target.mode,
+                self._running_session,
+                self._meter,
+            )
+        )
+        if config.save_summary_steps:
+            hooks.append(
+                train_v1.SummarySaverHook(
+                    save_steps=config.save_summary_steps,
+                    output_dir=self._request.model_dir,
+                    summary_op=ops.summary,
+                )
+            )
+        if config.log_step_count_steps:
+            hooks.append(
+                _QuietStepCounterHook(every_n_steps=config.log_step_count_steps, output_dir=self._request.model_dir)
+            )
+        return hooks
+
+    def _create_session(
+        self, model: Model, ops: TrainingOps, saver: CheckpointSaver, initial: str | None
+    ) -> ProgramSession:
+        spec, request = model.spec, self._request
+        compiled = running.compile_model(model, ops.step, self._target.mode, request.config, request.compile_dir)
+        scaffold = getattr(spec, "scaffold", None)
+        if scaffold is not None and self._target.mode != WEIGHT_STREAMING:
+            scaffold.finalize()  # hooks may use its saver
+        begin = time.perf_counter()
+        store = running.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
+        self._pipeline.start()
+        session = ProgramSession(
+            compiled.program, model.graph, model.train_node, store, request.config.session_config, self._next_batch
+        )
+        self._session, self._compiled = session, compiled
+        session.run(ops.local_init)
+        if self._start is not None:
+            logger.info("Restoring parameters from %s", self._start)
+            used = checkpoints.load_from_newest(session, request.model_dir, self._start, model.saved_names())
+            saver.saved_step = session.global_step if used.startswith(f"{saver.prefix}-") else None
+        elif initial is not None:
+            checkpoints.restore(session, initial, model.saved_names())
+        else:
+            for name, value in initial_values(model, request.warm_start):
+                session.load(name, value)
+        self._programming_s = time.perf_counter() - begin
+        if self._target.mode == WEIGHT_STREAMING:
+            logger.info("Loading CPU pre-initialized weights took %.3f seconds", self._programming_s)
+        if self._start is None and scaffold is not None and scaffold.init_fn is not None:
+            scaffold.init_fn(session)
+        return session
+
+    def _running_session(self) -> ProgramSession:
+        assert self._session is not None
+        return self._session
+
+    def _next_batch(self) -> Any:
+        batch = self._pipeline.next_batch()
+        self._meter.batch_size = first_dim(batch)
+        return batch
+
+    def _finish(self, watch: TrainingHook) -> None:
+        if self._pipeline.is_exhausted:
+            logger.warning(
+                "The input ended at step %d%s; training stops here. Repeat the dataset to go on.",
+                self._running_session().global_step,
+                f", before step {self._last_step}" if self._last_step else "",
+            )
+        overall = self._meter.overall_speed()
+        logger.info(
+            "Training finished with %d samples in %.3f seconds, %.2f samples/second.",
+            self._meter.samples, self._meter.elapsed_s, overall.samples_per_s,
+        )  # fmt: skip
+        if watch.final_loss is not None:
+            logger.info("Loss for final step: %.6g.", watch.final_loss)
+        assert self._compiled is not None
+        performance.write(
+            self._request.model_dir,
+            performance.Performance(
+                compile_time=self._compiled.compile_s,
+                programming_time=self._programming_s,
+                samples_per_sec=overall.samples_per_s,
+                total_samples=self._meter.samples,
+                total_time=self._meter.elapsed_s,
+                est_samples_per_sec=self._compiled.estimate.samples_per_s,
+                suspected_input_bottleneck=performance.is_input_bound(self._meter.input_wait_share),
+            ),
+        )
+
+
+class _QuietStepCounterHook(train_v1.StepCounterHook):
+    """Writes global_step/sec to the event file; our own line carries the speed in the log."""
+
+    def _log_and_record(self, elapsed_steps: int, elapsed_time: float, global_step: int) -> None:
+        before = logger.level
+        logger.setLevel(logging.WARNING)
+        try:
+            super()._log_and_record(elapsed_steps, elapsed_time, global_step)
+        finally:
+            logger.setLevel(before)

@@ -1,0 +1,56 @@
+"""What each op of a graph costs: bytes of its outputs, floating-point operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def output_bytes(graph: tf.Graph) -> dict[str, int]:
+    """Return bytes of all outputs by op name, from static shapes; an unknown dim counts as 1."""
+    sizes = {}
+    for operation in graph.get_operations():
+        total = 0
+        for tensor in operation.outputs:
+            if tensor.dtype.base_dtype in (tf.resource, tf.variant, tf.string) or tensor.shape.rank is None:
+                continue
+            elements = int(np.prod([dim or 1 for dim in tensor.shape.as_list()], dtype=np.int64))
+            total += elements * tensor.dtype.base_dtype.size
+        sizes[operation.name] = total
+    return sizes
+
+
+def flops(graph: tf.Graph, names: Mapping[str, Any] | set[str]) -> int:
+    """Return multiply-adds x 2 of the matrix products and convolutions among the named ops.
+
+    Everything else is left out: it is a few percent in the models this is for.
+    """
+    return sum(_op_flops(graph.get_operation_by_name(name)) for name in names if _has(graph, name))
+
+
+def _has(graph: tf.Graph, name: str) -> bool:
+    try:
+        graph.get_operation_by_name(name)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _dims(tensor: Any) -> list[int]:
+    return [dim or 1 for dim in tensor.shape.as_list()] if tensor.shape.rank is not None else []
+
+
+def _op_flops(operation: Any) -> int:
+    if operation.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
+        left, out = _dims(operation.inputs[0]), _dims(operation.outputs[0])
+        if len(left) < 2 or not out:
+            return 0
+        transposed = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
+        return 2 * int(np.prod(out, dtype=np.int64)) * (left[-2] if transposed else left[-1])
+    if operation.type == "Conv2D":
+        kernel, out = _dims(operation.inputs[1]), _dims(operation.outputs[0])
+        return 2 * int(np.prod(out, dtype=np.int64)) * int(np.prod(kernel[:-1], dtype=np.int64)) if kernel else 0
+    return 0

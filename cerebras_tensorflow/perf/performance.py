@@ -1,0 +1,50 @@
+"""performance.json: what a run measured and, labelled so, what the system model estimates."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Above this share of training time spent waiting for batches, more input workers would help.
+_BOTTLENECK_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Performance:
+    """The fields of performance.json, with the original's names.
+
+    Attributes:
+        compile_time: Measured [s]; 0 when a cached Program was used.
+        programming_time: Measured time to load the Program and its weights [s].
+        samples_per_sec: Measured.
+        total_samples: Samples of this run.
+        total_time: Measured training time [s], without saving.
+        est_samples_per_sec: Simulated: what a CS-2 would do by our model of it.
+        suspected_input_bottleneck: Whether steps waited for input for more than a tenth of the time.
+    """
+
+    compile_time: float
+    programming_time: float
+    samples_per_sec: float
+    total_samples: int
+    total_time: float
+    est_samples_per_sec: float
+    suspected_input_bottleneck: bool
+
+
+def is_input_bound(input_wait_share: float) -> bool:
+    """Whether steps wait for input for so long that the input is the likely limit."""
+    return input_wait_share > _BOTTLENECK_SHARE
+
+
+def write(model_dir: str, performance: Performance) -> Path:
+    """Write `<model_dir>/performance/performance.json`; return its path."""
+    path = Path(model_dir) / "performance" / "performance.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {**asdict(performance), "simulated": ["est_samples_per_sec"]}
+    partial = path.with_name(f"{path.name}.partial.{os.getpid()}")
+    partial.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
+    partial.replace(path)
+    return path
