@@ -6,7 +6,10 @@ cd "$(dirname "$0")/.."
 
 extras="${1:-}"
 venv=.venv
-pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
+pip=("$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input)
+
+# setuptools would carry modules that are gone from an earlier build into this one.
+rm -rf build/lib
 
 digest() { sha256sum | cut -d' ' -f1; }
 requirements="$(cat setup.py pyproject.toml | digest)"
