@@ -39,6 +39,8 @@ def run(
     log: Path | None = None,
     keep_open: Sequence[int] = (),
     kill_after_s: Callable[[], float | None] = lambda: None,
+    stop: Callable[[int, signal.Signals], None] | None = None,
+    kill: Callable[[int], None] | None = None,
 ) -> int:
     """Run a command to its end and return its exit code, 128 + n when signal n ended it.
 
@@ -51,6 +53,8 @@ def run(
         log: File that gets a copy of the output. None: the child writes to this process's own output, maybe a terminal.
         keep_open: File descriptors that the child inherits, besides the standard ones.
         kill_after_s: Asked after the first signal: time until the child is killed anyway [s], or None.
+        stop: Asks the child, by its process number, to stop for a signal; by default the signal goes to its group.
+        kill: Ends the child; by default SIGKILL goes to its group.
 
     Raises:
         CommandError: If the command cannot be started.
@@ -73,7 +77,7 @@ def run(
         if terminal is not None:
             stack.callback(os.tcsetpgrp, terminal, os.getpgrp())
         copy = None if log is None else stack.enter_context(log.open("ab", buffering=0))
-        return _attend(child, waker, received, copy, terminal, kill_after_s)
+        return _attend(child, waker, received, copy, terminal, kill_after_s, stop or _signal_group, kill or _kill_group)
 
 
 def _start(
@@ -111,6 +115,8 @@ def _attend(
     copy: BinaryIO | None,
     terminal: int | None,
     kill_after_s: Callable[[], float | None],
+    stop: Callable[[int, signal.Signals], None],
+    kill: Callable[[int], None],
 ) -> int:
     """Relay output and signals until the child has ended."""
     passed_on = 0
@@ -130,18 +136,18 @@ def _attend(
                     _relay(selector, key, copy)
             while passed_on < len(received):
                 if passed_on == 0:
-                    _signal_group(child.pid, signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
+                    stop(child.pid, signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
                     grace_s = kill_after_s()
                     deadline = None if grace_s is None else time.monotonic() + grace_s
                 else:
-                    _signal_group(child.pid, signal.SIGKILL)
+                    kill(child.pid)
                 passed_on += 1
             if deadline is not None and time.monotonic() >= deadline:
-                _signal_group(child.pid, signal.SIGKILL)
+                kill(child.pid)
                 deadline = None
             code = _reap(child, terminal)
         # What a task leaves behind ends with it, as under Slurm; and what it has written is still in the pipes.
-        _signal_group(child.pid, signal.SIGKILL)
+        _kill_group(child.pid)
         selector.unregister(waker)
         while selector.get_map():
             for key, _ in selector.select():
@@ -207,6 +213,10 @@ def _drain(handle: int) -> None:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def _kill_group(group: int) -> None:
+    _signal_group(group, signal.SIGKILL)
 
 
 @contextmanager

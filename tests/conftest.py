@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,3 +71,20 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return check
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A real Slurm of four nodes: the one that SLURM_CONF names, else a lab of its own for this session."""
+    if os.environ.get("SLURM_CONF"):
+        yield
+        return
+    environ = {**os.environ, "SLURM_LAB_DIR": str(tmp_path_factory.mktemp("slurm"))}
+    scripts = ROOT / "scripts" / "slurm_lab"
+    line = subprocess.run([scripts / "start.sh"], env=environ, capture_output=True, text=True, check=True).stdout
+    os.environ["SLURM_CONF"] = line.strip().partition("=")[2]
+    try:
+        yield
+    finally:
+        del os.environ["SLURM_CONF"]
+        subprocess.run([scripts / "stop.sh"], env=environ, check=True)

@@ -34,6 +34,8 @@ sys.exit(128 + asked[0])
 @pytest.fixture(params=EXECUTORS)
 def executor(request: pytest.FixtureRequest) -> str:
     """The executors' names."""
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
     return request.param
 
 
@@ -102,7 +104,8 @@ def test_output_passes_through_and_is_kept(wse, home: Path) -> None:
 
 
 def test_the_launch_is_announced_as_published(wse) -> None:
-    done = wse("true")
+    # Slurm itself prints the two lines for every job of several components.
+    done = wse("--total-nodes", "2", "true")
     assert done.stdout.startswith("Launching: ")
     assert re.search(r"^srun: job \d+ queued and waiting for resources$", done.stderr, re.M)
     assert re.search(r"^srun: job \d+ has been allocated resources$", done.stderr, re.M)

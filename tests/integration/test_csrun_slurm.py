@@ -1,0 +1,160 @@
+"""csrun_wse on a real Slurm: many tasks, scancel, allocations, requests that cannot be met."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow.system import jobs
+from csrun.plan import Request, make_plan
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
+
+LAYOUT = ("--total-nodes", "4", "--single-task-nodes", "2", "--tasks-per-node", "3", "--cpus-per-task", "2")
+
+SAVING = """
+import signal, sys
+asked = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda n, _: asked.append(n))
+print("step", 1, flush=True)
+while not asked: signal.pause()
+open(sys.argv[1], "a").write("saved\\n")
+sys.exit(128 + asked[0])
+"""
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    assert child.stdout is not None
+    return child
+
+
+def read_until(child: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    assert child.stdout is not None
+    for line in child.stdout:
+        if match := re.fullmatch(pattern, line.strip()):
+            return match
+    raise AssertionError(f"{pattern!r} never came")
+
+
+@pytest.mark.parametrize("is_cyclic", [True, False])
+def test_slurm_places_every_task_where_the_plan_says(run, home: Path, is_cyclic: bool) -> None:
+    words = (*LAYOUT, *(("--cyclic",) if is_cyclic else ()))
+    done = run("csrun_wse", "--executor", "slurm", *words, "true")
+    assert done.returncode == 0, done.stderr
+    folder = jobs.job_folder(home, jobs.listed(home, jobs.FINISHED)[0].id)
+    ends = [json.loads(path.read_text()) for path in folder.glob("task-*.json")]
+    found = {end["rank"]: (end["node"], end["role"]) for end in ends}
+    plan = make_plan(Request(4, 3, 2, single_task_nodes=2, is_cyclic=is_cyclic), ["true"])
+    assert found == {task.rank: (f"node{task.node}", task.role) for task in plan.tasks}
+
+
+def test_with_many_tasks_a_signal_still_lets_the_chief_save(
+    home: Path, argv: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    saved = tmp_path / "checkpoint"
+    child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "python", "-c", SAVING, str(saved)))
+    read_until(child, "step 1")
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=30)
+    assert child.returncode == 143
+    assert saved.read_text() == "saved\n"
+    assert jobs.listed(home, jobs.FINISHED)[0].phase == "CANCELLED"
+
+
+def test_scancel_lets_the_chief_save(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> None:
+    saved = tmp_path / "checkpoint"
+    child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "python", "-c", SAVING, str(saved)))
+    slurm_id = read_until(child, r"srun: job (\d+) has been allocated resources").group(1)
+    read_until(child, "step 1")
+    subprocess.run(["scancel", slurm_id], check=True)
+    child.communicate(timeout=30)
+    assert saved.read_text() == "saved\n"
+    assert child.returncode == 143
+
+
+def test_a_request_beyond_the_cluster_is_refused(run, home: Path) -> None:
+    done = run("csrun_wse", "--executor", "slurm", "--total-nodes", "99", "true")
+    assert done.returncode != 0
+    assert "srun: error" in done.stderr
+    assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
+
+
+def test_inside_an_allocation_the_launch_has_its_own_sizes(
+    home: Path, argv: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    words = argv("csrun_wse", "--executor", "slurm", *LAYOUT[:6], "python", "-c", "print('chief', 'ran')")
+    script = tmp_path / "job.sh"
+    quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
+    script.write_text(f"#!/bin/bash\nexec {quoted}\n")
+    # A heterogeneous step takes its nodes from one allocation as it stands.
+    sizes = ["-N1", "-n1", ":", "-N1", "-n1", ":", "-N2", "-n6"]
+    done = subprocess.run(["salloc", *sizes, "bash", str(script)], capture_output=True, text=True, timeout=60)
+    assert "chief ran" in done.stdout, done.stderr
+    assert done.returncode == 0
+
+
+def test_a_worker_s_wrapper_that_dies_fails_the_launch(
+    home: Path, argv: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "python", "-c", SAVING, str(tmp_path / "x")))
+    read_until(child, "step 1")
+    folder = jobs.job_folder(home, jobs.listed(home)[0].id)
+    deadline = time.monotonic() + 20
+    while not (folder / "task-5.json").exists():
+        assert time.monotonic() < deadline
+    os.kill(json.loads((folder / "task-5.json").read_text())["pid"], signal.SIGKILL)
+    output, _ = child.communicate(timeout=30)
+    assert child.returncode not in (0, None)
+    assert "task 5 on node3 went away without a word" in output
+    assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
+
+
+def test_auto_finds_slurm(run) -> None:
+    done = run(
+        "csrun_wse", "python", "-c", "import os; print(os.environ.get('SLURM_PROCID'), os.environ['CSRUN_ROLE'])"
+    )
+    assert done.stdout.splitlines()[-1] == "0 chief"
+
+
+@pytest.mark.slow
+def test_a_lost_node_gives_a_clear_error_and_a_resumable_state(
+    home: Path, argv: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "python", "-c", SAVING, str(tmp_path / "x")))
+    read_until(child, "step 1")
+    conf = Path(os.environ["SLURM_CONF"])
+    lost = [int((conf.parent / "slurmd-node3.pid").read_text())]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_bytes() if path.exists() else b""
+        if words.startswith(b"slurmstepd") or b"csrun.task" in words:
+            environ = (path.parent / "environ").read_bytes() if path.exists() else b""
+            if b"SLURMD_NODENAME=node3" in environ:
+                lost.append(int(path.parent.name))
+    for pid in lost:
+        os.kill(pid, signal.SIGKILL)
+    output, _ = child.communicate(timeout=120)
+    subprocess.run(["slurmd", "-N", "node3"], check=True, env={**os.environ, "PATH": os.environ["PATH"] + ":/usr/sbin"})
+    assert child.returncode != 0
+    assert "the same command resumes from it" in output
+    again = subprocess.run(
+        argv("csrun_wse", "--executor", "slurm", *LAYOUT, sys.executable, "-c", ""), capture_output=True, timeout=120
+    )
+    assert again.returncode == 0
