@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver import bundle_format, string_tensor
+from cerebras_tensorflow.saver import bundle_format, extents, string_tensor
 from cerebras_tensorflow.saver.bundle_format import BundleEntry
-from cerebras_tensorflow.saver.checksum import crc32c, mask
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, flat_view
+from cerebras_tensorflow.saver.checksum import mask
+from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
 from cerebras_tensorflow.saver.ordered_code import slice_key
 from cerebras_tensorflow.saver.sstable import read_table
 from cerebras_tensorflow.saver.tensor_types import STRING, dtype_of
-
-_PIECE_BYTES = 4 << 20
 
 
 class BundleReader(TensorReader):
@@ -127,25 +125,36 @@ class BundleReader(TensorReader):
                 rows[(slice(first - start, last - start), *index[1:])] = part
         return rows
 
+    def chunks(self, name: str) -> Iterator[BytesLike]:
+        entry = self.entry(name)
+        if entry.dtype.kind == "O":
+            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+        record = self._record(name)
+        self._check_sizes(name)
+        if not record.slices:
+            yield from self._stream(name, record)
+            return
+        # The pieces are checked first, for the rows of the whole cut across them.
+        for _, piece in self._pieces(name, record):
+            for _ in self._stream(name, piece):
+                pass
+        rows = entry.shape[0]
+        step = max(extents.STREAM_BYTES * rows // max(entry.num_bytes, 1), 1)
+        for start in range(0, rows, step):
+            yield as_bytes(self.read_slice(name, start, start + step))
+
     def verify(self) -> int:
         num_bytes = 0
-        scratch = np.empty(_PIECE_BYTES, np.uint8)
         for name in self.names():
             record = self._record(name)
             if record.type_number == STRING:
                 self._read_strings(name)
                 num_bytes += record.size
                 continue
-            if not self.entry(name).dtype.hasobject:
-                self._check_sizes(name)
-            for piece in [piece for _, piece in self._pieces(name, record)] or [record]:
-                crc = 0
-                for done in range(0, piece.size, _PIECE_BYTES):
-                    part = scratch[: min(_PIECE_BYTES, piece.size - done)]
-                    self._pread(name, piece, done, part)
-                    crc = crc32c(part, crc)
-                self._check_crc(name, piece, crc)
-                num_bytes += piece.size
+            self._check_sizes(name)
+            for piece in self._stored(name, record):
+                for part in self._stream(name, piece):
+                    num_bytes += part.size
         return num_bytes
 
     def close(self) -> None:
@@ -180,18 +189,18 @@ class BundleReader(TensorReader):
     def _pieces(self, name: str, record: BundleEntry) -> Iterator[tuple[tuple[slice, ...], BundleEntry]]:
         """Yield (index in the whole, record) of each piece of a partitioned tensor; nothing for one that is whole."""
         covered = 0
-        for extents in record.slices:
+        for piece_extents in record.slices:
             try:
-                index = bundle_format.resolve(extents, record.shape)
+                index = bundle_format.resolve(piece_extents, record.shape)
             except ValueError as exc:
                 raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: {exc}") from exc
-            data = self._records.get(slice_key(_key(name), extents))
+            data = self._records.get(slice_key(_key(name), piece_extents))
             if data is None:
-                raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: piece {extents} is missing")
+                raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: piece {piece_extents} is missing")
             piece = self._decode(name, data)
             if piece.shape != tuple(part.stop - part.start for part in index):
                 raise CorruptCheckpointError(
-                    f"{self.path}.index: tensor {name!r}: piece {extents} has shape {piece.shape}"
+                    f"{self.path}.index: tensor {name!r}: piece {piece_extents} has shape {piece.shape}"
                 )
             covered += bundle_format.num_elements(piece.shape)
             yield index, piece
@@ -204,7 +213,7 @@ class BundleReader(TensorReader):
     def _check_sizes(self, name: str) -> None:
         """Check declared sizes against shape and file before memory is reserved for them."""
         record = self._record(name)
-        for piece in [piece for _, piece in self._pieces(name, record)] or [record]:
+        for piece in self._stored(name, record):
             if piece.type_number != record.type_number:
                 raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: its pieces differ in type")
             if piece.type_number != STRING:
@@ -231,13 +240,24 @@ class BundleReader(TensorReader):
                 f"{self.path}.index: tensor {name!r} of shape {record.shape} declares {record.size} bytes, "
                 f"expected {target.size}"
             )
-        crc = 0
-        # In pieces, so that each still is in cache when its checksum is taken.
-        for done in range(0, record.size, _PIECE_BYTES):
-            part = target[done : done + _PIECE_BYTES]
-            self._pread(name, record, done, part)
-            crc = crc32c(part, crc)
+        try:
+            crc = extents.fill_checked(self._fd(record.shard), record.offset, target)
+        except EOFError as exc:
+            self._check_end(name, record)
+            raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is cut short: {exc}") from exc
         self._check_crc(name, record, crc)
+
+    def _stream(self, name: str, record: BundleEntry) -> Iterator[extents.Bytes]:
+        try:
+            crc = yield from extents.stream(self._fd(record.shard), record.offset, record.size)
+        except EOFError as exc:
+            self._check_end(name, record)
+            raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is cut short: {exc}") from exc
+        self._check_crc(name, record, crc)
+
+    def _stored(self, name: str, record: BundleEntry) -> list[BundleEntry]:
+        """Return the records whose bytes make up a tensor: its pieces, or itself."""
+        return [piece for _, piece in self._pieces(name, record)] if record.slices else [record]
 
     def _check_crc(self, name: str, record: BundleEntry, crc: int) -> None:
         if mask(crc) != record.crc:
@@ -247,17 +267,12 @@ class BundleReader(TensorReader):
                 f"checksum is {mask(crc):#010x}, the index says {record.crc:#010x}. Use another checkpoint."
             )
 
-    def _pread(self, name: str, record: BundleEntry, start: int, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        fd = self._fd(record.shard)
-        view = target.data
-        position = record.offset + start
-        while view.nbytes:
-            num_read = os.preadv(fd, [view], position)
-            if not num_read:
-                self._check_end(name, record)
-                raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is cut short at byte {position}")
-            view = view[num_read:]
-            position += num_read
+    def _pread(self, name: str, record: BundleEntry, start: int, target: extents.Bytes) -> None:
+        try:
+            extents.fill(self._fd(record.shard), record.offset + start, target)
+        except EOFError as exc:
+            self._check_end(name, record)
+            raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is cut short: {exc}") from exc
 
     def _read_strings(self, name: str) -> np.ndarray[Any, Any]:
         record = self._record(name)

@@ -42,4 +42,23 @@ def files_of(path: str) -> list[str]:
     files = [file for file in (path + INDEX_SUFFIX, path) if os.path.isfile(file)]
     data = sorted(glob.glob(glob.escape(path) + ".data-*"))
     meta = [path + ".meta"] if os.path.isfile(path + ".meta") else []
-    return files + [file for file in data if parse_data_path(file)] + meta
+    return files + [file for file in data if parse_data_path(file)] + shards_of(path) + meta
+
+
+def shard_path(path: str, shard: int, num_shards: int) -> str:
+    """Return the path of one file of a sharded HDF5 checkpoint.
+
+    >>> shard_path("model_dir/weights.h5", 1, 3)
+    'model_dir/weights-00001-of-00003.h5'
+    """
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}-{shard:05d}-of-{num_shards:05d}{suffix}"
+
+
+def shards_of(path: str) -> list[str]:
+    """Return the shard files that stand beside an HDF5 checkpoint, of whatever shard count."""
+    stem, suffix = os.path.splitext(path)
+    if suffix != H5_SUFFIX:
+        return []
+    digits = "[0-9]" * 5
+    return sorted(glob.glob(f"{glob.escape(stem)}-{digits}-of-{digits}{glob.escape(suffix)}"))

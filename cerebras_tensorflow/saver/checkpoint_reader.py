@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver import h5_reader
 from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX
 from cerebras_tensorflow.saver.checkpoint_names import checkpoints_in, step_of
 from cerebras_tensorflow.saver.checkpoint_state import read_state
+from cerebras_tensorflow.saver.h5_format import H5_SIGNATURE
 from cerebras_tensorflow.saver.interface import TensorReader
+from cerebras_tensorflow.saver.safetensors_format import SAFETENSORS_SUFFIX, SafetensorsReader
 from cerebras_tensorflow.saver.tensor_bundle import BundleReader
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> TensorReader:
-    """Return the reader for a checkpoint.
+def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) -> TensorReader:
+    """Return the reader for a checkpoint of any kind.
 
     Args:
-        path: A prefix, an `.index` file, or a folder with a `checkpoint` state file.
+        path: A TensorFlow prefix or its `.index` file, an HDF5 or safetensors file, or a folder with a `checkpoint`
+            state file, which stands for its newest.
+        accept_changed: Also read an HDF5 file of ours that has lost its index, without checksums.
 
     Raises:
         CheckpointError: If nothing is there, or it is of no kind that we read.
         CorruptCheckpointError: If it is damaged.
     """
-    path = os.fspath(path)
+    path = _resolve(os.fspath(path))
+    if not os.path.isfile(path):
+        return BundleReader(path)
+    if _is_hdf5(path):
+        # Here and not above, so that reading a TensorFlow checkpoint does not wait for h5py.
+        index = h5_reader.read_index(path)
+        if index is not None:
+            return h5_reader.H5Reader(path, index)
+        from cerebras_tensorflow.saver.h5_foreign import ForeignH5Reader
+
+        return ForeignH5Reader(path, accept_changed)
+    if path.endswith(SAFETENSORS_SUFFIX):
+        return SafetensorsReader(path)
+    raise CheckpointError(
+        f"{path}: not a checkpoint: neither HDF5 nor safetensors nor the prefix of a TensorFlow checkpoint. For the "
+        "latter give the path without .index or .data-...."
+    )
+
+
+def _resolve(path: str) -> str:
+    """Return the file or prefix that a path stands for."""
     if os.path.isdir(path):
         state = read_state(path)
         if state is None:
@@ -30,8 +58,23 @@ def open_checkpoint(path: str | os.PathLike[str]) -> TensorReader:
                 f"{path}: a folder without a `checkpoint` state file. Give the checkpoint itself, as in "
                 f"{os.path.join(path, 'model.ckpt-100')}."
             )
-        path = state.model_checkpoint_path
-    return BundleReader(path.removesuffix(INDEX_SUFFIX))
+        return state.model_checkpoint_path
+    if path.endswith(INDEX_SUFFIX) and os.path.isfile(path):
+        return path.removesuffix(INDEX_SUFFIX)
+    return path
+
+
+def _is_hdf5(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            # The signature may also follow a user block of 512, 1024, ... bytes.
+            for offset in (0, 512, 1024, 2048, 4096):
+                file.seek(offset)
+                if file.read(len(H5_SIGNATURE)) == H5_SIGNATURE:
+                    return True
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be opened: {exc.strerror}. Check the path.") from exc
+    return False
 
 
 def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
@@ -66,4 +109,37 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-__all__ = ["checkpoints_newest_first", "is_complete", "open_checkpoint", "step_of"]
+class CheckpointReader:
+    """What scripts of release 1.8 import from here to find and read the checkpoints of a model_dir."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._reader = open_checkpoint(path)
+
+    @staticmethod
+    def all_checkpoints(model_dir: str | os.PathLike[str]) -> list[str]:
+        """Return the complete checkpoints of a model_dir, oldest first; an empty list if there are none."""
+        return [path for path in reversed(checkpoints_newest_first(model_dir)) if is_complete(path)]
+
+    @staticmethod
+    def is_a_checkpoint(path: str | os.PathLike[str]) -> bool:
+        """Whether a path is a complete checkpoint of a kind that we read."""
+        return not os.path.isdir(path) and is_complete(path)
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """Return the shape of every tensor, as tf.train.load_checkpoint's reader does."""
+        return {name: list(self._reader.entry(name).shape) for name in self._reader.names()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
+        """Return the NumPy type of every tensor."""
+        return {name: self._reader.entry(name).dtype for name in self._reader.names()}
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether a tensor of that name is stored."""
+        return name in self._reader
+
+    def get_tensor(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of a tensor."""
+        return self._reader.read(name)
+
+
+__all__ = ["CheckpointReader", "checkpoints_newest_first", "is_complete", "open_checkpoint", "step_of"]

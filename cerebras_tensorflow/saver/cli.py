@@ -1,20 +1,199 @@
-"""The commands tensorflow-to-h5 and h5-to-tensorflow."""
+"""The commands tensorflow-to-h5, h5-to-tensorflow and the checkpoint inspector. Exit code 2 means bad input."""
 
 from __future__ import annotations
 
+import argparse
+import shutil
 import sys
+import time
+from collections.abc import Callable, Sequence
+from os.path import abspath, dirname, exists, isdir
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cerebras_tensorflow.saver.convert import Selection
+    from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
+
+_BAD_INPUT = 2
+_INTERRUPTED = 130
 
 
-def tensorflow_to_h5() -> int:
+def tensorflow_to_h5(argv: Sequence[str] | None = None) -> int:
     """Run the command tensorflow-to-h5."""
-    return _not_yet_available("tensorflow-to-h5")
+    parser = _parser("tensorflow-to-h5", "Convert Tensorflow Saver Checkpoint to Cerebras H5 Format")
+    parser.add_argument("saver_path", help="Path to existing saver checkpoint")
+    parser.add_argument("h5_path", help="Path to store converted h5 checkpoint")
+    _add_options(parser)
+    parser.add_argument("--compression", choices=("none", "lz4", "gzip"), default="none", help="of the values")
+    options = parser.parse_args(argv)
+    return _guarded(parser.prog, lambda: _convert(parser.prog, options, options.saver_path, options.h5_path))
 
 
-def h5_to_tensorflow() -> int:
+def h5_to_tensorflow(argv: Sequence[str] | None = None) -> int:
     """Run the command h5-to-tensorflow."""
-    return _not_yet_available("h5-to-tensorflow")
+    parser = _parser("h5-to-tensorflow", "Convert Cerebras H5 Checkpoint to Tensorflow Saver Format")
+    parser.add_argument("h5_path", help="Path to existing h5 checkpoint")
+    parser.add_argument("saver_path", help="Path to store converted saver checkpoint")
+    _add_options(parser)
+    parser.add_argument(
+        "--accept-changed",
+        action="store_true",
+        help="also read a file whose index is lost because another program changed it; without checksums",
+    )
+    options = parser.parse_args(argv)
+    return _guarded(parser.prog, lambda: _convert(parser.prog, options, options.h5_path, options.saver_path))
 
 
-def _not_yet_available(command: str) -> int:
-    print(f"{command}: not yet available: the HDF5 format is still being written", file=sys.stderr)
-    return 2
+def _parser(prog: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=prog, description=description)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    shards = parser.add_mutually_exclusive_group()
+    shards.add_argument("--shard-size", metavar="SIZE", help="write files of at most this size, as in 5GB")
+    shards.add_argument("--layout", metavar="FILE", help="write the shards that FILE names: lines of SHARD PATTERN")
+    parser.add_argument("--include", metavar="PATTERN", action="append", default=[], help="only tensors of such names")
+    parser.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="no tensors of such names")
+    parser.add_argument(
+        "--dtype-map",
+        metavar="FROM=TO",
+        action="append",
+        default=[],
+        help="store tensors of a type, or of a name pattern, as another type: float32=bfloat16",
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="1 reads and writes in turn, more read ahead (default 2)")
+    parser.add_argument("--verify", action="store_true", help="read the result again and compare it")
+    parser.add_argument("--force", action="store_true", help="replace an existing target")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
+
+
+def _guarded(prog: str, run: Callable[[], None]) -> int:
+    """Run a command; its errors become one line and exit code 2."""
+    from cerebras_tensorflow.errors import CerebrasError
+
+    try:
+        run()
+    except (CerebrasError, ValueError, OSError) as exc:
+        print(f"{prog}: error: {' '.join(str(exc).split())}", file=sys.stderr)
+        return _BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted; nothing was kept of the target", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
+
+
+def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -> None:
+    from cerebras_tensorflow.saver import convert
+    from cerebras_tensorflow.saver.progress import ProgressLine
+    from cerebras_tensorflow.units import format_bytes, format_seconds
+
+    start = time.monotonic()
+    if options.jobs < 1:
+        raise ValueError(f"--jobs {options.jobs}: expected 1 or more")
+    is_to_h5 = prog == "tensorflow-to-h5"
+    selection = _selection(options)
+    with convert.open_source(source, getattr(options, "accept_changed", False)) as reader:
+        _check_kind(reader, is_to_h5)
+        target = _target(target, is_to_h5)
+        convert.check_paths(reader.path, target, options.force)
+        total = convert.total_bytes(reader, selection)
+        _check_space(target, total)
+        with _writer(options, reader, selection, target, is_to_h5) as writer:
+            line = ProgressLine(total, sys.stderr, not options.quiet)
+            try:
+                report = convert.copy(reader, writer, selection, line, options.jobs > 1)
+            finally:
+                line.clear()
+        if options.verify:
+            with convert.open_source(target) as result:
+                result.verify()
+                if not selection.dtype_map:
+                    convert.compare(reader, result, selection.names(reader))
+    if not options.quiet:
+        for name, reason in report.skipped.items():
+            print(f"{prog}: skipped {name}: {reason}", file=sys.stderr)
+        seconds = time.monotonic() - start
+        rate = format_bytes(report.num_bytes / seconds)
+        verified = ", verified" if options.verify else ""
+        print(
+            f"{target}: {report.num_tensors} tensors, {format_bytes(report.num_bytes)} in {format_seconds(seconds)} "
+            f"({rate}/s){verified}"
+        )
+
+
+def _writer(
+    options: argparse.Namespace, reader: TensorReader, selection: Selection, target: str, is_to_h5: bool
+) -> TensorWriter:
+    from cerebras_tensorflow.saver import convert, layout
+
+    shard_of = None
+    if options.shard_size:
+        shard_of = layout.by_size(layout.parse_size(options.shard_size))
+    elif options.layout:
+        rules = layout.read_layout(options.layout)
+        convert.check_layout(reader, selection, rules)
+        shard_of = rules.shard
+    if not is_to_h5:
+        from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+
+        return BundleWriter(target, shard_of)
+    if shard_of is None:
+        from cerebras_tensorflow.saver.h5_writer import H5Writer
+
+        return H5Writer(target, options.compression)
+    from cerebras_tensorflow.saver.h5_sharded import ShardedH5Writer
+
+    return ShardedH5Writer(target, shard_of, options.compression)
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    from cerebras_tensorflow.saver.convert import Selection
+    from cerebras_tensorflow.saver.h5_format import dtype_named
+
+    dtype_map = []
+    for rule in options.dtype_map:
+        pattern, separator, name = rule.rpartition("=")
+        if not separator or not pattern:
+            raise ValueError(f"--dtype-map {rule}: expected FROM=TO, as in float32=bfloat16")
+        dtype = dtype_named(name)
+        if dtype.kind == "O":
+            raise ValueError(f"--dtype-map {rule}: numbers do not become strings")
+        dtype_map.append((pattern, dtype))
+    return Selection(tuple(options.include), tuple(options.exclude), tuple(dtype_map))
+
+
+def _check_kind(reader: TensorReader, is_to_h5: bool) -> None:
+    from cerebras_tensorflow.errors import CheckpointError
+    from cerebras_tensorflow.saver.tensor_bundle import BundleReader
+
+    is_bundle = isinstance(reader, BundleReader)
+    if is_to_h5 and not is_bundle:
+        raise CheckpointError(f"{reader.path}: not a TensorFlow checkpoint; h5-to-tensorflow converts HDF5 files")
+    if not is_to_h5 and is_bundle:
+        raise CheckpointError(f"{reader.path}: a TensorFlow checkpoint already; tensorflow-to-h5 converts those")
+
+
+def _target(target: str, is_to_h5: bool) -> str:
+    from cerebras_tensorflow.errors import CheckpointError
+
+    example = "model-ckpt-100.h5" if is_to_h5 else "model-ckpt-100"
+    if isdir(target) or target.endswith("/"):
+        raise CheckpointError(
+            f"{target}: a folder; give the checkpoint's own name too, as in {target.rstrip('/')}/{example}"
+        )
+    return target.removesuffix(".index") if not is_to_h5 else target
+
+
+def _check_space(target: str, num_bytes: int) -> None:
+    from cerebras_tensorflow.errors import CheckpointError
+    from cerebras_tensorflow.units import format_bytes
+
+    folder = dirname(abspath(target))
+    while not exists(folder):
+        folder = dirname(folder)
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise CheckpointError(
+            f"{target}: needs {format_bytes(num_bytes)}, {folder} has {format_bytes(free)} free. Free some space or "
+            "choose another folder."
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
@@ -72,6 +72,17 @@ class TensorReader(ABC):
     @abstractmethod
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         """Return rows start to stop along axis 0. Checksums cover whole tensors, so this is not verified."""
+
+    @abstractmethod
+    def chunks(self, name: str) -> Iterator[BytesLike]:
+        """Yield a tensor's little-endian bytes in order, in pieces of a few megabytes; each is valid until the next.
+
+        The checksum is compared after the last piece, so that what was taken before is not to be trusted until then.
+
+        Raises:
+            KeyError, CorruptCheckpointError: As `read`.
+            ValueError: If the tensor holds strings.
+        """
 
     @abstractmethod
     def verify(self) -> int:

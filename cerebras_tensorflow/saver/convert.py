@@ -1,0 +1,234 @@
+"""Copying a checkpoint into another format in bounded memory, tensor by tensor, piece by piece."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.checkpoint_names import files_of
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import BytesLike, TensorReader, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.layout import Layout
+
+_AHEAD = 3
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which tensors are copied, and as what type.
+
+    Attributes:
+        include: Name patterns (as in a shell); none means all.
+        exclude: Name patterns of tensors to leave out.
+        dtype_map: (pattern or type name, new type); the first that fits a tensor's name or type counts.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    dtype_map: tuple[tuple[str, np.dtype[Any]], ...] = ()
+
+    def names(self, reader: TensorReader) -> list[str]:
+        """Return the names to copy.
+
+        Raises:
+            ValueError: If a pattern fits no name: a slip of the pen rather than a wish.
+        """
+        names = reader.names()
+        for pattern in (*self.include, *self.exclude):
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                raise ValueError(f"{reader.path}: no tensor fits the pattern {pattern!r}")
+        if self.include:
+            names = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.include)]
+        return [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)]
+
+    def dtype(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the type under which a tensor is written."""
+        for pattern, new in self.dtype_map:
+            if pattern == dtype.name or fnmatch.fnmatchcase(name, pattern):
+                return new
+        return dtype
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was copied.
+
+    Attributes:
+        num_bytes: Of the values read [B].
+        skipped: What is no tensor in the source, with the reason.
+    """
+
+    num_tensors: int
+    num_bytes: int
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def copy(
+    reader: TensorReader,
+    writer: TensorWriter,
+    selection: Selection | None = None,
+    progress: Callable[[int], None] | None = None,
+    is_reading_ahead: bool = True,
+) -> Report:
+    """Copy tensors from an open reader to an open writer; the caller commits.
+
+    Args:
+        reader: Source; every checksum it has is compared.
+        writer: Target.
+        selection: What to copy; all by default.
+        progress: Called with the number of bytes of each piece.
+        is_reading_ahead: Read in a second thread while this one writes.
+
+    Raises:
+        CheckpointError, ValueError: As reader and writer.
+    """
+    selection = selection or Selection()
+    num_bytes = 0
+    names = selection.names(reader)
+    for name in names:
+        entry = reader.entry(name)
+        num_bytes += entry.num_bytes
+        if entry.dtype.kind == "O":
+            writer.add(name, reader.read(name))
+        else:
+            dtype = selection.dtype(name, entry.dtype)
+            pieces: Iterator[BytesLike] = reader.chunks(name)
+            if is_reading_ahead and entry.num_bytes > 16 << 20:
+                pieces = _ahead(pieces)
+            if dtype != entry.dtype:
+                pieces = _cast(pieces, entry.dtype, dtype)
+            writer.add_chunks(
+                name, dtype, entry.shape, _counted(pieces, dtype.itemsize, entry.dtype.itemsize, progress)
+            )
+        if progress is not None and entry.dtype.kind == "O":
+            progress(entry.num_bytes)
+    return Report(len(names), num_bytes, dict(getattr(reader, "skipped", {})))
+
+
+def total_bytes(reader: TensorReader, selection: Selection) -> int:
+    """Return the size of the values that `copy` would read [B]."""
+    return sum(reader.entry(name).num_bytes for name in selection.names(reader))
+
+
+def check_layout(reader: TensorReader, selection: Selection, layout: Layout) -> None:
+    """Check that a layout gives every tensor exactly one shard, before anything is written."""
+    layout.check(selection.names(reader))
+
+
+def check_paths(source: str, target: str, force: bool) -> None:
+    """Check that a conversion would not overwrite its own source, nor anything else unasked.
+
+    Raises:
+        CheckpointError: If it would.
+    """
+    source_files = {os.path.realpath(file) for file in files_of(source)}
+    target_files = [file for file in files_of(target) if os.path.exists(file)]
+    if os.path.realpath(source) == os.path.realpath(target) or any(
+        os.path.realpath(file) in source_files for file in target_files
+    ):
+        raise CheckpointError(f"{target}: source and target are the same checkpoint; choose another target")
+    if target_files and not force:
+        raise CheckpointError(f"{target_files[0]}: exists. Use --force to replace it, or choose another target.")
+
+
+def compare(first: TensorReader, second: TensorReader, names: Sequence[str]) -> None:
+    """Check that two checkpoints hold the same values under some names, in bounded memory.
+
+    Raises:
+        CheckpointError: At the first difference.
+    """
+    for name in names:
+        left, right = first.entry(name), second.entry(name)
+        same = (left.dtype, left.shape) == (right.dtype, right.shape)
+        if same and left.dtype.kind == "O":
+            same = first.read(name).tolist() == second.read(name).tolist()
+        elif same:
+            same = all(np.array_equal(*pair) for pair in _aligned(first.chunks(name), second.chunks(name)))
+        if not same:
+            raise CheckpointError(f"{second.path}: tensor {name!r} differs from the one in {first.path}")
+
+
+def _aligned(first: Iterator[BytesLike], second: Iterator[BytesLike]) -> Iterator[tuple[Any, Any]]:
+    """Yield pieces of two streams that cover the same bytes."""
+    left = right = np.empty(0, np.uint8)
+    while True:
+        if not left.size:
+            left = flat_view(next(first, b""))
+        if not right.size:
+            right = flat_view(next(second, b""))
+        size = min(left.size, right.size)
+        yield (left[:size], right[:size]) if size else (left, right)
+        if not size:
+            return
+        left, right = left[size:], right[size:]
+
+
+def _counted(
+    pieces: Iterator[BytesLike], itemsize: int, source_itemsize: int, progress: Callable[[int], None] | None
+) -> Iterator[BytesLike]:
+    for piece in pieces:
+        yield piece
+        if progress is not None:
+            progress(flat_view(piece).size // itemsize * source_itemsize)
+
+
+def _cast(pieces: Iterator[BytesLike], old: np.dtype[Any], new: np.dtype[Any]) -> Iterator[BytesLike]:
+    rest = np.empty(0, np.uint8)
+    for piece in pieces:
+        view = flat_view(piece)
+        if rest.size:
+            view = np.concatenate([rest, view])
+        whole = view.size - view.size % old.itemsize
+        yield as_bytes(view[:whole].view(old).astype(new))
+        rest = view[whole:].copy()
+
+
+def _ahead(pieces: Iterator[BytesLike]) -> Iterator[BytesLike]:
+    """Yield pieces that a second thread reads ahead; a few at a time, so memory stays bounded."""
+    free: queue.Queue[np.ndarray[Any, Any]] = queue.Queue()
+    filled: queue.Queue[tuple[np.ndarray[Any, Any], int] | BaseException | None] = queue.Queue()
+    is_stopped = threading.Event()
+    for _ in range(_AHEAD):
+        free.put(np.empty(0, np.uint8))
+
+    def run() -> None:
+        try:
+            for piece in pieces:
+                view = flat_view(piece)
+                buffer = free.get()
+                if is_stopped.is_set():
+                    return
+                if buffer.size < view.size:
+                    buffer = np.empty(view.size, np.uint8)
+                buffer[: view.size] = view
+                filled.put((buffer, view.size))
+            filled.put(None)
+        except BaseException as exc:
+            filled.put(exc)
+
+    thread = threading.Thread(target=run, name="checkpoint-reader", daemon=True)
+    thread.start()
+    try:
+        while (item := filled.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            buffer, size = item
+            yield buffer[:size]
+            free.put(buffer)
+    finally:
+        is_stopped.set()
+        free.put(np.empty(0, np.uint8))
+        thread.join()
+
+
+def open_source(path: str, accept_changed: bool = False) -> TensorReader:
+    """Open the source of a conversion, as `open_checkpoint`."""
+    return open_checkpoint(path, accept_changed)

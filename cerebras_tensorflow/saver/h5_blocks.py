@@ -1,0 +1,41 @@
+"""Cutting an HDF5 dataset into blocks that follow each other in row-major order, for reading it in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+_BLOCK_BYTES = 4 << 20
+
+
+def blocks(
+    shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int, block_bytes: int = _BLOCK_BYTES
+) -> Iterator[tuple[slice, ...]]:
+    """Yield selections of about `block_bytes` whose bytes, one after the other, are the whole array's.
+
+    Args:
+        shape: Of the dataset.
+        chunks: Its HDF5 chunk; blocks hold whole chunks along their axis, so that few are unpacked twice.
+        itemsize: Of an element [B].
+        block_bytes: Wanted size [B].
+
+    >>> list(blocks((5,), None, 4, block_bytes=8))
+    [(slice(0, 2, None),), (slice(2, 4, None),), (slice(4, 5, None),)]
+    """
+    if 0 in shape:
+        return
+    if not shape:
+        yield ()
+        return
+    axis, inner_bytes = len(shape) - 1, itemsize
+    while axis > 0 and inner_bytes * shape[axis] <= block_bytes:
+        inner_bytes *= shape[axis]
+        axis -= 1
+    step = max(block_bytes // inner_bytes, 1)
+    if chunks is not None and step > chunks[axis]:
+        step -= step % chunks[axis]
+    for lead in np.ndindex(shape[:axis]):
+        outer = tuple(slice(index, index + 1) for index in lead)
+        for start in range(0, shape[axis], step):
+            yield (*outer, slice(start, min(start + step, shape[axis])), *(slice(0, dim) for dim in shape[axis + 1 :]))

@@ -1,0 +1,345 @@
+"""Writing HDF5 checkpoints that the published readers accept. HDF5 lays the file out; the values go past it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5a, h5d, h5p, h5s, h5t
+
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver import h5_format, h5_index, string_tensor
+from cerebras_tensorflow.saver.atomic import PartialFile, reporting, write_all
+from cerebras_tensorflow.saver.checkpoint_names import shards_of
+from cerebras_tensorflow.saver.checksum import crc32c
+from cerebras_tensorflow.saver.h5_index import H5Index, H5Record
+from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
+
+_PIECE_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
+# Large tensors begin on a page; small ones are packed.
+_ALIGNED_FROM_BYTES = 64 << 10
+_PAGE_BYTES = 4096
+_META_BLOCK_BYTES = 64 << 10
+_LZ4_FILTER = 32004
+_GZIP_LEVEL = 1
+
+
+class H5Writer(TensorWriter):
+    """One HDF5 checkpoint file being written.
+
+    Args:
+        path: Final path. A file that stands there stays until the new one is complete.
+        compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
+
+    Raises:
+        ValueError: If the compression is unknown.
+        CheckpointError: If another process is writing this file, or the folder cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], compression: str = "none") -> None:
+        if compression not in h5_format.COMPRESSIONS:
+            raise ValueError(f"compression {compression!r}: expected one of {', '.join(h5_format.COMPRESSIONS)}")
+        self.path = os.path.abspath(path)
+        self._compression = compression
+        self.records: dict[str, H5Record] = {}
+        self.is_placed = False
+        self._partial: PartialFile | None = PartialFile(self.path)
+        self._io = _MetadataFile(self._partial.fd)
+        self._file = h5py.File(
+            self._io,
+            "w",
+            libver="earliest",
+            alignment_threshold=_ALIGNED_FROM_BYTES,
+            alignment_interval=_PAGE_BYTES,
+            meta_block_size=_META_BLOCK_BYTES,
+        )
+        self._attributes = _Attributes()
+        self._attributes.write(self._file.id, h5_format.INDEX_ATTRIBUTE, True)
+
+    def add(self, name: str, array: Any) -> None:
+        array = np.asarray(array)
+        if h5_format.type_name(array.dtype) != h5_format.STRING_TYPE:
+            self.add_chunks(name, array.dtype, array.shape, [as_bytes(array)])
+            return
+        stored, _ = string_tensor.encode(string_tensor.to_elements(array))
+        self._add(name, h5_format.STRING_TYPE, (len(stored),), array.shape, [stored])
+
+    def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
+        type_name = h5_format.type_name(np.dtype(dtype))
+        if type_name == h5_format.STRING_TYPE:
+            raise ValueError(f"{name}: strings cannot be added in chunks; use add")
+        shape = tuple(int(dim) for dim in shape)
+        self._add(name, type_name, shape, shape, chunks)
+
+    def commit(self) -> None:
+        replaced = shards_of(self.path) if os.path.exists(self.path) else []
+        self.commit_as(self.path, (), self.records)
+        with reporting(self.path):
+            for path in replaced:
+                os.unlink(path)
+
+    def commit_as(self, path: str, shards: tuple[str, ...], records: dict[str, H5Record]) -> None:
+        """Commit under a name of the same folder, with an index that may point into other files."""
+        if self._partial is None:
+            raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
+        try:
+            self._file.close()
+            with reporting(self.path):
+                self._io.check()
+                end = os.fstat(self._partial.fd).st_size
+                rest_crc = h5_index.rest_checksum(self._partial.fd, self.records, end)
+                os.lseek(self._partial.fd, end, os.SEEK_SET)
+                write_all(self._partial.fd, h5_index.encode(H5Index(records, shards, end, rest_crc)))
+            self._partial.commit(path)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._partial is not None:
+            # HDF5 flushes at close; into a file that is about to go.
+            self._io.drop_writes()
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                self._file.close()
+            self.is_placed = self._partial.is_placed
+            self._partial.discard()
+            self._partial = None
+
+    def _add(
+        self,
+        name: str,
+        type_name: str,
+        stored_shape: tuple[int, ...],
+        shape: tuple[int, ...],
+        chunks: Iterable[BytesLike],
+    ) -> None:
+        if self._partial is None:
+            raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
+        if name in self.records:
+            raise ValueError(f"{self.path}: tensor {name!r} is added twice")
+        stored = h5_format.stored_dtype(type_name)
+        num_bytes = h5_format.num_elements(stored_shape) * stored.itemsize
+        is_compressed = self._compression != "none" and num_bytes > 0 and bool(stored_shape)
+        chunk_shape = _chunk_shape(stored_shape, stored.itemsize) if is_compressed else None
+        dataset = self._create(h5_format.quote(name), stored, stored_shape, chunk_shape)
+        self._describe(dataset, type_name, shape)
+        if chunk_shape is not None:
+            offset = h5_index.NOT_CONTIGUOUS
+            crc = _write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks)
+        else:
+            offset = dataset.get_offset() if num_bytes else 0
+            crc = _write_contiguous(self._partial.fd, name, offset, num_bytes, chunks, self.path)
+        with reporting(self.path):
+            self._io.check()
+        self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
+
+    def _create(
+        self, link: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk_shape: tuple[int, ...] | None
+    ) -> h5d.DatasetID:
+        plist = h5p.create(h5p.DATASET_CREATE)
+        plist.set_obj_track_times(False)
+        if chunk_shape is None:
+            plist.set_layout(h5d.CONTIGUOUS)
+            # Space is taken now and filled by us, not by HDF5.
+            plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+            plist.set_fill_time(h5d.FILL_TIME_NEVER)
+        else:
+            plist.set_chunk(chunk_shape)
+            if self._compression == "gzip":
+                plist.set_deflate(_GZIP_LEVEL)
+            else:
+                _load_lz4()
+                plist.set_filter(_LZ4_FILTER, 0, (0,))
+        space = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
+        return h5d.create(self._file.id, link.encode(), h5t.py_create(dtype, logical=True), space, plist)
+
+    def _describe(self, dataset: h5d.DatasetID, type_name: str, shape: tuple[int, ...]) -> None:
+        write = self._attributes.write
+        write(dataset, h5_format.LEGACY_TYPE_ATTRIBUTE, h5_format.LEGACY_ARRAY_TYPE)
+        write(dataset, h5_format.BFLOAT16_ATTRIBUTE, type_name == "bfloat16")
+        write(dataset, h5_format.STORAGE_TYPE_ATTRIBUTE, h5_format.STORAGE_ARRAY_TYPE)
+        write(dataset, h5_format.STORAGE_NUMPY_ATTRIBUTE, True)
+        if h5_format.is_raw_bits(type_name):
+            write(dataset, h5_format.ELEMENT_TYPE_ATTRIBUTE, type_name)
+        if type_name == h5_format.STRING_TYPE:
+            write(dataset, h5_format.STRING_SHAPE_ATTRIBUTE, ",".join(str(dim) for dim in shape))
+
+
+class _Attributes:
+    """Scalar attributes through the low-level interface: at 100 000 tensors the high-level one takes minutes."""
+
+    def __init__(self) -> None:
+        self._space = h5s.create(h5s.SCALAR)
+        self._text_dtype = h5py.string_dtype()
+        self._text = h5t.py_create(self._text_dtype, logical=True)
+        self._flag = h5t.py_create(np.dtype(bool), logical=True)
+
+    def write(self, target: Any, name: str, value: str | bool) -> None:
+        is_text = isinstance(value, str)
+        attribute = h5a.create(target, name.encode(), self._text if is_text else self._flag, self._space)
+        attribute.write(np.array(value, self._text_dtype if is_text else bool))
+
+
+class _MetadataFile:
+    """The file object through which HDF5 writes its metadata.
+
+    Never fails into HDF5, which could then neither close the file nor give its space back; `check` raises instead.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._position = 0
+        self._error: OSError | None = None
+        self._is_dropping = False
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def drop_writes(self) -> None:
+        self._is_dropping = True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(self._fd).st_size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        data = os.pread(self._fd, size, self._position)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        count = os.preadv(self._fd, [buffer], self._position)
+        self._position += count
+        return count
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._error is None and not self._is_dropping:
+            try:
+                _pwrite_all(self._fd, view, self._position)
+            except OSError as exc:
+                self._error = exc
+        self._position += view.nbytes
+        return view.nbytes
+
+    def truncate(self, size: int) -> int:
+        if self._error is None and not self._is_dropping:
+            try:
+                os.ftruncate(self._fd, size)
+            except OSError as exc:
+                self._error = exc
+        return size
+
+    def flush(self) -> None:
+        """Durability is the commit's matter."""
+
+
+def _write_contiguous(fd: int, name: str, offset: int, num_bytes: int, chunks: Iterable[BytesLike], path: str) -> int:
+    """Write a tensor's bytes where HDF5 reserved space for them; return their CRC."""
+    crc = done = 0
+    for chunk in chunks:
+        view = flat_view(chunk)
+        for start in range(0, view.size, _PIECE_BYTES):
+            piece = view[start : start + _PIECE_BYTES]
+            if done + piece.size > num_bytes:
+                raise ValueError(f"{name}: the chunks hold more than the {num_bytes} bytes of its shape and type")
+            crc = crc32c(piece, crc)
+            with reporting(path):
+                _pwrite_all(fd, piece.data, offset + done)
+            done += piece.size
+    if done != num_bytes:
+        raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")
+    return crc
+
+
+def _pwrite_all(fd: int, view: memoryview, position: int) -> None:
+    while view.nbytes:
+        count = os.pwrite(fd, view, position)
+        view = view[count:]
+        position += count
+
+
+def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return a chunk of about a megabyte that is contiguous in row-major order, so that a stream fills it in turn."""
+    chunk = [1] * len(shape)
+    left = max(_CHUNK_BYTES // itemsize, 1)
+    for axis in reversed(range(len(shape))):
+        chunk[axis] = min(shape[axis], left)
+        if chunk[axis] < shape[axis]:
+            break
+        left = max(left // shape[axis], 1)
+    return tuple(chunk)
+
+
+def _blocks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield (start, count) of the chunks in row-major order; those at an edge are cut to the shape."""
+    grid = tuple(-(-dim // size) for dim, size in zip(shape, chunk_shape, strict=True))
+    for position in np.ndindex(grid):
+        start = tuple(index * size for index, size in zip(position, chunk_shape, strict=True))
+        yield start, tuple(min(size, dim - at) for size, dim, at in zip(chunk_shape, shape, start, strict=True))
+
+
+def _write_compressed(
+    dataset: h5d.DatasetID,
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    chunk_shape: tuple[int, ...],
+    chunks: Iterable[BytesLike],
+) -> int:
+    """Write a tensor through HDF5's filters, one HDF5 chunk at a time; return the CRC of its uncompressed bytes."""
+    source = _Rebuffer(chunks)
+    crc = 0
+    type_id = h5t.py_create(dtype, logical=True)
+    for start, count in _blocks(shape, chunk_shape):
+        piece = source.take(h5_format.num_elements(count) * dtype.itemsize)
+        if piece is None:
+            raise ValueError(f"{name}: the chunks hold too few bytes for {dtype} {shape}")
+        crc = crc32c(piece, crc)
+        file_space = dataset.get_space()
+        file_space.select_hyperslab(start, count)
+        dataset.write(h5s.create_simple(count), file_space, piece.view(dtype).reshape(count), type_id)
+    if source.take(1) is not None:
+        raise ValueError(f"{name}: the chunks hold too many bytes for {dtype} {shape}")
+    return crc
+
+
+class _Rebuffer:
+    """Pieces of any size in, pieces of a wanted size out."""
+
+    def __init__(self, chunks: Iterable[BytesLike]) -> None:
+        self._source = iter(chunks)
+        self._rest: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+        """Return the next bytes, or None if fewer are left."""
+        out = np.empty(size, np.uint8)
+        done = 0
+        while done < size:
+            if not self._rest.size:
+                chunk = next(self._source, None)
+                if chunk is None:
+                    return None
+                self._rest = flat_view(chunk)
+                continue
+            part = self._rest[: size - done]
+            out[done : done + part.size] = part
+            self._rest = self._rest[part.size :]
+            done += part.size
+        return out
+
+
+def _load_lz4() -> None:
+    try:
+        import hdf5plugin  # noqa: F401 (registers the filter)
+    except ImportError as exc:
+        raise CheckpointError("LZ4 in HDF5 needs the package hdf5plugin: pip install hdf5plugin") from exc

@@ -1,0 +1,109 @@
+"""Which file of a sharded checkpoint a tensor goes to: by size, or by name patterns in a layout file.
+
+A layout file has one rule a line, `SHARD PATTERN`, with shell patterns on tensor names; `#` begins a comment:
+
+    0  embedding/*
+    1  layer_[0-5]/*
+    2  layer_[6-9]/*
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
+_MAX_SHARDS = 99_999
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rules of (shard, name pattern); every tensor must fit exactly one."""
+
+    rules: tuple[tuple[int, str], ...]
+
+    def shard(self, name: str, num_bytes: int = 0) -> int:
+        """Return the shard of a tensor.
+
+        Raises:
+            ValueError: If no rule or more than one fits its name.
+        """
+        fitting = [(shard, pattern) for shard, pattern in self.rules if fnmatch.fnmatchcase(name, pattern)]
+        if not fitting:
+            raise ValueError(f"the layout has no rule for tensor {name!r}; add a line with its shard and a pattern")
+        if len(fitting) > 1:
+            rules = ", ".join(f"'{shard} {pattern}'" for shard, pattern in fitting)
+            raise ValueError(f"the layout has {len(fitting)} rules for tensor {name!r}: {rules}; keep one")
+        return fitting[0][0]
+
+    def check(self, names: Iterable[str]) -> None:
+        """Check that every name has exactly one rule, and every rule a name.
+
+        Raises:
+            ValueError: If not; names the tensor or the rule.
+        """
+        names = list(names)
+        for name in names:
+            self.shard(name)
+        for shard, pattern in self.rules:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                raise ValueError(f"the layout's rule '{shard} {pattern}' fits no tensor")
+
+
+def read_layout(path: str) -> Layout:
+    """Return the layout of a file.
+
+    Raises:
+        ValueError: If a line is no rule; names it.
+        OSError: If the file cannot be read.
+    """
+    rules = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            text = line.split("#", 1)[0].strip()
+            if not text:
+                continue
+            shard, _, pattern = text.partition(" ")
+            if not shard.isdigit() or not pattern.strip() or int(shard) >= _MAX_SHARDS:
+                raise ValueError(
+                    f"{path}:{number}: {text!r}: expected a shard number and a pattern, as in '0 layer_1/*'"
+                )
+            rules.append((int(shard), pattern.strip()))
+    if not rules:
+        raise ValueError(f"{path}: no rules; expected lines such as '0 layer_1/*'")
+    return Layout(tuple(rules))
+
+
+def by_size(max_bytes: int) -> Callable[[str, int], int]:
+    """Return a rule that fills one shard after the other, none beyond `max_bytes` unless one tensor alone is."""
+    if max_bytes <= 0:
+        raise ValueError(f"a shard size of {max_bytes} bytes; expected a positive size")
+    shard, used = 0, 0
+
+    def shard_of(name: str, num_bytes: int) -> int:
+        nonlocal shard, used
+        if used and used + num_bytes > max_bytes:
+            shard, used = shard + 1, 0
+        used += num_bytes
+        return shard
+
+    return shard_of
+
+
+def parse_size(text: str) -> int:
+    """Return a size with a unit as bytes.
+
+    Raises:
+        ValueError: If it is none.
+
+    >>> parse_size("1.5GB"), parse_size("64MiB")
+    (1500000000, 67108864)
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is no size; expected a number with a unit, as in 500MB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
