@@ -85,6 +85,21 @@ def embed(table_VH: tf.Variable, ids_BS: tf.Tensor, dtype: tf.DType) -> tf.Tenso
     return tf.cast(tf.gather(table_VH, ids_BS), dtype)
 
 
+def tied_logits(x_BSH: tf.Tensor, table_VH: tf.Variable, bias_V: tf.Variable | None = None) -> tf.Tensor:
+    """Return x @ table^T (+ bias), (B, S, V) of the type of x: the embedding as output layer."""
+    vocabulary_size, hidden_size = table_VH.shape.as_list()
+    flat = tf.reshape(x_BSH, [-1, hidden_size])
+    logits = tf.matmul(flat, tf.cast(table_VH, x_BSH.dtype), transpose_b=True)
+    if bias_V is not None:
+        logits = tf.nn.bias_add(logits, tf.cast(bias_V, x_BSH.dtype))
+    return tf.reshape(logits, [-1, int(x_BSH.shape[1]), vocabulary_size])
+
+
+def numbered(name: str, number: int) -> str:
+    """Return the name of the n-th layer of a kind, from 0; the first has no number, as in the public Model Zoo."""
+    return f"{name}_{number}" if number else name
+
+
 def dropout(x: tf.Tensor, rate: float, is_training: bool) -> tf.Tensor:
     """Return x with elements dropped at a rate and the rest scaled up, in training only."""
     if not is_training or rate == 0.0:

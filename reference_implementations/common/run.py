@@ -241,7 +241,7 @@ def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: Run
 def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, path: Path) -> Any:
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 
-    cluster = {
+    cluster: dict[str, Any] = {
         "num_csx": settings.num_csx,
         "max_wgt_servers": settings.num_wgt_servers,
         "max_act_per_csx": settings.num_act_servers,

@@ -30,6 +30,8 @@ from reference_implementations.common.layers import (
     embedding_table,
     layer_norm,
     normal,
+    numbered,
+    tied_logits,
     variable,
     zeros,
 )
@@ -74,10 +76,7 @@ def gptj_logits(input_ids_BS: tf.Tensor, settings: GptjSettings, is_training: bo
     x_BSH = layer_norm("post_decoder_layer_norm", x_BSH, settings.layer_norm_epsilon)
     if not settings.share_embedding_weights:
         return dense("lm_head", x_BSH, settings.vocab_size, initializer)
-    flat = tf.reshape(x_BSH, [-1, settings.hidden_size])
-    logits = tf.matmul(flat, tf.cast(table_VH, dtype), transpose_b=True)
-    bias_V = tf.cast(variable("bias", [settings.vocab_size], zeros()), dtype)
-    return tf.reshape(tf.nn.bias_add(logits, bias_V), [-1, int(x_BSH.shape[1]), settings.vocab_size])
+    return tied_logits(x_BSH, table_VH, variable("bias", [settings.vocab_size], zeros()))
 
 
 def _block(x_BSH: tf.Tensor, bias_11SS: tf.Tensor, index: int, settings: GptjSettings, is_training: bool) -> tf.Tensor:
@@ -104,12 +103,10 @@ def _attention(x_BSH: tf.Tensor, bias_11SS: tf.Tensor, settings: GptjSettings, i
 
 def _feed_forward(x_BSH: tf.Tensor, index: int, settings: GptjSettings) -> tf.Tensor:
     initializer = normal(settings.initializer_range)
-    y_BSF = dense(_dense_name(2 * index), x_BSH, settings.filter_size, initializer)
+    y_BSF = dense(numbered("dense_layer", 2 * index), x_BSH, settings.filter_size, initializer)
     return dense(
-        _dense_name(2 * index + 1), activation(settings.nonlinearity, y_BSF), settings.hidden_size, initializer
+        numbered("dense_layer", 2 * index + 1),
+        activation(settings.nonlinearity, y_BSF),
+        settings.hidden_size,
+        initializer,
     )
-
-
-def _dense_name(number: int) -> str:
-    """Dense layers are numbered through the whole model, the first without a number."""
-    return f"dense_layer_{number}" if number else "dense_layer"

@@ -1,0 +1,1 @@
+"""GPT-2: a decoder with learned positions and norms before attention and feed-forward."""

@@ -1,0 +1,1 @@
+"""GPT-3: GPT-2's model in the published sizes of GPT-3."""
