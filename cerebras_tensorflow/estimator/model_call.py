@@ -50,7 +50,7 @@ class Model:
         """Return the step that the compiler takes, for runs that ask for the given tensors and ops."""
         names = [op_name(self.graph, root) for root in roots]
         weights = [variable.handle.op.name for variable in self.graph.get_collection("variables")]
-        names += weights
+        names += [*weights, *self.inputs.names]
         names += [self.train_node] if self.train_node else []
         names = list(dict.fromkeys(names))
         return Step(

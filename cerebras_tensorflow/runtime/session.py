@@ -103,8 +103,9 @@ class ProgramSession:
             if original is not None:
                 raise original from error
             raise
+        if is_step or self._train_node is None:
+            self._batch = None  # without a train op, every run that needs a batch takes the next one
         if is_step:
-            self._batch = None
             if self._global_step_index is not None:
                 self._count(int(after[-1]))
         return result
