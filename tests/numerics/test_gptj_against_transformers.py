@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,26 +58,6 @@ def their_name(name: str) -> str:
     raise AssertionError(f"no counterpart for {name}")
 
 
-def random_weights(settings: GptjSettings, seed: int) -> dict[str, np.ndarray]:
-    """Every variable drawn wide enough that each part of the model shows in the logits."""
-    rng = np.random.default_rng(seed)
-    with tf.Graph().as_default():
-        gptj_logits(tf.compat.v1.placeholder(tf.int32, [None, 4]), settings, is_training=False)
-        variables = {variable.op.name: variable.shape.as_list() for variable in tf.compat.v1.trainable_variables()}
-    return {
-        name: (rng.normal(1.0 if name.endswith("gamma") else 0.0, 0.05, shape)).astype(np.float32)
-        for name, shape in variables.items()
-    }
-
-
-def our_logits(settings: GptjSettings, weights: dict[str, np.ndarray], ids_BS: np.ndarray) -> np.ndarray:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        logits = gptj_logits(tf.constant(ids_BS), settings, is_training=False)
-        for variable in tf.compat.v1.trainable_variables():
-            variable.load(weights[variable.op.name], session)
-        return session.run(logits)
-
-
 def their_logits(settings: GptjSettings, weights: dict[str, np.ndarray], ids_BS: np.ndarray) -> np.ndarray:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -106,12 +88,12 @@ def their_logits(settings: GptjSettings, weights: dict[str, np.ndarray], ids_BS:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_logits_equal_those_of_transformers(name: str) -> None:
+def test_logits_equal_those_of_transformers(name: str, run_ours: Callable[..., Any]) -> None:
     settings, batch, sequence = SHAPES[name]
     rng = np.random.default_rng(7)
     ids_BS = rng.integers(0, settings.vocab_size, [batch, sequence], dtype=np.int32)
-    weights = random_weights(settings, seed=11)
-    ours, theirs = our_logits(settings, weights, ids_BS), their_logits(settings, weights, ids_BS)
+    ours = run_ours(lambda: [gptj_logits(tf.constant(ids_BS), settings, is_training=False)])
+    theirs = their_logits(settings, ours.weights, ids_BS)
     assert np.std(theirs) > 0.05  # else agreement would mean nothing
     # float32 on both sides; the sums run in different orders.
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(ours.values[0], theirs, rtol=0, atol=1e-4)
