@@ -8,11 +8,12 @@ COMMANDS = [
     "python-ws = csrun.interpreters:python_ws",
     "cs = csrun.shell.cli:main",
     "cs-system = csrun.system_cli:main",
+    "csctl = csrun.jobs.cli:main",
     "tensorflow-to-h5 = cerebras_tensorflow.saver.cli:tensorflow_to_h5",
     "h5-to-tensorflow = cerebras_tensorflow.saver.cli:h5_to_tensorflow",
 ]
 
-TEST = ["pytest>=8", "hypothesis>=6", "pexpect>=4.9", "ruff>=0.6", "mypy>=1.11", "import-linter>=2", "types-PyYAML"]
+TEST = ["pytest>=8", "hypothesis>=6", "pexpect>=4.9", "ruff>=0.6", "mypy>=1.11", "import-linter>=2", "types-PyYAML", "types-protobuf"]
 INTEROP = ["torch>=2.2", "transformers>=4.45"]
 
 setup(
@@ -24,7 +25,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["cerebras_tensorflow*", "csrun*"]),
-    package_data={"cerebras_tensorflow": ["**/*.md", "py.typed"], "csrun": ["py.typed"]},
+    package_data={"cerebras_tensorflow": ["**/*.md", "py.typed"], "csrun": ["**/*.proto", "py.typed"]},
     install_requires=[
         "tensorflow>=2.16,<2.22",
         "tf_keras>=2.16,<2.22",
@@ -34,6 +35,7 @@ setup(
         "absl-py>=2",
         "google-crc32c>=1.5",
         "prompt_toolkit>=3.0",
+        "grpcio-tools>=1.60",
         "ml_dtypes>=0.4",
         "hdf5plugin>=4.3",
     ],

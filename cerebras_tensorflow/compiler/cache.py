@@ -13,10 +13,10 @@ from pathlib import Path
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from cerebras_tensorflow.compiler.program import Event, Program, WeightSpec
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
 from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
 
 logger = logging.getLogger(__name__)
 

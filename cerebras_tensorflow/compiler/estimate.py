@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cerebras_tensorflow.compiler.program import Program
+from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.system import facts
 
 # No public figure says what share of the peak a model reaches; a round number that errs on the low side.

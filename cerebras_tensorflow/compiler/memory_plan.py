@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cerebras_tensorflow.compiler.program import Program
 from cerebras_tensorflow.graph.nodes import NodeTable, order_nodes
+from cerebras_tensorflow.graph.program import Program
 
 # Ops whose output is their first input's buffer.
 _ALIASES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Snapshot"})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cerebras_tensorflow.compiler.program import Program, WeightSpec, resident_access_nodes
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
+from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
 from cerebras_tensorflow.graph.variables import find_variables
 
 

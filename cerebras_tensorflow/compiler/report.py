@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cerebras_tensorflow.compiler.estimate import Estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
-from cerebras_tensorflow.compiler.program import Program
+from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 

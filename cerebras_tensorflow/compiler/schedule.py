@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cerebras_tensorflow.compiler.program import Event
+from cerebras_tensorflow.graph.program import Event
 
 
 def split_uses(uses: Sequence[int], demand: Sequence[tuple[int, int]], window_bytes: int) -> list[list[int]]:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
-from cerebras_tensorflow.compiler.program import Program
 from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions, compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.ordering import reads_before_writes
+from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program
 from cerebras_tensorflow.graph.randomness import make_stateless
-
-GLOBAL_STEP_AFTER = "cs_global_step_after"
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.conditionals import Liveness
-from cerebras_tensorflow.compiler.program import (
-    GATHER_TOKEN,
-    LOAD_TOKEN,
-    STORE_TOKEN,
-    Event,
-    Program,
-    WeightSpec,
-    resident_access_nodes,
-)
 from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
 from cerebras_tensorflow.graph.nodes import (
     CycleError,
@@ -35,6 +26,15 @@ from cerebras_tensorflow.graph.nodes import (
     parse_input,
 )
 from cerebras_tensorflow.graph.ordering import first_reads
+from cerebras_tensorflow.graph.program import (
+    GATHER_TOKEN,
+    LOAD_TOKEN,
+    STORE_TOKEN,
+    Event,
+    Program,
+    WeightSpec,
+    resident_access_nodes,
+)
 from cerebras_tensorflow.graph.variables import REPLACING_OPS, Touch, Variable, find_variables
 
 STEP_NODE = "cs_step"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterable
@@ -12,12 +11,11 @@ import numpy as np
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver import checkpoint_names, retention
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
-
-logger = logging.getLogger("tensorflow")
 
 
 def newest_whole(model_dir: str) -> str | None:
@@ -25,7 +23,7 @@ def newest_whole(model_dir: str) -> str | None:
     for path in checkpoints_newest_first(model_dir):
         if is_complete(path):
             return path
-        logger.warning("Checkpoint %s is damaged or incomplete; falling back to the one before it.", path)
+        run_log.warning("Checkpoint %s is damaged or incomplete; falling back to the one before it.", path)
     return None
 
 
@@ -130,7 +128,7 @@ def load_from_newest(session: ProgramSession, model_dir: str, first: str, names:
             restore(session, path, names)
             return path
         except CorruptCheckpointError as error:
-            logger.warning("%s; falling back to the checkpoint before it.", error)
+            run_log.warning("%s; falling back to the checkpoint before it.", error)
     raise CorruptCheckpointError(
         f"none of the {len(candidates)} checkpoints in {model_dir} can be read. Move them away to start anew."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,8 @@ from cerebras_tensorflow.estimator.inputs import InputPipeline
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import call_model_fn, local_init_of
 from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-
-logger = logging.getLogger("tensorflow")
 
 
 class CerebrasEstimator:
@@ -131,10 +129,10 @@ class CerebrasEstimator:
                 raise ValueError(f"Must specify {name} > 0, given: {value}")
         _check_hooks(hooks)
         if sparsifier is not None:
-            logger.warning("The sparsifier is ignored: weights stay dense.")
+            run_log.warning("The sparsifier is ignored: weights stay dense.")
         target = running.choose_target(self._config, use_cs)
         _make_folder(self._model_dir)
-        logger.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
+        run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
         with running.held(target, f"train {self._model_dir}"):
             training_run.train(
                 training_run.TrainingRequest(
@@ -226,7 +224,7 @@ class CerebrasEstimator:
         pipeline = InputPipeline(input_fn, self._params, mode, self._config, self._config.tf_random_seed)
         try:
             model = call_model_fn(self._model_fn, pipeline, mode, self._params, self._config)
-            logger.info("Done calling model_fn.")
+            run_log.info("Done calling model_fn.")
             if mode == ModeKeys.TRAIN:
                 step = training_run.training_ops(model).step
             elif mode == ModeKeys.EVAL:
@@ -238,9 +236,9 @@ class CerebrasEstimator:
         finally:
             pipeline.close()
         if validate_only:
-            logger.info("Validation passed: the model compiles for %s.", target.mode)
+            run_log.info("Validation passed: the model compiles for %s.", target.mode)
         elif compiled.compile_s:
-            logger.info("Compiled for %s in %.2f seconds: %s", target.mode, compiled.compile_s, compiled.folder)
+            run_log.info("Compiled for %s in %.2f seconds: %s", target.mode, compiled.compile_s, compiled.folder)
 
     def latest_checkpoint(self) -> str | None:
         """Return the newest whole checkpoint of model_dir, or None."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,9 @@ from cerebras_tensorflow.estimator.inputs import InputPipeline
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
 from cerebras_tensorflow.estimator.running import Target
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
 
-logger = logging.getLogger("tensorflow")
 train_v1 = tf.compat.v1.train
 
 
@@ -57,7 +56,7 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
     begin = time.perf_counter()
     with opened_model(request, target, ModeKeys.EVAL) as (model, create):
         spec = model.spec
-        logger.info("Done calling model_fn.")
+        run_log.info("Done calling model_fn.")
         ops = evaluation_ops(model)
         host = ops.host
         fetches = [list(ops.updates.values()), host.fetches if host else []]
@@ -88,8 +87,8 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
     folder = os.path.join(request.model_dir, f"eval_{request.name}" if request.name else "eval")
     _write_summary(folder, results)
     shown = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(results.items()))
-    logger.info("Finished evaluation in %.2f seconds.", time.perf_counter() - begin)
-    logger.info("Saving dict for global step %d: %s", results["global_step"], shown)
+    run_log.info("Finished evaluation in %.2f seconds.", time.perf_counter() - begin)
+    run_log.info("Saving dict for global step %d: %s", results["global_step"], shown)
     return results
 
 
@@ -135,7 +134,7 @@ def opened_model(
     """Yield a model for inference, and what makes its session for runs that ask for given tensors and ops."""
     path = request.checkpoint_path or checkpoints.newest_whole(request.model_dir)
     if path is None:
-        logger.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
+        run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
     pipeline = InputPipeline(request.input_fn, request.params, mode, request.config, request.config.tf_random_seed)
     sessions: list[ProgramSession] = []
 
@@ -151,7 +150,7 @@ def opened_model(
         sessions.append(session)
         session.run(local_init)
         if path is not None:
-            logger.info("Restoring parameters from %s", path)
+            run_log.info("Restoring parameters from %s", path)
             checkpoints.restore(session, path, model.saved_names())
         else:
             for name, value in initial_values(model, warm_start_settings(request.warm_start)):
@@ -161,7 +160,7 @@ def opened_model(
 
     try:
         if target.mode == WEIGHT_STREAMING:
-            logger.info("Running the TF Client")
+            run_log.info("Running the TF Client")
         model = call_model_fn(request.model_fn, pipeline, mode, request.params, request.config)
         yield model, create
     finally:
@@ -185,7 +184,7 @@ def _write_summary(folder: str, results: dict[str, Any]) -> None:
     writer.flush()
 
 
-class _EvaluationHook(train_v1.SessionRunHook):
+class _EvaluationHook(tf.compat.v1.train.SessionRunHook):
     """Stops after the given number of batches and reads the metrics at the end."""
 
     def __init__(self, steps: int | None, finish: Callable[[ProgramSession], None]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +12,11 @@ import tensorflow as tf
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.signals import StopSignals
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.meter import Meter
 from cerebras_tensorflow.runtime.session import ProgramSession
 
-logger = logging.getLogger("tensorflow")
-
-SessionRunHook = tf.compat.v1.train.SessionRunHook
+SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
@@ -100,12 +98,12 @@ class TrainingHook(SessionRunHook):
     def _log(self, step: int, loss: float) -> None:
         speed = self._meter.recent_speed()
         if self._mode == WEIGHT_STREAMING:
-            logger.info(
+            run_log.info(
                 "global_step = %d, loss = %.6g (%.3g steps/sec, %.4g samples/sec)",
                 step, loss, speed.steps_per_s, speed.samples_per_s,
             )  # fmt: skip
         else:
-            logger.info("global step %d: loss = %.6g (%.3g steps/sec)", step, loss, speed.steps_per_s)
+            run_log.info("global step %d: loss = %.6g (%.3g steps/sec)", step, loss, speed.steps_per_s)
 
 
 class CheckpointHook(SessionRunHook):
@@ -171,9 +169,9 @@ class CheckpointHook(SessionRunHook):
         """Save one checkpoint; return whether a listener asks the run to stop."""
         with self._meter.paused():
             if self._mode == WEIGHT_STREAMING:
-                logger.info("Saving checkpoint at global step %d", step)
+                run_log.info("Saving checkpoint at global step %d", step)
             else:
-                logger.info("Saving checkpoints for %d into %s.", step, self._saver.prefix)
+                run_log.info("Saving checkpoints for %d into %s.", step, self._saver.prefix)
             for listener in self._listeners:
                 listener.before_save(session, step)
             self._saver.save(self._session(), step)

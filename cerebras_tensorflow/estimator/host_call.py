@@ -41,7 +41,7 @@ def host_call_to_eval_metric_ops(host_call: Any) -> dict[str, tuple[Any, Any]]:
     else:
         raise ValueError(f"Invalid `eval_metric_ops` of type {type(result)}")
     return {
-        key: value
+        key: (value[0], value[1])
         for key, value in items
         if isinstance(value, (tuple, list))
         and len(value) == 2

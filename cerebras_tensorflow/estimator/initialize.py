@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +15,8 @@ from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.model_call import Model
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.randomness import INITIALIZATION_STEP, SEEDED_COUNTER, counter_feed, make_stateless
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-
-logger = logging.getLogger("tensorflow")
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ def initial_values(model: Model, settings: WarmStartSettings | None) -> Iterator
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     has_random = any(node.name == SEEDED_COUNTER for node in graph_def.node)
-    seed = np.random.SeedSequence().entropy
-    feeds = counter_feed(INITIALIZATION_STEP, 0, int(seed or 0) & (2**63 - 1)) if has_random else {}
+    feeds = counter_feed(INITIALIZATION_STEP, 0, secrets.randbits(63)) if has_random else {}
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         for name, tensor in tensors.items():
             yield name, np.asarray(session.run(graph.get_tensor_by_name(tensor.name), feeds))
@@ -112,9 +110,9 @@ def _warm_values(variables: Mapping[str, Any], settings: WarmStartSettings) -> d
         raise CheckpointError(f"cannot warm-start from {path}: {'; '.join(problems[:5])}")
     if not found:
         raise CheckpointError(f"cannot warm-start from {path}: it shares no variable with the model")
-    logger.info("Warm-starting %d of %d variables from %s.", len(found), len(variables), path)
+    run_log.info("Warm-starting %d of %d variables from %s.", len(found), len(variables), path)
     for problem in problems[:20]:
-        logger.info("Not warm-started: %s.", problem)
+        run_log.info("Not warm-started: %s.", problem)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator.calls import call_with, parameters_of
 from cerebras_tensorflow.estimator.inputs import BatchInputs, InputPipeline
 from cerebras_tensorflow.graph.nodes import prune
-
-logger = logging.getLogger("tensorflow")
+from cerebras_tensorflow.logs import run_log
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def call_model_fn(model_fn: Callable[..., Any], pipeline: InputPipeline, mode: s
             offered["labels"] = inputs.labels
         elif inputs.labels is not None:
             raise ValueError("model_fn does not take labels, but input_fn returns labels.")
-        logger.info("Calling model_fn.")
+        run_log.info("Calling model_fn.")
         if "features" in taken:
             spec = call_with(model_fn, {**offered, "features": inputs.features})
         else:

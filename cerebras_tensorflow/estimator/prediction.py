@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,7 @@ from cerebras_tensorflow.estimator import running
 from cerebras_tensorflow.estimator.evaluation import InferenceRequest, opened_model
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.running import Target
-
-logger = logging.getLogger("tensorflow")
+from cerebras_tensorflow.logs import run_log
 
 
 def predict(
@@ -31,7 +29,7 @@ def predict(
     """
     given = 0
     with opened_model(request, target, ModeKeys.PREDICT) as (model, create):
-        logger.info("Done calling model_fn.")
+        run_log.info("Done calling model_fn.")
         predictions = _chosen(model.spec.predictions, predict_keys)
         fetched = list(predictions.values()) if isinstance(predictions, Mapping) else [predictions]
         hooks = [*request.hooks, *getattr(model.spec, "prediction_hooks", ())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler import cache, report
 from cerebras_tensorflow.compiler.estimate import Estimate, estimate
 from cerebras_tensorflow.compiler.memory_plan import plan_memory
-from cerebras_tensorflow.compiler.program import Program
 from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
 from cerebras_tensorflow.config import env
@@ -26,11 +24,11 @@ from cerebras_tensorflow.estimator.cs_config import CSConfig
 from cerebras_tensorflow.estimator.model_call import Model
 from cerebras_tensorflow.graph.cost import flops, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
 from cerebras_tensorflow.system import registry
-
-logger = logging.getLogger("tensorflow")
 
 _MEMORY_SHARE = 0.25  # of the free memory, up to which weight_store "auto" means memory
 
@@ -100,7 +98,7 @@ def held(target: Target, description: str) -> Iterator[None]:
     if target.system is None:
         yield
         return
-    with target.system.run(target.mode, description=description, on_wait=logger.info):
+    with target.system.run(target.mode, description=description, on_wait=run_log.info):
         yield
 
 
@@ -129,12 +127,12 @@ def compile_model(model: Model, step: Step, mode: str, config: Any, compile_dir:
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
     program = cache.load(folder) if folder else None
     if program is not None:
-        logger.info("Cached compilation found for this model configuration")
+        run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, _estimate(model, program))
     program = compile_step(step, mode, options)
     compiled_s = time.perf_counter() - begin
     for note in program.notes:
-        logger.warning("%s.", note)
+        run_log.warning("%s.", note)
     speed = _estimate(model, program)
     if folder is not None:
         plan = plan_memory(program, output_bytes(model.graph))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-logger = logging.getLogger("tensorflow")
+from cerebras_tensorflow.logs import run_log
 
 
 class StopSignals:
@@ -49,7 +48,7 @@ class StopSignals:
         if self.received is not None:
             raise SystemExit(128 + number)
         self.received = number
-        logger.info(
+        run_log.info(
             "%s received: finishing the step, saving, then stopping. Once more stops at once, without saving.",
             signal.Signals(number).name,
         )

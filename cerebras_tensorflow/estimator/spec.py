@@ -26,7 +26,10 @@ FIELDS = (
 )
 
 
-class EstimatorSpec(namedtuple("EstimatorSpec", FIELDS)):
+_Fields: Any = namedtuple("EstimatorSpec", FIELDS)  # type: ignore[misc]
+
+
+class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set attributes
     """Ops and objects of one mode, checked as tf.estimator 2.15 checks them."""
 
     def __new__(
@@ -42,7 +45,7 @@ class EstimatorSpec(namedtuple("EstimatorSpec", FIELDS)):
         scaffold: Any = None,
         evaluation_hooks: Any = None,
         prediction_hooks: Any = None,
-    ) -> EstimatorSpec:
+    ) -> Any:
         """Return a checked spec.
 
         Args:
@@ -92,7 +95,7 @@ class CSEstimatorSpec(EstimatorSpec):
 
     host_call: tuple[Callable[..., Any], list[Any]] | None
 
-    def __new__(cls, mode: str, host_call: Any = None, **kwargs: Any) -> CSEstimatorSpec:
+    def __new__(cls, mode: str, host_call: Any = None, **kwargs: Any) -> Any:
         """Return a checked spec.
 
         Args:

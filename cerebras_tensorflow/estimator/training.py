@@ -22,11 +22,11 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
 from cerebras_tensorflow.estimator.running import Compiled, Target
 from cerebras_tensorflow.estimator.signals import StopSignals
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf import performance
 from cerebras_tensorflow.perf.meter import Meter
 from cerebras_tensorflow.runtime.session import ProgramSession
 
-logger = logging.getLogger("tensorflow")
 train_v1 = tf.compat.v1.train
 
 
@@ -67,7 +67,7 @@ def train(request: TrainingRequest, target: Target) -> None:
     if request.steps is not None:
         last_step = first_step + request.steps
     if last_step is not None and first_step >= last_step:
-        logger.info("Skipping training since max_steps has already saved: %s is at step %d.", start, first_step)
+        run_log.info("Skipping training since max_steps has already saved: %s is at step %d.", start, first_step)
         return
     with StopSignals() as signals:
         _Run(request, target, start, last_step, signals).run()
@@ -136,16 +136,16 @@ class _Run:
     def _run(self) -> None:
         is_streaming = self._target.mode == WEIGHT_STREAMING
         if is_streaming:
-            logger.info("Running the TF Client")
+            run_log.info("Running the TF Client")
         model = self._call_model()
-        logger.info("Done calling model_fn.")
+        run_log.info("Done calling model_fn.")
         self._check_restrictions(model)
         saver = CheckpointSaver(self._request.model_dir, self._target.mode, model.saved_names(), self._request.config)
         initial: str | None = None
         if self._start is None and is_streaming:
             begin = time.perf_counter()
             initial = saver.prewrite(initial_values(model, self._request.warm_start))
-            logger.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
+            run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
             model = self._call_model()
         ops = training_ops(model)
         watch = TrainingHook(
@@ -229,7 +229,7 @@ class _Run:
         self._session, self._compiled = session, compiled
         session.run(ops.local_init)
         if self._start is not None:
-            logger.info("Restoring parameters from %s", self._start)
+            run_log.info("Restoring parameters from %s", self._start)
             used = checkpoints.load_from_newest(session, request.model_dir, self._start, model.saved_names())
             saver.saved_step = session.global_step if used.startswith(f"{saver.prefix}-") else None
         elif initial is not None:
@@ -239,7 +239,7 @@ class _Run:
                 session.load(name, value)
         self._programming_s = time.perf_counter() - begin
         if self._target.mode == WEIGHT_STREAMING:
-            logger.info("Loading CPU pre-initialized weights took %.3f seconds", self._programming_s)
+            run_log.info("Loading CPU pre-initialized weights took %.3f seconds", self._programming_s)
         if self._start is None and scaffold is not None and scaffold.init_fn is not None:
             scaffold.init_fn(session)
         return session
@@ -255,18 +255,18 @@ class _Run:
 
     def _finish(self, watch: TrainingHook) -> None:
         if self._pipeline.is_exhausted:
-            logger.warning(
+            run_log.warning(
                 "The input ended at step %d%s; training stops here. Repeat the dataset to go on.",
                 self._running_session().global_step,
                 f", before step {self._last_step}" if self._last_step else "",
             )
         overall = self._meter.overall_speed()
-        logger.info(
+        run_log.info(
             "Training finished with %d samples in %.3f seconds, %.2f samples/second.",
             self._meter.samples, self._meter.elapsed_s, overall.samples_per_s,
         )  # fmt: skip
         if watch.final_loss is not None:
-            logger.info("Loss for final step: %.6g.", watch.final_loss)
+            run_log.info("Loss for final step: %.6g.", watch.final_loss)
         assert self._compiled is not None
         performance.write(
             self._request.model_dir,
@@ -282,13 +282,13 @@ class _Run:
         )
 
 
-class _QuietStepCounterHook(train_v1.StepCounterHook):
+class _QuietStepCounterHook(tf.compat.v1.train.StepCounterHook):
     """Writes global_step/sec to the event file; our own line carries the speed in the log."""
 
     def _log_and_record(self, elapsed_steps: int, elapsed_time: float, global_step: int) -> None:
-        before = logger.level
-        logger.setLevel(logging.WARNING)
+        before = run_log.level
+        run_log.setLevel(logging.WARNING)
         try:
             super()._log_and_record(elapsed_steps, elapsed_time, global_step)
         finally:
-            logger.setLevel(before)
+            run_log.setLevel(before)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2, node_def_pb2  # message classes; TensorFlow has no public name for them
 
 from cerebras_tensorflow.errors import CompileError
 
-NodeDef = node_def_pb2.NodeDef
-GraphDef = graph_pb2.GraphDef
+if TYPE_CHECKING:
+    NodeDef: TypeAlias = Any
+    GraphDef: TypeAlias = Any
+else:
+    GraphDef = tf.compat.v1.GraphDef
+    NodeDef = tf.compat.v1.NodeDef
 
 
 @dataclass(frozen=True)

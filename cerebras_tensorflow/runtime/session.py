@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.program import (
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.graph.nodes import GraphDef, parse_input, prune
+from cerebras_tensorflow.graph.program import (
+    GLOBAL_STEP_AFTER,
     Program,
     WeightSpec,
     assign_name,
     read_name,
     value_name,
 )
-from cerebras_tensorflow.compiler.step import GLOBAL_STEP_AFTER
-from cerebras_tensorflow.errors import CompileError
-from cerebras_tensorflow.graph.nodes import GraphDef, parse_input, prune
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
@@ -105,9 +105,8 @@ class ProgramSession:
             raise
         if is_step or self._train_node is None:
             self._batch = None  # without a train op, every run that needs a batch takes the next one
-        if is_step:
-            if self._global_step_index is not None:
-                self._count(int(after[-1]))
+        if is_step and self._global_step_index is not None:
+            self._count(int(after[-1]))
         return result
 
     def load(self, name: str, value: np.ndarray) -> None:

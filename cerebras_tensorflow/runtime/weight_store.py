@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebras_tensorflow.compiler.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.units import format_bytes
 
 _ALIGNMENT = 4096  # of every weight in the file and of every buffer: a page, which TensorFlow takes without a copy
@@ -138,7 +138,7 @@ class FileStore(WeightStore):
             return pending[0]
         spec = self.specs[index]
         buffer = aligned_buffer(spec.num_bytes)
-        self._read_into(memoryview(buffer), self._offsets[index], spec.name)
+        self._read_into(buffer.data, self._offsets[index], spec.name)
         return buffer.view(dtype_from_name(spec.dtype)).reshape(spec.shape)
 
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
@@ -151,7 +151,7 @@ class FileStore(WeightStore):
         row_bytes = spec.num_bytes // spec.shape[0]
         unique, inverse = np.unique(rows, return_inverse=True)
         buffer = aligned_buffer(row_bytes * unique.size)
-        view = memoryview(buffer)
+        view = buffer.data
         for number, row in enumerate(unique.tolist()):
             part = view[number * row_bytes : (number + 1) * row_bytes]
             self._read_into(part, self._offsets[index] + row * row_bytes, spec.name)
@@ -194,7 +194,7 @@ class FileStore(WeightStore):
         self.bytes_read += done
 
     def _write_behind(self, index: int, value: np.ndarray) -> None:
-        view = memoryview(value.reshape(-1).view(np.uint8))
+        view = value.reshape(-1).view(np.uint8).data
         done = 0
         try:
             while done < len(view):

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.program import GATHER_TOKEN, LOAD_TOKEN, STORE_TOKEN
 from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.program import GATHER_TOKEN, LOAD_TOKEN, STORE_TOKEN
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 
 

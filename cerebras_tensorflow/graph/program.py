@@ -14,6 +14,9 @@ LOAD_TOKEN = "cs_load"
 GATHER_TOKEN = "cs_gather"
 STORE_TOKEN = "cs_store"
 
+# A read of the global step after everything that a training step changes.
+GLOBAL_STEP_AFTER = "cs_global_step_after"
+
 
 @dataclass(frozen=True)
 class WeightSpec:
