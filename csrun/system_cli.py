@@ -6,10 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.system import jobs, registry
+from cerebras_tensorflow.system import facts, jobs, registry
 
 MODES = {"pipelined": env.PIPELINED, "weight-streaming": env.WEIGHT_STREAMING}
 
@@ -47,7 +48,43 @@ def _parser() -> argparse.ArgumentParser:
     removing = commands.add_parser("remove", help="remove a system on which nothing runs")
     removing.add_argument("name", metavar="NAME")
     removing.set_defaults(run=_remove)
+    serving = commands.add_parser(
+        "serve",
+        help="make systems and jobs reachable over gRPC",
+        description="Answers the published csctl client (--csconfig FILE). "
+        "Beyond loopback it needs TLS and a token. A certificate for tests: openssl req -x509 -newkey rsa:2048 -nodes "
+        "-days 30 -keyout key.pem -out cert.pem -subj /CN=cs -addext "
+        "subjectAltName=DNS:*.cluster-server.cerebras.local",
+    )
+    serving.add_argument(
+        "--listen", default=f"127.0.0.1:{facts.PORT}", metavar="HOST:PORT", help="(default: %(default)s)"
+    )
+    serving.add_argument("--tls-cert", type=Path, metavar="PEM")
+    serving.add_argument("--tls-key", type=Path, metavar="PEM")
+    serving.add_argument("--token-file", type=Path, metavar="FILE", help="clients present it as CSAUTH_TOKEN")
+    serving.add_argument("--write-csconfig", type=Path, metavar="FILE", help="write what csctl --csconfig reads")
+    serving.set_defaults(run=_serve)
     return parser
+
+
+def _serve(arguments: argparse.Namespace) -> str:
+    from csrun import serving  # gRPC takes a while to load
+
+    host, separator, port = arguments.listen.rpartition(":")
+    if not separator or not port.isdigit():
+        raise ValueError(f"--listen {arguments.listen!r}: expected HOST:PORT")
+    serving.serve(
+        env.read().home,
+        serving.Settings(
+            host,
+            int(port),
+            arguments.tls_cert,
+            arguments.tls_key,
+            arguments.token_file,
+            arguments.write_csconfig,
+        ),
+    )
+    return "Ended."
 
 
 def _mode(text: str) -> str:

@@ -1,0 +1,222 @@
+"""Jobs, systems, nodes and volumes as csctl shows them: a table of cells, or objects in the shape of the protocol."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cerebras_tensorflow.system import jobs, registry
+from cerebras_tensorflow.system.state import BOOTING, STANDBY
+from csrun import site
+
+TYPES = ("cluster", "jobs", "nodegroups", "volumes", "version")
+SINGULAR = {"job": "jobs", "nodegroup": "nodegroups", "volume": "volumes", "versions": "version", "clusters": "cluster"}
+VERSION = "0.1.0"
+
+Object = dict[str, Any]
+
+
+class ResourceError(Exception):
+    """A resource that there is not, or that this user may not touch; the text is for the user."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What was asked for, in both representations.
+
+    Attributes:
+        columns: Names of the table's columns.
+        rows: Its cells.
+        objects: The same things as objects, with the protocol's field names in camel case.
+        kind: Name of the protocol's message for one of them.
+        is_single: Whether one thing was asked for by its name.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    objects: tuple[Object, ...]
+    kind: str
+    is_single: bool = False
+
+    @property
+    def content(self) -> Object:
+        """The object itself, or the list of objects."""
+        return self.objects[0] if self.is_single else {"items": list(self.objects)}
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which jobs are wanted."""
+
+    all_states: bool = False
+    user: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
+    limit: int = 5000
+
+
+def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -> Resources:
+    """Return the resources of a type, or the one of a name.
+
+    Raises:
+        ResourceError: If there is no such type or thing.
+    """
+    kind = SINGULAR.get(kind, kind)
+    filters = filters or Filters()
+    if kind == "jobs":
+        return _jobs(home, name, filters)
+    if kind == "cluster":
+        return _cluster(home)
+    if kind == "nodegroups":
+        group = {"meta": {"type": "nodegroup", "name": "nodegroup0"}, "status": {"nodeCount": 1}}
+        return Resources(("NAME", "HAS/TOTAL", "NODES"), (("nodegroup0", "1/1", "1"),), (group,), "NodeGroup")
+    if kind == "volumes":
+        return _volumes(home)
+    if kind == "version":
+        info = {"meta": {"type": "version", "name": "cluster-server"}, "clusterServer": VERSION}
+        return Resources(("COMPONENT", "VERSION"), (("cluster-server", VERSION),), (info,), "VersionInfo", True)
+    raise ResourceError(f"resource type {kind} not found; there are {', '.join(TYPES)}")
+
+
+def age(seconds: float) -> str:
+    """Return a duration as the published tables write it: seconds to 2 minutes, minutes to 2 hours, hours to 2 days.
+
+    >>> age(88), age(70 * 60), age(43 * 3600), age(5 * 86400)
+    ('88s', '70m', '43h', '5d')
+    """
+    for unit, size in (("s", 1), ("m", 60), ("h", 3600)):
+        if seconds < 120 * size * (1 if unit != "h" else 0.4):
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds // 86400)}d"
+
+
+def table(resources: Resources) -> str:
+    """Return the columns, padded."""
+    lines = [resources.columns, *resources.rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(resources.columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _jobs(home: Path, name: str, filters: Filters) -> Resources:
+    if name:
+        job = jobs.find(home, name)
+        if job is None:
+            raise ResourceError(f"job {name} not found")
+        found = [job]
+    else:
+        phases = (*jobs.LIVE, *jobs.FINISHED) if filters.all_states else jobs.LIVE
+        found = [job for job in jobs.listed(home, phases, filters.system, filters.limit) if _is_wanted(job, filters)]
+    now = time.time()
+    rows = tuple(
+        (job.id, age(now - job.created_at), job.phase, _wafers(job), job.user, _labels(job.labels)) for job in found
+    )
+    return Resources(
+        ("NAME", "AGE", "PHASE", "SYSTEMS", "USER", "LABELS"),
+        rows,
+        tuple(job_object(job) for job in found),
+        "Job",
+        bool(name),
+    )
+
+
+def job_object(job: jobs.Job) -> Object:
+    """Return a job in the shape of the protocol's message."""
+    status: Object = {"phase": job.phase, "systems": [system for system in (_wafers(job),) if system]}
+    if job.started_at is not None:
+        status["executionTime"] = _timestamp(job.started_at)
+    if job.finished_at is not None:
+        status["completionTime"] = _timestamp(job.finished_at)
+    if job.message:
+        status["conditions"] = [{"type": job.phase, "message": job.message}]
+    return {
+        "meta": {
+            "type": "job",
+            "name": job.id,
+            "createTime": _timestamp(job.created_at),
+            "labels": dict(job.labels),
+            "properties": {"command": job.description, "log": job.log, "executionMode": job.execution_mode},
+        },
+        "spec": {"user": {"uid": str(job.uid), "username": job.user}, "type": "execute", "priority": "p2"},
+        "status": status,
+    }
+
+
+def _is_wanted(job: jobs.Job, filters: Filters) -> bool:
+    return (filters.user is None or job.user == filters.user) and all(
+        job.labels.get(key) == value for key, value in filters.labels.items()
+    )
+
+
+def _wafers(job: jobs.Job) -> str:
+    return "" if job.phase == jobs.QUEUED else job.system
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def _timestamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _cluster(home: Path) -> Resources:
+    running = {job.system: job.id for job in jobs.listed(home, (jobs.RUNNING,))}
+    cpu_percent = min(100.0, 100.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
+    memory_percent = 100.0 * (1 - _available_memory_fraction())
+    node = socket.gethostname()
+    rows = [(node, "worker", f"{cpu_percent:.2f}%", f"{memory_percent:.2f}%", "n/a", "ok", "")]
+    objects: list[Object] = [
+        {
+            "meta": {"type": "node", "name": node},
+            "role": "worker",
+            "cpuLoadPercentage": cpu_percent,
+            "memoryUsePercentage": memory_percent,
+            "state": "ok",
+        }
+    ]
+    now = time.time()
+    for state in registry.listed(home):
+        phase = state.phase(now)
+        health = {STANDBY: "standby", BOOTING: "booting"}.get(phase, "ok")
+        job_id = running.get(state.name, "")
+        rows.append((state.name, "system", "n/a", "n/a", "in-use" if job_id else "free", health, job_id))
+        objects.append(
+            {
+                "meta": {"type": "system", "name": state.name, "properties": {"executionMode": state.execution_mode}},
+                "role": "system",
+                "wseInUse": bool(job_id),
+                "state": health,
+                "jobId": job_id,
+            }
+        )
+    columns = ("NAME", "TYPE", "CPU", "MEM", "SYSTEM", "STATE", "JOBID")
+    return Resources(columns, tuple(rows), tuple(objects), "NodeInfo")
+
+
+def _available_memory_fraction() -> float:
+    values = {}
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        values[name] = float(rest.split()[0])
+    return values["MemAvailable"] / values["MemTotal"]
+
+
+def _volumes(home: Path) -> Resources:
+    folders: Sequence[str] = site.read(home).mount_dirs
+    rows = tuple((folder.strip("/").replace("/", "-"), "hostPath", folder, "", folder, "false") for folder in folders)
+    objects = tuple(
+        {
+            "meta": {"type": "volume", "name": row[0], "labels": {"allow-venv": "true"}},
+            "hostPath": {"containerPath": row[2]},
+        }
+        for row in rows
+    )
+    columns = ("NAME", "TYPE", "CONTAINERPATH", "SERVER", "SERVERPATH", "READONLY")
+    return Resources(columns, rows, objects, "Volume")

@@ -1,0 +1,97 @@
+"""`cs-system serve`: makes this user's systems and jobs reachable over gRPC, for csctl and for other hosts."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cerebras_tensorflow.errors import SettingsError
+
+MAX_THREADS = 128
+"""A waiting run keeps a thread."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the server listens.
+
+    Attributes:
+        host: Address to listen on.
+        port: TCP port; 0: any free one.
+        certificate: PEM file with the server's certificate; None: no TLS, on loopback only.
+        key: PEM file with its key.
+        token_file: File with the token that clients must present; None: none, on loopback only.
+        config: File to write for the published csctl's --csconfig; None: none.
+    """
+
+    host: str
+    port: int
+    certificate: Path | None
+    key: Path | None
+    token_file: Path | None
+    config: Path | None
+
+
+def serve(home: Path, settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        SettingsError: If TLS or the token is missing beyond loopback, or the address cannot be had.
+    """
+    import grpc
+
+    from csrun.jobs import server as cluster
+
+    token = _checked_token(settings)
+    server = grpc.server(ThreadPoolExecutor(MAX_THREADS), options=[("grpc.so_reuseport", 0)])
+    cluster.add_to(server, home, token)
+    address = f"{settings.host}:{settings.port}"
+    certificate = None
+    try:
+        if settings.certificate is not None and settings.key is not None:
+            certificate = settings.certificate.read_bytes()
+            credentials = grpc.ssl_server_credentials([(settings.key.read_bytes(), certificate)])
+            port = server.add_secure_port(address, credentials)
+        else:
+            port = server.add_insecure_port(address)
+    except (OSError, RuntimeError) as exc:
+        raise SettingsError(f"cannot listen on {address}: {exc}") from exc
+    reachable = f"{settings.host}:{port}"
+    if settings.config is not None:
+        settings.config.write_text(cluster.client_config(reachable, certificate), encoding="utf-8")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    server.start()
+    print(f"Serving the systems of {home} on {reachable}. Ctrl-C ends it.", flush=True)
+    ended.wait()
+    server.stop(grace=1.0).wait()
+
+
+def _checked_token(settings: Settings) -> str:
+    has_tls = settings.certificate is not None and settings.key is not None
+    if settings.token_file is not None:
+        token = settings.token_file.read_text(encoding="utf-8").strip()
+        if not token:
+            raise SettingsError(f"{settings.token_file} is empty: expected a token")
+    else:
+        token = ""
+    if not _is_loopback(settings.host) and not (has_tls and token):
+        raise SettingsError(
+            f"{settings.host} is reachable from other hosts: that needs --tls-cert, --tls-key and --token-file. "
+            "Listen on 127.0.0.1 to do without"
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
