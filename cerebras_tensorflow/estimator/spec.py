@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
@@ -26,7 +26,10 @@ FIELDS = (
 )
 
 
-_Fields: Any = namedtuple("EstimatorSpec", FIELDS)  # type: ignore[misc]
+if TYPE_CHECKING:
+    _Fields: TypeAlias = Any
+else:
+    _Fields = namedtuple("EstimatorSpec", FIELDS)
 
 
 class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set attributes

@@ -1,4 +1,4 @@
-"""A small transformer and the comparison of its training in both execution modes; shared by the tests of this folder."""
+"""A small transformer and the comparison of its training in both execution modes."""
 
 # B batch, S sequence, H hidden, F filter, V vocabulary
 
@@ -55,16 +55,13 @@ def transformer_loss(ids_BS: Any, labels_BS: Any, hidden: int = 32, layers: int 
     for layer in range(layers):
         with v1.variable_scope(f"layer_{layer}"):
             gain_H = v1.get_variable("gain", [hidden], initializer=v1.ones_initializer())
-            qkv = tf.matmul(
-                tf.reshape(x_BSH * tf.cast(gain_H, dtype), [-1, hidden]),
-                tf.cast(weight("qkv", [hidden, 3 * hidden]), dtype),
-            )
+            x = tf.reshape(x_BSH * tf.cast(gain_H, dtype), [-1, hidden])
+            qkv = tf.matmul(x, tf.cast(weight("qkv", [hidden, 3 * hidden]), dtype))
             q_BSH, k_BSH, v_BSH = tf.split(tf.reshape(qkv, [BATCH, SEQUENCE, 3 * hidden]), 3, axis=-1)
             scores_BSS = tf.nn.softmax(tf.matmul(q_BSH, k_BSH, transpose_b=True) / hidden**0.5)
             x_BSH += tf.matmul(v1.nn.dropout(scores_BSS, rate=0.1), v_BSH)
-            up_F = tf.nn.gelu(
-                tf.matmul(tf.reshape(x_BSH, [-1, hidden]), tf.cast(weight("up", [hidden, 4 * hidden]), dtype))
-            )
+            up = tf.cast(weight("up", [hidden, 4 * hidden]), dtype)
+            up_F = tf.nn.gelu(tf.matmul(tf.reshape(x_BSH, [-1, hidden]), up))
             down = tf.matmul(up_F, tf.cast(weight("down", [4 * hidden, hidden]), dtype))
             x_BSH += v1.nn.dropout(tf.reshape(down, [BATCH, SEQUENCE, hidden]), rate=0.1)
     logits = tf.matmul(tf.reshape(x_BSH, [-1, hidden]), tf.cast(embedding_VH, dtype), transpose_b=True)
