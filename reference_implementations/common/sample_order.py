@@ -17,7 +17,7 @@ def index_batches(
     num_shards: int = 1,
     shard: int = 0,
 ) -> tf.data.Dataset:
-    """Return batches of sample numbers.
+    """Return the steps of a run with their sample numbers.
 
     Args:
         num_samples: Samples in the data set.
@@ -29,7 +29,7 @@ def index_batches(
         shard: This reader.
 
     Returns:
-        (B,) int64 tensors.
+        (step, index): () int64, counted from 0 over the whole run; (B,) int64.
 
     Raises:
         ValueError: If the data holds less than one batch.
@@ -49,4 +49,5 @@ def index_batches(
 
     samples = tf.data.Dataset.range(first_epoch, last_epoch).flat_map(epoch_order)
     batches = samples.skip(skipped - first_epoch * num_samples).batch(batch_size, drop_remainder=True)
-    return batches.shard(num_shards, shard)
+    steps = tf.data.Dataset.range(skip_steps, tf.int64.max)
+    return tf.data.Dataset.zip((steps, batches)).shard(num_shards, shard)

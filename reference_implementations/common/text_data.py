@@ -52,7 +52,7 @@ def text_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Data
         shard=input_context.input_pipeline_id if input_context else 0,
     )
 
-    def read_windows(index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
+    def read_windows(_step: tf.Tensor, index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
         positions = index_B[:, None] * sequence + tf.range(sequence + 1, dtype=tf.int64)[None, :]
         tokens = tf.cast(tf.gather(text, positions), tf.int32)
         input_ids_BS = tf.ensure_shape(tokens[:, :-1], [settings.batch_size, sequence])

@@ -1,0 +1,19 @@
+"""Trains and evaluates BERT: python run.py --params configs/params_tiny.yaml --mode train --max_steps 100."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from reference_implementations.bert.settings import SECTIONS
+from reference_implementations.common.run import ReferenceModel, run
+
+MODEL = ReferenceModel(
+    sections=SECTIONS,
+    model_fn="reference_implementations.bert.model:model_fn",
+    train_input_fn="reference_implementations.bert.data:train_input_fn",
+    eval_input_fn="reference_implementations.bert.data:eval_input_fn",
+)
+
+if __name__ == "__main__":
+    sys.exit(run(MODEL))

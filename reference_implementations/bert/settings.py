@@ -1,0 +1,82 @@
+"""The sections of BERT's params.yaml; no TensorFlow here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.sections import CsSettings, OptimizerSettings, RunSettings
+
+
+@dataclass(frozen=True)
+class BertSettings:
+    """Section `model`; the defaults are those of BERT base."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_heads: int = 12
+    filter_size: int = 3072
+    max_position_embeddings: int = 512
+    nonlinearity: Literal["gelu", "gelu_new", "relu"] = "gelu"
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-12
+    initializer_range: float = 0.02
+    disable_nsp: bool = False  # true: no next-sentence loss
+    num_labels: int = 2  # classes of the classifier heads
+    mixed_precision: bool = False  # true: bfloat16 compute; variables, norms, softmax and loss stay float32
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise SettingsError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+
+
+@dataclass(frozen=True)
+class BertTextInput:
+    """Pairs of text pieces from a file; a byte is a token, and four ids after the 256 bytes are special."""
+
+    data_file: str  # relative to the folder of the params file
+    batch_size: int
+    max_sequence_length: int
+    max_predictions_per_seq: int
+    masked_lm_prob: float = 0.15
+    shuffle: bool = False
+    shuffle_seed: int = 0
+    repeat: bool = False
+    skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise SettingsError(f"batch_size is {self.batch_size}; expected at least 1")
+        if self.max_sequence_length < 8:
+            raise SettingsError(f"max_sequence_length is {self.max_sequence_length}; expected at least 8")
+        if not 1 <= self.max_predictions_per_seq <= self.max_sequence_length - 3:
+            raise SettingsError(
+                f"max_predictions_per_seq is {self.max_predictions_per_seq}; expected 1 to max_sequence_length - 3 = "
+                f"{self.max_sequence_length - 3}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainBertInput(BertTextInput):
+    """Section `train_input`: shuffled and without end unless said otherwise."""
+
+    shuffle: bool = True
+    repeat: bool = True
+
+
+@dataclass(frozen=True)
+class EvalBertInput(BertTextInput):
+    """Section `eval_input`: in order, once."""
+
+
+SECTIONS: dict[str, type] = {
+    "train_input": TrainBertInput,
+    "eval_input": EvalBertInput,
+    "model": BertSettings,
+    "optimizer": OptimizerSettings,
+    "runconfig": RunSettings,
+    "csconfig": CsSettings,
+}

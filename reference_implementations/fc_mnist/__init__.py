@@ -1,0 +1,1 @@
+"""A small fully connected classifier of handwritten digits."""
