@@ -78,7 +78,7 @@ def pair_dataset(settings: BertTextInput, input_context: Any = None) -> tf.data.
         start_B = index_B * stride
         labels_B = tf.random.stateless_uniform([batch], keys[0], maxval=2, dtype=tf.int32)
         elsewhere_B = tf.random.stateless_uniform([batch], keys[1], maxval=num_pairs, dtype=tf.int64) * stride
-        second_B = tf.where(labels_B == IS_NEXT, start_B, elsewhere_B) + first_length
+        second_B = tf.where(tf.equal(labels_B, IS_NEXT), start_B, elsewhere_B) + first_length
         first_BA = tf.gather(text, start_B[:, None] + tf.range(first_length, dtype=tf.int64)[None, :])
         second_BC = tf.gather(text, second_B[:, None] + tf.range(second_length, dtype=tf.int64)[None, :])
         special = [tf.fill([batch, 1], token) for token in (CLASS, SEPARATOR, SEPARATOR)]

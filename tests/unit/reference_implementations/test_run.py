@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from reference_implementations.common import run as run_module
 from reference_implementations.common.run import ReferenceModel, load_params, run, with_port
@@ -28,13 +27,6 @@ MODEL = ReferenceModel(sections=SECTIONS, model_fn=never, train_input_fn=never, 
 )
 def test_cs_ip_gets_port_9000_unless_it_has_one(address: str | None, expected: str | None) -> None:
     assert with_port(address) == expected
-
-
-@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_configs_are_accepted(config: Path, tmp_path: Path) -> None:
-    options = run_module._parser().parse_args(["-p", str(config), "--model_dir", str(tmp_path)])
-    params = load_params(options, SECTIONS)
-    assert yaml.safe_load(yaml.safe_dump(params)) == params
 
 
 def test_data_files_are_relative_to_the_params_file(tmp_path: Path) -> None:
