@@ -1,0 +1,92 @@
+"""The queue and the state under load and under kill -9."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow.system import jobs, registry
+from cerebras_tensorflow.system.state import activated
+
+# Fails if another job is inside; the pause is long enough for a second one to be caught at it.
+ALONE = """
+import os, sys, time
+folder, index = sys.argv[1], sys.argv[2]
+handle = os.open(f"{folder}/inside", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+os.write(handle, index.encode())
+time.sleep(0.02)
+with open(f"{folder}/diary", "a") as diary:
+    diary.write(f"{os.environ['CSRUN_JOB_ID']}\\n")
+os.unlink(f"{folder}/inside")
+"""
+
+
+@pytest.mark.slow
+def test_fifty_launches_run_one_at_a_time_in_order_though_some_are_killed(
+    home: Path, argv: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    with registry.find().run("pipelined"):
+        children = [
+            subprocess.Popen(
+                argv("csrun_wse", "python", "-c", ALONE, str(tmp_path), str(index)),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
+            )
+            for index in range(50)
+        ]
+        deadline = time.monotonic() + 120
+        while len(queued := jobs.listed(home, (jobs.QUEUED,))) < 50:
+            assert time.monotonic() < deadline
+            assert all(child.poll() is None for child in children)
+        pids = {job.pid: job for job in queued}
+        # While they wait, so that it is known which of them can never have run.
+        victims = rng.sample(children, 10)
+        for child in victims:
+            child.kill()
+            child.wait()
+    for child in children:
+        child.wait(timeout=120)
+    killed = {pids[child.pid].number for child in victims}
+    survivors = sorted(job.number for job in queued if job.number not in killed)
+    assert [int(line) for line in (tmp_path / "diary").read_text().split()] == survivors
+    assert [child.returncode for child in children if child not in victims] == [0] * 40
+    records = {job.number: job.phase for job in jobs.listed(home, (*jobs.LIVE, *jobs.FINISHED))}
+    assert {number for number, phase in records.items() if phase == jobs.FAILED} == killed
+    assert all(records[number] == jobs.SUCCEEDED for number in survivors)
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_of_processes_that_change_the_state_leave_it_readable(home: Path) -> None:
+    rng = random.Random(7)
+    code = (
+        "import sys; from pathlib import Path; from cerebras_tensorflow.system import jobs, registry, state\n"
+        "home = Path(sys.argv[1]); print(flush=True)\n"
+        "while True:\n"
+        "    registry.change(home, 'cs2-embedded', state.to_standby, 'standby')\n"
+        "    registry.change(home, 'cs2-embedded', lambda s: state.activated(s, 0.0), 'activate')\n"
+        "    with registry.find().run('pipelined'): pass\n"
+    )
+    for _ in range(200):
+        child = subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE)
+        with child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            deadline = time.monotonic() + rng.uniform(0, 0.05)
+            while time.monotonic() < deadline:
+                continue
+            child.send_signal(signal.SIGKILL)
+        found = registry.find().state
+        if found.is_standby:
+            registry.change(home, found.name, lambda state: activated(state, 0.0), "activate")
+        assert all(job.phase in jobs.FINISHED for job in jobs.listed(home, (*jobs.LIVE, *jobs.FINISHED)))
+    with registry.find().run("pipelined") as job:
+        assert job.record.phase == jobs.RUNNING
