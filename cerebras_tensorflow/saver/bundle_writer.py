@@ -10,13 +10,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver import bundle_format, string_tensor
+from cerebras_tensorflow.saver import bundle_format, string_tensor, writeback
 from cerebras_tensorflow.saver.atomic import PartialFile, fsync_folder, reporting
 from cerebras_tensorflow.saver.bundle_format import BundleEntry, BundleHeader
 from cerebras_tensorflow.saver.checksum import crc32c, mask
 from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.sstable import write_table
 from cerebras_tensorflow.saver.tensor_types import STRING, is_string, number_of
+from cerebras_tensorflow.saver.writeback import WriteBehind
 
 # Values go out in pieces of this size, so that a piece still is in cache when its checksum is taken.
 _PIECE_BYTES = 4 << 20
@@ -63,6 +64,7 @@ class BundleWriter(TensorWriter):
         size = bundle_format.num_elements(shape) * dtype.itemsize
         shard = self._shard(name, size)
         offset = shard.position
+        shard.reserve(size, self.path)
         crc = 0
         for piece in _pieces(chunks):
             if shard.position + piece.size > offset + size:
@@ -142,19 +144,27 @@ class _Shard:
         self.number = number
         self.position = 0
         self._partial = PartialFile(f"{prefix}.data-{number:05d}")
+        self._behind = WriteBehind(self._partial.fd)
         self._file: BinaryIO = open(self._partial.fd, "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
+
+    def reserve(self, num_bytes: int, prefix: str) -> None:
+        with reporting(prefix):
+            writeback.reserve(self._partial.fd, self.position, num_bytes)
 
     def write(self, piece: np.ndarray[Any, np.dtype[np.uint8]], prefix: str) -> None:
         with reporting(prefix):
             self._file.write(piece.data)
+            self._behind.wrote(piece.size)
         self.position += piece.size
 
     def commit(self, path: str) -> None:
         with reporting(path):
             self._file.close()
+            self._behind.finish()
         self._partial.commit(path)
 
     def discard(self) -> None:
+        self._behind.stop()
         self._partial.discard()
 
 

@@ -12,12 +12,13 @@ import numpy as np
 from h5py import h5a, h5d, h5p, h5s, h5t
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver import h5_format, h5_index, string_tensor
+from cerebras_tensorflow.saver import h5_format, h5_index, string_tensor, writeback
 from cerebras_tensorflow.saver.atomic import PartialFile, reporting, write_all
 from cerebras_tensorflow.saver.checkpoint_names import shards_of
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_index import H5Index, H5Record
 from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.writeback import WriteBehind
 
 _PIECE_BYTES = 4 << 20
 _CHUNK_BYTES = 1 << 20
@@ -50,6 +51,7 @@ class H5Writer(TensorWriter):
         self.is_placed = False
         self._partial: PartialFile | None = PartialFile(self.path)
         self._io = _MetadataFile(self._partial.fd)
+        self._behind = WriteBehind(self._partial.fd)
         self._file = h5py.File(
             self._io,
             "w",
@@ -91,6 +93,7 @@ class H5Writer(TensorWriter):
             self._file.close()
             with reporting(self.path):
                 self._io.check()
+                self._behind.finish()
                 end = os.fstat(self._partial.fd).st_size
                 rest_crc = h5_index.rest_checksum(self._partial.fd, self.records, end)
                 os.lseek(self._partial.fd, end, os.SEEK_SET)
@@ -101,6 +104,7 @@ class H5Writer(TensorWriter):
 
     def abort(self) -> None:
         if self._partial is not None:
+            self._behind.stop()
             # HDF5 flushes at close; into a file that is about to go.
             self._io.drop_writes()
             with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -132,7 +136,9 @@ class H5Writer(TensorWriter):
             crc = _write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks)
         else:
             offset = dataset.get_offset() if num_bytes else 0
-            crc = _write_contiguous(self._partial.fd, name, offset, num_bytes, chunks, self.path)
+            with reporting(self.path):
+                writeback.reserve(self._partial.fd, offset, num_bytes)
+            crc = _write_contiguous(self._partial.fd, self._behind, name, offset, num_bytes, chunks, self.path)
         with reporting(self.path):
             self._io.check()
         self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
@@ -243,7 +249,15 @@ class _MetadataFile:
         """Durability is the commit's matter."""
 
 
-def _write_contiguous(fd: int, name: str, offset: int, num_bytes: int, chunks: Iterable[BytesLike], path: str) -> int:
+def _write_contiguous(
+    fd: int,
+    behind: WriteBehind,
+    name: str,
+    offset: int,
+    num_bytes: int,
+    chunks: Iterable[BytesLike],
+    path: str,
+) -> int:
     """Write a tensor's bytes where HDF5 reserved space for them; return their CRC."""
     crc = done = 0
     for chunk in chunks:
@@ -255,6 +269,7 @@ def _write_contiguous(fd: int, name: str, offset: int, num_bytes: int, chunks: I
             crc = crc32c(piece, crc)
             with reporting(path):
                 _pwrite_all(fd, piece.data, offset + done)
+                behind.wrote(piece.size)
             done += piece.size
     if done != num_bytes:
         raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")

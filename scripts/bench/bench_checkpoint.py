@@ -1,0 +1,293 @@
+"""How fast, and in how much memory, are checkpoints converted, saved and loaded? [GB/s, MB, ms]
+
+Every rate stands beside that of a plain copy, write or read of the same bytes on the same disk, taken in turns in one
+run, so that the state of disk and page cache is the same for both. Each conversion runs in a process of its own,
+whose peak resident set the kernel reports.
+
+    python scripts/bench/bench_checkpoint.py --folder /some/disk --sizes 4 8 --repeats 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.h5_writer import H5Writer
+from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+
+GB = 10**9
+PIECE = 4 << 20
+LARGE_BYTES = 1_600_000_000
+
+
+def tensors(num_bytes: int) -> list[tuple[str, tuple[int, int]]]:
+    """Return names and shapes of float32 tensors of a size in all, one of them of 1.6 GB."""
+    shapes = [("embedding/table", (LARGE_BYTES // 4 // 2000, 2000))]
+    left = num_bytes - LARGE_BYTES
+    number = 0
+    while left > 0:
+        rows = min(left, 64_000_000) // 4 // 2000
+        shapes.append((f"layer_{number:03d}/kernel", (max(rows, 1), 2000)))
+        left -= max(rows, 1) * 8000
+        number += 1
+    return shapes
+
+
+def pieces(num_bytes: int, scratch: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield random bytes, the same megabytes again and again from another start."""
+    done = 0
+    while done < num_bytes:
+        count = min(PIECE, num_bytes - done)
+        start = done // PIECE % 977
+        yield scratch[start : start + count]
+        done += count
+
+
+def write_source(prefix: Path, num_bytes: int) -> None:
+    """Write a TensorFlow checkpoint to convert."""
+    scratch = np.random.default_rng(7).integers(0, 256, PIECE + 977, np.uint8)
+    with BundleWriter(prefix) as writer:
+        for name, shape in tensors(num_bytes):
+            writer.add_chunks(name, np.float32, shape, pieces(shape[0] * shape[1] * 4, scratch))
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Return the wall time of a call, the disk quiet before [s]."""
+    os.sync()
+    start = time.monotonic()
+    run()
+    return time.monotonic() - start
+
+
+def command(function: str, *arguments: str) -> tuple[float, int]:
+    """Run a conversion in a process of its own; return its wall time [s] and peak resident set [MB]."""
+    code = f"import sys; from cerebras_tensorflow.saver.cli import {function} as f; sys.exit(f(sys.argv[1:]))"
+    os.sync()
+    start = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", code, *arguments, "--quiet"]) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{function} failed")
+    return time.monotonic() - start, usage.ru_maxrss // 1024
+
+
+def copy_with_fsync(source: Path, target: Path) -> None:
+    """`cp`, then what makes it durable: our files are durable too when they get their name."""
+    subprocess.run(["cp", str(source), str(target)], check=True)
+    with open(target, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def convert(folder: Path, size_gb: float, repeats: int) -> None:
+    """Print rates and memory of both directions beside `cp`."""
+    source = folder / "source"
+    write_source(source, int(size_gb * GB))
+    data = Path(f"{source}.data-00000-of-00001")
+    rows: dict[str, list[float]] = {"cp": [], "cp + fsync": [], "tensorflow-to-h5": [], "h5-to-tensorflow": []}
+    peaks = {"tensorflow-to-h5": 0, "h5-to-tensorflow": 0}
+    for _ in range(repeats):
+        rows["cp"].append(timed(lambda: subprocess.run(["cp", str(data), str(folder / "copy")], check=True)))
+        (folder / "copy").unlink()
+        rows["cp + fsync"].append(timed(lambda: copy_with_fsync(data, folder / "copy")))
+        (folder / "copy").unlink()
+        wall_s, peak = command("tensorflow_to_h5", str(source), str(folder / "x.h5"))
+        rows["tensorflow-to-h5"].append(wall_s)
+        peaks["tensorflow-to-h5"] = max(peaks["tensorflow-to-h5"], peak)
+        wall_s, peak = command("h5_to_tensorflow", str(folder / "x.h5"), str(folder / "back"))
+        rows["h5-to-tensorflow"].append(wall_s)
+        peaks["h5-to-tensorflow"] = max(peaks["h5-to-tensorflow"], peak)
+        if Path(f"{folder}/back.data-00000-of-00001").stat().st_size != data.stat().st_size:
+            raise SystemExit("the round trip changed the size")
+        for name in os.listdir(folder):
+            if not name.startswith("source"):
+                (folder / name).unlink()
+    durable = statistics.median(rows["cp + fsync"])
+    plain = statistics.median(rows["cp"])
+    print(f"conversion of {size_gb:g} GB with one tensor of {LARGE_BYTES / GB:g} GB, median of {repeats}")
+    for name, walls in rows.items():
+        median = statistics.median(walls)
+        text = f"  {name:18} {median:7.2f} s  {size_gb / median:5.2f} GB/s  spread {min(walls):.2f}-{max(walls):.2f} s"
+        if name in peaks:
+            text += f"  {median / plain:4.2f} x cp  {median / durable:4.2f} x cp + fsync  peak {peaks[name]} MB"
+        print(text)
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def plain_write(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write the same bytes to one file and make it durable."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for array in arrays.values():
+        view = memoryview(array).cast("B")
+        while view.nbytes:
+            view = view[os.write(fd, view[:PIECE]) :]
+    os.fsync(fd)
+    os.close(fd)
+
+
+def save_all(writer: BundleWriter | H5Writer, arrays: dict[str, np.ndarray]) -> None:
+    """Save arrays through one of our writers."""
+    with writer:
+        for name, array in arrays.items():
+            writer.add(name, array)
+
+
+def tensorflow_saver(folder: Path, arrays: dict[str, np.ndarray]) -> Callable[[], object] | None:
+    """Return a call of TensorFlow's own Saver on the same values, or None without TensorFlow."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow as tf
+    except ImportError:
+        return None
+    v1 = tf.compat.v1
+    v1.disable_eager_execution()
+    session = v1.Session()
+    for name, array in arrays.items():
+        variable = v1.get_variable(name, array.shape, dtype=tf.float32, initializer=v1.zeros_initializer())
+        variable.load(array, session)
+    saver = v1.train.Saver()
+    return lambda: saver.save(session, str(folder / "theirs"), write_meta_graph=False)
+
+
+def saving(folder: Path, size_gb: float, repeats: int) -> None:
+    """Print rates of saving from memory."""
+    rng = np.random.default_rng(3)
+    arrays = {f"w{k}": rng.random((10_000, 2_500), np.float32) for k in range(round(size_gb * 10))}
+    size = sum(array.nbytes for array in arrays.values()) / GB
+    theirs = tensorflow_saver(folder, arrays)
+    runs: dict[str, Callable[[], object] | None] = {
+        "plain write + fsync": lambda: plain_write(folder / "plain", arrays),
+        "ours, TensorFlow": lambda: save_all(BundleWriter(folder / "ours"), arrays),
+        "ours, HDF5": lambda: save_all(H5Writer(folder / "ours.h5"), arrays),
+        # TensorFlow's Saver does not wait for the disk; sync makes the two comparable.
+        "tf Saver": theirs,
+        "tf Saver + sync": (lambda: (theirs(), os.sync())) if theirs else None,
+        "h5py, LZ4 (published)": lambda: published_writer(folder / "lz4.h5", arrays),
+    }
+    walls: dict[str, list[float]] = {name: [] for name, run in runs.items() if run}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            if run is not None:
+                walls[name].append(timed(run))
+                for path in folder.iterdir():
+                    path.unlink()
+    base = statistics.median(walls["plain write + fsync"])
+    print(f"saving {size:.1f} GB from memory, median of {repeats}")
+    for name, times in walls.items():
+        median = statistics.median(times)
+        print(
+            f"  {name:22} {median:6.2f} s  {size / median:5.2f} GB/s  {base / median:4.2f} x the rate of plain writing"
+        )
+
+
+def published_writer(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write as the published writer's default does: h5py, its own chunks, LZ4; then fsync."""
+    import h5py
+    import hdf5plugin
+
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, **hdf5plugin.LZ4())
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def loading(folder: Path, size_gb: float, repeats: int) -> None:
+    """Print the time of one named tensor, and the rate of all, beside `cat`."""
+    write_source(folder / "c", int(size_gb * GB))
+    command("tensorflow_to_h5", str(folder / "c"), str(folder / "c.h5"))
+    print(f"loading from {size_gb:g} GB, page cache warm, median of {repeats}")
+    for path in (folder / "c", folder / "c.h5"):
+        file = path if path.suffix else Path(f"{path}.data-00000-of-00001")
+        one, every, cat = [], [], []
+        for _ in range(repeats):
+            cat.append(timed(lambda file=file: subprocess.run(f"cat {file} > /dev/null", shell=True, check=True)))
+            one.append(timed(lambda path=path: read_one(path)))
+            every.append(timed(lambda path=path: read_all(path)))
+        label = "HDF5" if path.suffix else "TensorFlow"
+        rate, cat_rate = size_gb / statistics.median(every), size_gb / statistics.median(cat)
+        print(
+            f"  {label:10} one small tensor {statistics.median(one) * 1000:6.1f} ms   all, verified {rate:5.2f} GB/s"
+            f"   cat {cat_rate:5.2f} GB/s   {rate / cat_rate:4.2f} x cat"
+        )
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def read_one(path: Path) -> None:
+    """Open a checkpoint and read ten rows of one tensor."""
+    with open_checkpoint(path) as reader:
+        reader.read_slice("layer_001/kernel", 100, 110)
+
+
+def read_all(path: Path) -> None:
+    """Read every tensor against its checksum."""
+    with open_checkpoint(path) as reader:
+        for name in reader.names():
+            reader.read(name)
+
+
+def many(folder: Path) -> None:
+    """Print the time of many small tensors."""
+    print("many tensors of 16 floats")
+    value = np.arange(16, dtype=np.float32)
+    for count in (10_000, 100_000):
+        for label, path, writer in (
+            ("TensorFlow", folder / "m", BundleWriter),
+            ("HDF5", folder / "m.h5", H5Writer),
+        ):
+            names = [f"block_{k // 100}/layer_{k}/kernel" for k in range(count)]
+            write_s = timed(
+                lambda names=names, path=path, writer=writer: save_all(writer(path), dict.fromkeys(names, value))
+            )
+            open_s = timed(lambda path=path: open_checkpoint(path).close())
+            read_s = timed(lambda path=path: read_all(path))
+            print(
+                f"  {label:10} {count:7} tensors: save {write_s:5.2f} s  open {open_s:5.2f} s  "
+                f"open and read all {read_s:5.2f} s"
+            )
+        for path in folder.iterdir():
+            path.unlink()
+
+
+def main() -> None:
+    """Run the parts asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="an empty or new folder on the disk to measure")
+    parser.add_argument("--sizes", type=float, nargs="+", default=[4, 8], help="of the conversions [GB]")
+    parser.add_argument("--memory-gb", type=float, default=1.0, help="saved from memory [GB]")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--parts", nargs="+", default=["convert", "save", "load", "many"])
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if any(options.folder.iterdir()):
+        raise SystemExit(f"{options.folder} is not empty; this benchmark removes what it finds there")
+    free = shutil.disk_usage(options.folder).free / GB
+    print(f"{platform.node()}, {os.cpu_count()} cores, {free:.0f} GB free, Python {platform.python_version()}")
+    if "convert" in options.parts:
+        for size in options.sizes:
+            convert(options.folder, size, options.repeats)
+    if "save" in options.parts:
+        saving(options.folder, options.memory_gb, options.repeats)
+    if "load" in options.parts:
+        loading(options.folder, max(options.sizes), options.repeats)
+    if "many" in options.parts:
+        many(options.folder)
+    print(f"this process: peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
+
+
+if __name__ == "__main__":
+    main()
