@@ -90,3 +90,13 @@ def rotate_pairs(x_BNSD: tf.Tensor, rotary_dim: int, base: float = 10000.0) -> t
     heads = x_BNSD.shape.as_list()[1]
     turned = tf.reshape(pairs, [-1, heads, sequence, rotary_dim])
     return tf.concat([turned, rest], axis=-1)
+
+
+def rotate_halves(x_BNSD: tf.Tensor, base: float = 10000.0) -> tf.Tensor:
+    """As `rotate_pairs` over all of D, but element i forms a pair with element i + D / 2, as in GPT-NeoX and Llama."""
+    sequence, size = x_BNSD.shape.as_list()[2:]
+    frequencies = base ** (-np.arange(0, size, 2) / size)
+    angles = np.arange(sequence)[:, None] * frequencies[None, :]
+    cos, sin = tf.constant(np.cos(angles), x_BNSD.dtype), tf.constant(np.sin(angles), x_BNSD.dtype)
+    first, second = x_BNSD[..., : size // 2], x_BNSD[..., size // 2 :]
+    return tf.concat([first * cos - second * sin, first * sin + second * cos], axis=-1)

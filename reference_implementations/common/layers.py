@@ -74,6 +74,19 @@ def layer_norm(name: str, x_BSH: tf.Tensor, epsilon: float) -> tf.Tensor:
     return tf.cast(y_BSH, x_BSH.dtype)
 
 
+def rms_norm(name: str, x_BSH: tf.Tensor, epsilon: float) -> tf.Tensor:
+    """Return x over its root mean square over H, times gamma; computed in float32, in the type of x.
+
+    Zhang and Sennrich, arXiv 1910.07467, Equation 4.
+    """
+    with tf.compat.v1.variable_scope(f"{name}/{name}"):
+        gamma_H = variable("gamma", [int(x_BSH.shape[-1])], ones())
+        wide_BSH = tf.cast(x_BSH, tf.float32)
+        mean_square_BS1 = tf.reduce_mean(tf.square(wide_BSH), axis=-1, keepdims=True)
+        y_BSH = wide_BSH * tf.math.rsqrt(mean_square_BS1 + epsilon) * gamma_H
+    return tf.cast(y_BSH, x_BSH.dtype)
+
+
 def embedding_table(scope: str, vocabulary_size: int, hidden_size: int, initializer: object) -> tf.Variable:
     """Return the variable `<scope>/embedding_weights` (V, H)."""
     with tf.compat.v1.variable_scope(scope):

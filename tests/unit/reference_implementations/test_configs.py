@@ -29,7 +29,10 @@ def test_a_shipped_config_is_accepted_and_can_be_written_back(config: Path) -> N
     assert yaml.safe_load(yaml.safe_dump(params)) == params
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent for path in FOLDER.glob("*/model.py")), ids=lambda path: path.name)
+MODELS = sorted(path.parent for path in FOLDER.glob("*/model.py"))
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=lambda path: path.name)
 def test_every_model_has_a_tiny_config_with_data_and_words_about_it(folder: Path) -> None:
     params = load(folder / "configs" / "params_tiny.yaml")
     for section in ("train_input", "eval_input"):

@@ -1,0 +1,94 @@
+"""Plain text -> batches with missing spans (Raffel et al., arXiv 1910.10683, Section 3.1.4).
+
+Differs from the paper: spans have one length, and one lies in each equal part of a sample, so that shapes are fixed.
+
+    # B batch, K spans, G bytes of a part, L bytes of a span
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.settings import check_section
+from reference_implementations.t5.settings import EvalSpanInput, SpanInput, TrainSpanInput
+
+END, START, FIRST_SENTINEL = 256, 257, 258  # ids after the bytes
+
+
+def train_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:
+    """Return the training batches of section `train_input`."""
+    return span_dataset(check_section(params["train_input"], TrainSpanInput, "train_input", "params"), input_context)
+
+
+def eval_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:
+    """Return the evaluation batches of section `eval_input`."""
+    return span_dataset(check_section(params["eval_input"], EvalSpanInput, "eval_input", "params"), input_context)
+
+
+def span_dataset(settings: SpanInput, input_context: Any = None) -> tf.data.Dataset:
+    """Return batches: the text with a sentinel for each missing span, and the spans, each after its sentinel.
+
+    Where spans lie depends on the seed and the step alone, so that a resumed run draws the same.
+
+    Args:
+        settings: What to read and how.
+        input_context: Where several readers share the data: its num_input_pipelines and input_pipeline_id.
+
+    Returns:
+        (features, labels): input_ids (B, K (G - L + 1)), decoder_input_ids and labels (B, K (L + 1) + 1), int32.
+
+    Raises:
+        SettingsError: If the file is missing or holds less than one batch.
+    """
+    sequence = settings.max_sequence_length
+    try:
+        num_samples = os.path.getsize(settings.data_file) // sequence
+    except OSError as exc:
+        raise SettingsError(f"cannot read data_file {settings.data_file!r}: {exc.strerror}") from exc
+    if num_samples < settings.batch_size:
+        raise SettingsError(
+            f"data_file {settings.data_file!r} holds {num_samples} pieces of {sequence} bytes, less than one batch of "
+            f"{settings.batch_size}"
+        )
+    text = tf.io.decode_raw(tf.io.read_file(settings.data_file), tf.uint8)
+    batches = index_batches(
+        num_samples,
+        settings.batch_size,
+        seed=settings.shuffle_seed if settings.shuffle else None,
+        repeat=settings.repeat,
+        skip_steps=settings.skip_steps,
+        num_shards=input_context.num_input_pipelines if input_context else 1,
+        shard=input_context.input_pipeline_id if input_context else 0,
+    )
+
+    def draw_spans(step: tf.Tensor, index_B: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        batch, spans, length = settings.batch_size, settings.num_spans, settings.span_length
+        part = sequence // spans
+        positions = index_B[:, None] * sequence + tf.range(sequence, dtype=tf.int64)[None, :]
+        text_BKG = tf.reshape(tf.cast(tf.gather(text, positions), tf.int32), [batch, spans, part])
+        key = tf.stack([tf.constant(settings.shuffle_seed, tf.int64), step])
+        offset_BK1 = tf.random.stateless_uniform([batch, spans, 1], key, maxval=part - length + 1, dtype=tf.int32)
+        sentinel_BK1 = tf.tile(FIRST_SENTINEL + tf.range(spans)[None, :, None], [batch, 1, 1])
+
+        rest = tf.range(part - length + 1)[None, None, :]
+        source = tf.clip_by_value(tf.where(rest > offset_BK1, rest + length - 1, rest), 0, part - 1)
+        kept = tf.gather(text_BKG, source, batch_dims=2)
+        inputs = tf.reshape(tf.where(tf.equal(rest, offset_BK1), sentinel_BK1, kept), [batch, -1])
+
+        missing = tf.gather(text_BKG, offset_BK1 + tf.range(length)[None, None, :], batch_dims=2)
+        targets = tf.reshape(tf.concat([sentinel_BK1, missing], axis=-1), [batch, -1])
+        labels = tf.concat([targets, tf.fill([batch, 1], END)], axis=1)
+        decoder_inputs = tf.concat([tf.fill([batch, 1], START), targets], axis=1)
+        features = {
+            "input_ids": tf.ensure_shape(inputs, [batch, spans * (part - length + 1)]),
+            "decoder_input_ids": tf.ensure_shape(decoder_inputs, [batch, spans * (length + 1) + 1]),
+        }
+        return features, tf.ensure_shape(labels, [batch, spans * (length + 1) + 1])
+
+    return batches.map(draw_spans).prefetch(2)

@@ -1,0 +1,81 @@
+"""The sections of T5's params.yaml; no TensorFlow here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.sections import CsSettings, OptimizerSettings, RunSettings
+
+
+@dataclass(frozen=True)
+class T5Settings:
+    """Section `model`; the defaults are those of T5 small (60 million parameters)."""
+
+    src_vocab_size: int = 32128
+    d_model: int = 512
+    d_kv: int = 64
+    d_ff: int = 2048
+    encoder_num_hidden_layers: int = 6
+    decoder_num_hidden_layers: int = 6
+    num_heads: int = 8
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    nonlinearity: Literal["relu", "gelu", "gelu_new"] = "relu"
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-6
+    use_t5_layer_norm: bool = True  # false: norms with mean and beta, as the public Model Zoo's TensorFlow T5 has them
+    share_embedding_weights: bool = True
+    mixed_precision: bool = False  # true: bfloat16 compute; variables, norms, softmax and loss stay float32
+
+
+@dataclass(frozen=True)
+class SpanInput:
+    """A text file with missing spans; a byte is a token, and ids from 256 on are special."""
+
+    data_file: str  # relative to the folder of the params file
+    batch_size: int
+    max_sequence_length: int  # bytes of text in a sample
+    num_spans: int  # missing spans, one in each equal part of the sample
+    span_length: int = 3
+    shuffle: bool = False
+    shuffle_seed: int = 0
+    repeat: bool = False
+    skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.num_spans < 1 or self.span_length < 1:
+            raise SettingsError("batch_size, num_spans and span_length must be at least 1")
+        if self.max_sequence_length % self.num_spans:
+            raise SettingsError(
+                f"max_sequence_length {self.max_sequence_length} is not a multiple of num_spans {self.num_spans}"
+            )
+        if self.max_sequence_length // self.num_spans <= self.span_length:
+            raise SettingsError(
+                f"span_length {self.span_length} must be less than max_sequence_length / num_spans = "
+                f"{self.max_sequence_length // self.num_spans}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainSpanInput(SpanInput):
+    """Section `train_input`: shuffled and without end unless said otherwise."""
+
+    shuffle: bool = True
+    repeat: bool = True
+
+
+@dataclass(frozen=True)
+class EvalSpanInput(SpanInput):
+    """Section `eval_input`: in order, once."""
+
+
+SECTIONS: dict[str, type] = {
+    "train_input": TrainSpanInput,
+    "eval_input": EvalSpanInput,
+    "model": T5Settings,
+    "optimizer": OptimizerSettings,
+    "runconfig": RunSettings,
+    "csconfig": CsSettings,
+}
