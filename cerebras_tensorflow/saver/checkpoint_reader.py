@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver import h5_reader
+from cerebras_tensorflow.saver import h5_reader, h5_update
 from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX
 from cerebras_tensorflow.saver.checkpoint_names import checkpoints_in, step_of
 from cerebras_tensorflow.saver.checkpoint_state import read_state
@@ -34,10 +34,11 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
     if not os.path.isfile(path):
         return BundleReader(path)
     if _is_hdf5(path):
-        # Here and not above, so that reading a TensorFlow checkpoint does not wait for h5py.
+        h5_update.recover(path)
         index = h5_reader.read_index(path)
         if index is not None:
             return h5_reader.H5Reader(path, index)
+        # Here and not above, so that what needs no HDF5 does not wait for h5py.
         from cerebras_tensorflow.saver.h5_foreign import ForeignH5Reader
 
         return ForeignH5Reader(path, accept_changed)

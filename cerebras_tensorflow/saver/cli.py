@@ -61,7 +61,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="store tensors of a type, or of a name pattern, as another type: float32=bfloat16",
     )
-    parser.add_argument("--jobs", type=int, default=2, help="1 reads and writes in turn, more read ahead (default 2)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="above 1: read ahead in a second thread, for disks slower than the processor",
+    )
     parser.add_argument("--verify", action="store_true", help="read the result again and compare it")
     parser.add_argument("--force", action="store_true", help="replace an existing target")
     parser.add_argument("--quiet", action="store_true", help="print errors only")

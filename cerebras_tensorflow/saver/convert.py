@@ -76,7 +76,7 @@ def copy(
     writer: TensorWriter,
     selection: Selection | None = None,
     progress: Callable[[int], None] | None = None,
-    is_reading_ahead: bool = True,
+    is_reading_ahead: bool = False,
 ) -> Report:
     """Copy tensors from an open reader to an open writer; the caller commits.
 

@@ -281,10 +281,3 @@ class H5Reader(TensorReader):
                 ) from exc
             self._fds[shard] = fd
         return fd
-
-
-def stored_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bytes under which a value is stored: raw little-endian, or the string encoding."""
-    if h5_format.type_name(array.dtype) == h5_format.STRING_TYPE:
-        return flat_view(string_tensor.encode(string_tensor.to_elements(array))[0])
-    return as_bytes(array)

@@ -12,7 +12,7 @@ import numpy as np
 from h5py import h5a, h5d, h5p, h5s, h5t
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver import h5_format, h5_index, string_tensor, writeback
+from cerebras_tensorflow.saver import h5_format, h5_index, h5_update, string_tensor, writeback
 from cerebras_tensorflow.saver.atomic import PartialFile, reporting, write_all
 from cerebras_tensorflow.saver.checkpoint_names import shards_of
 from cerebras_tensorflow.saver.checksum import crc32c
@@ -50,6 +50,8 @@ class H5Writer(TensorWriter):
         self.records: dict[str, H5Record] = {}
         self.is_placed = False
         self._partial: PartialFile | None = PartialFile(self.path)
+        # An update that was cut short belongs to the file that stands there, not to the one to come.
+        h5_update.replay(self.path)
         self._io = _MetadataFile(self._partial.fd)
         self._behind = WriteBehind(self._partial.fd)
         self._file = h5py.File(
