@@ -278,7 +278,11 @@ class ForeignH5Reader(TensorReader):
             view = h5_format.dtype_named(element_type)
             return _Item(TensorEntry(view, dataset.shape, num_stored), path, np.dtype("u1"))
         if _is_bfloat16(attributes):
-            return _Item(TensorEntry(np.dtype(ml_dtypes.bfloat16), dataset.shape, num_stored), path, np.dtype("<i2"))
+            if dtype.itemsize != 2 or dtype.kind not in "iu":
+                return f"marked as bfloat16, but stored as {dtype}"
+            # As the type that it has: HDF5 converts values, not bits, between signed and unsigned.
+            bits = dtype.newbyteorder("<")
+            return _Item(TensorEntry(np.dtype(ml_dtypes.bfloat16), dataset.shape, num_stored), path, bits)
         if h5py.check_string_dtype(dtype) is not None or dtype.kind == "S":
             return _Item(TensorEntry(np.dtype(object), dataset.shape, num_stored), path)
         plain = np.dtype(h5_format.type_name(dtype.newbyteorder("=")))
