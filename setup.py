@@ -24,8 +24,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=find_packages(include=["cerebras_tensorflow*", "csrun*"]),
-    package_data={"cerebras_tensorflow": ["**/*.md", "py.typed"], "csrun": ["**/*.proto", "py.typed"]},
+    packages=[*find_packages(include=["cerebras_tensorflow*", "csrun*"]), "cerebras_appliance"],
+    package_dir={"cerebras_appliance": "cerebras_tensorflow/compat/roots/wheel/cerebras_appliance"},
+    package_data={"cerebras_tensorflow": ["**/*.md", "py.typed", "compat/roots/**/*.py"], "csrun": ["**/*.proto", "py.typed"]},
     install_requires=[
         "tensorflow>=2.16,<2.22",
         "tf_keras>=2.16,<2.22",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cerebras_tensorflow.compat import activate
+
 if TYPE_CHECKING:
     from cerebras_tensorflow.estimator.cs_config import CSConfig
     from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
@@ -35,6 +37,9 @@ __all__ = [
     "RunConfig",
     "WarmStartSettings",
 ]
+
+
+activate.names()
 
 
 def __getattr__(name: str) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
+from cerebras_tensorflow import config
 from cerebras_tensorflow.config import env
 
 MODES: Mapping[str, str | None] = {
@@ -36,12 +38,27 @@ def resolved(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def environment(command: Sequence[str]) -> dict[str, str]:
-    """Return the variables that a command's first word sets."""
+    """Return the variables that a command's first word sets in a launch: the mode, and which old names it sees."""
+    if not command or command[0] == "python-pt":
+        return {}
     mode = execution_mode(command)
-    return {} if mode is None else {env.EXECUTION_MODE: mode}
+    roots = ["launched", "wheel", "cbcore", *(["ws"] if mode == env.WEIGHT_STREAMING else [])]
+    return {**({} if mode is None else {env.EXECUTION_MODE: mode}), "PYTHONPATH": _python_path(roots)}
+
+
+def _python_path(roots: Sequence[str]) -> str:
+    """Return PYTHONPATH with folders of old names in front; compat/names.py says what each one holds."""
+    package = Path(config.__file__).parents[1]
+    ours = [str(package / "compat" / "roots" / root) for root in roots]
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # An installed package is found anyway, and site-packages on PYTHONPATH would come before the standard library.
+    checkout = "" if package.parent.name.endswith("-packages") else str(package.parent)
+    return os.pathsep.join(dict.fromkeys(filter(None, [*ours, *given, checkout])))
 
 
 def python_ws() -> NoReturn:
     """Become this Python in weight-streaming mode, with all arguments passed on."""
     command = ("python-ws", *sys.argv[1:])
-    os.execve(sys.executable, resolved(command), {**os.environ, **environment(command)})
+    path = _python_path(["launched", "wheel", "ws"])
+    environ = {**os.environ, env.EXECUTION_MODE: env.WEIGHT_STREAMING, "PYTHONPATH": path}
+    os.execve(sys.executable, resolved(command), environ)

@@ -73,6 +73,9 @@ def choose_target(config: Any, use_cs: bool) -> Target:
     Raises:
         SystemNotFoundError: If no simulated system answers at cs_ip.
     """
+    appliance_mode = getattr(config, "execution_mode", None)
+    if appliance_mode is not None:  # 1.6 to 1.8: the config names the mode, use_cs the system
+        return Target(appliance_mode, True, registry.find(None)) if use_cs else Target(env.PIPELINED, False, None)
     environment = env.read()
     cs_ip = (getattr(config, "cs_ip", None) or environment.k8s_cs_ip) if use_cs else None
     mode = environment.execution_mode

@@ -13,7 +13,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.estimator import checkpoints, running
+from cerebras_tensorflow.estimator import checkpoints, running, summaries
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
 from cerebras_tensorflow.estimator.initialize import WarmStartSettings, initial_values
@@ -92,6 +92,8 @@ class TrainingOps:
 def training_ops(model: Model) -> TrainingOps:
     """Add to a model's graph what a training run needs."""
     with model.graph.as_default(), graph_semantics():
+        if not summaries.are_enabled():
+            model.graph.clear_collection("summaries")
         names = {tensor.op.name for tensor in model.graph.get_collection("summaries")}
         if not any(name.split("/")[-1] == "loss" for name in names):
             tf.compat.v1.summary.scalar("loss", model.spec.loss)

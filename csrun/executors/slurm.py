@@ -86,7 +86,7 @@ def _environment(plan: LaunchPlan, number: int) -> dict[str, str]:
     # The wrapper must find this package on every node, whether it is installed or run from a checkout.
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(dict.fromkeys(filter(None, [*environ.get("PYTHONPATH", "").split(os.pathsep), root])))
-    return {**environ, **ours, **interpreters.environment(plan.command), "PYTHONPATH": path}
+    return {**environ, **ours, "PYTHONPATH": path, **interpreters.environment(plan.command)}
 
 
 def _write_stop(folder: Path, number: signal.Signals) -> None:

@@ -1,0 +1,175 @@
+"""Makes the table's modules importable, and runs what has to happen when a package of others has been imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from cerebras_tensorflow.compat.names import ABSENT, TABLE, Name
+
+_REAL = ("cerebras_appliance", "cerebras", "tfwse", "cerebras_tensorflow", "tensorflow", "tensorflow.compat")
+_REAL_MODULES = {*_REAL, "cerebras_tensorflow.saver", "cerebras_tensorflow.saver.checkpoint_reader"}
+"""Packages and modules that exist as files, ours or TensorFlow's; the finder adds to them."""
+
+
+def _modules() -> dict[str, dict[str, Name]]:
+    """Module -> name -> row, for all modules of the table and the packages above them."""
+    found: dict[str, dict[str, Name]] = {}
+    for row in TABLE:
+        parts = row.module.split(".")
+        for end in range(1, len(parts) + 1):
+            found.setdefault(".".join(parts[:end]), {})
+        if row.name:
+            found[row.module].setdefault(row.name, row)
+    return found
+
+
+MODULES: Mapping[str, Mapping[str, Name]] = _modules()
+
+
+def tensorflow_has_estimator() -> bool:
+    """Whether the installed TensorFlow has a tf.estimator of its own; does not import it."""
+    loaded = sys.modules.get("tensorflow")
+    version = getattr(loaded, "__version__", None)
+    for distribution in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        if version is not None:
+            break
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if version is None:
+        return False
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return (major, minor) < (2, 16)
+
+
+def resolve(row: Name) -> Any:
+    """Return the object behind a row.
+
+    Raises:
+        AttributeError: If it is absent; says why.
+    """
+    if row.status == ABSENT:
+        raise AttributeError(f"{row.module}.{row.name} is not part of this port{f': {row.note}' if row.note else ''}.")
+    module, _, attribute = row.home.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class LazyNames(ModuleType):
+    """A module whose names are looked up in the table on first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        rows = MODULES.get(self.__name__, {})
+        if name in rows:
+            value = resolve(rows[name])
+            setattr(self, name, value)
+            return value
+        if f"{self.__name__}.{name}" in MODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        rows = MODULES.get(self.__name__, {})
+        children = {module.rpartition(".")[2] for module in MODULES if module.rpartition(".")[0] == self.__name__}
+        return sorted({*super().__dir__(), *(name for name, row in rows.items() if row.status != ABSENT), *children})
+
+
+class _TableLoader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = LazyNames(spec.name, f"Names of {spec.name}, from the table in cerebras_tensorflow/compat/names.py.")
+        rows = MODULES[spec.name].items()
+        module.__all__ = sorted(name for name, row in rows if row.status != ABSENT)  # type: ignore[attr-defined]
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run: names are looked up on use."""
+
+
+class _WatchedLoader(importlib.abc.Loader):
+    """Another loader, followed by what waits for the module."""
+
+    def __init__(self, loader: Any, callbacks: Sequence[Callable[[ModuleType], None]]) -> None:
+        self._loader = loader
+        self._callbacks = callbacks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        for callback in self._callbacks:
+            callback(module)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of the table, and watches imports that somebody waits for."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def watch(self, name: str, callback: Callable[[ModuleType], None]) -> None:
+        """Call back once a module has been imported; at once if it already is."""
+        module = sys.modules.get(name)
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            callback(module)
+        else:
+            self._waiting.setdefault(name, []).append(callback)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a module of the table or of a watched one."""
+        if fullname in self._waiting:
+            return self._watched_spec(fullname, path, target)
+        if fullname not in MODULES or fullname in _REAL_MODULES:
+            return None
+        if fullname.startswith("tensorflow") and tensorflow_has_estimator():
+            return None
+        is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
+        return importlib.util.spec_from_loader(fullname, _TableLoader(), is_package=is_package, origin=__file__)
+
+    def _watched_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _WatchedLoader(spec.loader, self._waiting.pop(fullname))
+                return spec
+        return None
+
+
+FINDER = Finder()
+
+
+def install() -> None:
+    """Put the finder in front, so that an installed but unusable tensorflow_estimator does not hide ours."""
+    if FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, FINDER)
+
+
+def import_table_module(name: str) -> ModuleType:
+    """Import a module of the table whose parent may be a package that is still being imported."""
+    if name not in sys.modules:
+        spec = FINDER.find_spec(name, None)
+        if spec is None:
+            raise ImportError(f"{name} is not in the table of cerebras_tensorflow.compat")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+    return sys.modules[name]

@@ -1,0 +1,237 @@
+"""The one table of names that are not ours: where old code imports each from, and what of ours stands behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FULL = "full"
+NOTED = "accepted and noted"
+ABSENT = "absent"
+
+WHEEL = "wheel"
+CBCORE = "cbcore"
+WS = "ws"
+TENSORFLOW = "tensorflow"
+ROOTS = {
+    WHEEL: "always",
+    CBCORE: "in a script that csrun_wse or csrun_cpu started",
+    WS: "in a script that python-ws started",
+    TENSORFLOW: "after `import cerebras_tensorflow` or in a script that we started, where TensorFlow has no own",
+}
+"""Root -> when its names can be imported."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """One name of the table.
+
+    Attributes:
+        module: Module that old code imports it from.
+        name: The name in it; "" for the module itself.
+        home: What stands behind it: "package.module:attribute", or "package.module" for a whole module; "" if absent.
+        root: One of ROOTS.
+        releases: Releases that have it.
+        status: FULL, NOTED or ABSENT.
+        note: What a user should know.
+    """
+
+    module: str
+    name: str
+    home: str
+    root: str
+    releases: str
+    status: str = FULL
+    note: str = ""
+
+
+_OURS = "cerebras_tensorflow.estimator."
+_COMPAT = "cerebras_tensorflow.compat."
+
+
+def _group(
+    module: str, root: str, releases: str, home: str, names: str, status: str = FULL, note: str = ""
+) -> list[Name]:
+    """Return the rows of a module: names separated by spaces, with one home ("old=new" where the name differs)."""
+    rows = []
+    for item in names.split():
+        name, _, attribute = item.partition("=")
+        rows.append(Name(module, name, f"{home}:{attribute or name}", root, releases, status, note))
+    return rows
+
+
+def _both_protobuf_namespaces() -> Iterator[Name]:
+    messages = _COMPAT + "messages"
+    no_effect = "kept and readable; the simulated system has no use for it"
+    files = (
+        ("common.tri_state_pb2", "TriState TS_UNSPECIFIED TS_ENABLED TS_DISABLED"),
+        ("common.cerebras_type_pb2", "CerebrasType T_INVALID T_F16 T_F32 T_CB16"),
+        ("stack.autogen_pb2", "AutogenPolicy AutogenConfig AP_UNSPECIFIED AP_DISABLED AP_ENABLED"),
+        ("stack.full_pb2", "FullConfig"),
+        ("tf.csconfig_pb2", "CSConfig"),
+    )
+    for namespace, root, releases in (("cerebras.pb", CBCORE, "1.2-1.7"), ("cerebras_appliance.pb", WHEEL, "1.6-1.8")):
+        for file, names in files:
+            yield from _group(f"{namespace}.{file}", root, releases, messages, names, NOTED, no_effect)
+    for file, releases in (("client", "1.6"), ("workflow.appliance.common", "1.7-1.8")):
+        names = "ExecutionStrategy ES_UNSPECIFIED ES_PIPELINE ES_WEIGHT_STREAMING"
+        module = f"cerebras_appliance.pb.{file}.common_config_pb2"
+        yield from _group(module, WHEEL, releases, messages, names)
+        yield from _group(module, WHEEL, releases, messages, "DebugArgs", NOTED, no_effect)
+
+
+def _cerebras() -> Iterator[Name]:
+    yield Name("cerebras.framework", "", "", CBCORE, "1.2-1.7", FULL, "1.7 looks whether it can be found")
+    yield from _group("cerebras.tf.cs_estimator", CBCORE, "1.2-1.7", _OURS + "estimator", "CerebrasEstimator")
+    yield from _group("cerebras.tf.ws.cs_estimator_ws", CBCORE, "1.2-1.7", _OURS + "estimator", "CerebrasEstimator")
+    yield from _group("cerebras.tf.run_config", CBCORE, "1.2-1.7", _COMPAT + "run_configs", "CSRunConfig")
+    yield from _group("cerebras.tf.cs_estimator_spec", CBCORE, "1.2-1.7", _OURS + "spec", "CSEstimatorSpec")
+    yield from _group(
+        "cerebras.tf.host_call", CBCORE, "1.2-1.7", _OURS + "host_call",
+        "host_call_to_eval_metric_ops validate_host_call",
+    )  # fmt: skip
+    summaries = "cs1_enable_summaries cs1_disable_summaries"
+    yield from _group("cerebras.tf.summary", CBCORE, "1.2-1.7", _OURS + "summaries", summaries)
+    casts = "boundary_cast summarize_tensor summary_layer"
+    yield from _group("cerebras.tf.tf_helper", CBCORE, "1.2-1.7", _COMPAT + "tf_helper", casts)
+    yield from _group("cerebras.tf.tf_helper", CBCORE, "1.6", _COMPAT + "tf_helper", "GetWeights")
+    yield from _group(
+        "cerebras.tf.ws.ws_sparsify", CBCORE, "1.6", _COMPAT + "sparsify",
+        "SPARSIFIER_MAP get_AdamW_aware_sparsifier_class",
+        NOTED, "weights stay dense; the map is empty",
+    )  # fmt: skip
+    yield Name(
+        "cerebras.tf.cs_slurm_cluster_resolver", "CSSlurmClusterResolver", "", CBCORE, "0.x-1.1", ABSENT,
+        "csrun sets TF_CONFIG itself",
+    )  # fmt: skip
+    yield Name("cerebras.tf.cs_model_to_estimator", "KerasModelToCerebrasEstimator", "", CBCORE, "0.x-1.1", ABSENT)
+    yield Name("tfwse", "", "", WS, "1.4-1.8", FULL, "being importable means weight streaming")
+    yield from _group(
+        "cerebras_tensorflow.cs_estimator_app", WHEEL, "1.6-1.8", _COMPAT + "app_estimator", "CerebrasAppEstimator"
+    )
+    yield from _group("cerebras_tensorflow.cs_estimator_spec", WHEEL, "1.7-1.8", _OURS + "spec", "CSEstimatorSpec")
+    yield from _group("cerebras_tensorflow.graph_extraction", WHEEL, "1.7-1.8", _OURS + "summaries", summaries)
+    yield from _group("cerebras_tensorflow.summary", WHEEL, "1.7-1.8", _COMPAT + "tf_helper", casts)
+    reader = "cerebras_tensorflow.saver.checkpoint_reader"
+    yield from _group(reader, WHEEL, "1.8", reader, "CheckpointReader")
+    yield from _group("cerebras_appliance", WHEEL, "1.7-1.8", _COMPAT + "appliance", "DEFAULT_COMPILE_DIR")
+    yield from _group("cerebras_appliance.CSConfig", WHEEL, "1.6-1.8", _OURS + "cs_config", "CSConfig")
+    yield from _group(
+        "cerebras_appliance.cs_run_config", WHEEL, "1.6-1.8", _COMPAT + "run_configs", "CSRunConfig=ApplianceRunConfig"
+    )
+    yield from _group(
+        "cerebras_appliance.environment", WHEEL, "1.8", _COMPAT + "appliance", "appliance_environ",
+        NOTED, "one process plays all roles: what is set there stays there",
+    )  # fmt: skip
+    yield from _group(
+        "cerebras_appliance.run_utils", WHEEL, "1.7-1.8", _COMPAT + "appliance",
+        "get_debug_args write_debug_args update_debug_args_with_autogen_policy",
+    )  # fmt: skip
+    yield from _group(
+        "cerebras_appliance.cluster_client", WHEEL, "1.6", _COMPAT + "appliance", "VolumeMount", NOTED, "kept"
+    )
+    yield Name(
+        "cerebras_appliance.appliance_manager", "TensorGrouper", "", WHEEL, "1.7-1.8", ABSENT, "PyTorch scripts only"
+    )
+
+
+_HOOKS = (
+    "CheckpointSaverHook CheckpointSaverListener FeedFnHook FinalOpsHook GlobalStepWaiterHook LoggingTensorHook "
+    "NanLossDuringTrainingError NanTensorHook ProfilerHook SecondOrStepTimer SessionRunArgs SessionRunContext "
+    "SessionRunHook SessionRunValues StepCounterHook StopAtStepHook SummarySaverHook"
+)
+_EARLY_STOPPING = (
+    "make_early_stopping_hook stop_if_higher_hook stop_if_lower_hook stop_if_no_decrease_hook stop_if_no_increase_hook"
+)
+_EXPORTERS = "Exporter BestExporter FinalExporter LatestExporter"
+_RECEIVERS = (
+    "ServingInputReceiver TensorServingInputReceiver build_parsing_serving_input_receiver_fn "
+    "build_raw_serving_input_receiver_fn"
+)
+_OUTPUTS = "ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput"
+_CANNED = (
+    "BaselineClassifier BaselineEstimator BaselineRegressor BinaryClassHead DNNClassifier DNNEstimator "
+    "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor Head "
+    "LinearClassifier LinearEstimator LinearRegressor LogisticRegressionHead MultiClassHead MultiHead MultiLabelHead "
+    "PoissonRegressionHead RegressionHead add_metrics classifier_parse_example_spec regressor_parse_example_spec"
+)
+_EXPERIMENTAL_ABSENT = (
+    "KMeans LinearSDCA RNNClassifier RNNEstimator dnn_logit_fn_builder linear_logit_fn_builder call_logit_fn "
+    "build_raw_supervised_input_receiver_fn InMemoryEvaluatorHook make_stop_at_checkpoint_step_hook"
+)
+_TPU = "InputPipelineConfig RunConfig TPUConfig TPUEstimator TPUEstimatorSpec"
+
+
+def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
+    """The names of tf.estimator, under one of the modules that export them."""
+    releases = "TensorFlow 1.x-2.15" if is_v1 else "TensorFlow 2.0-2.15"
+
+    def group(home: str, names: str, submodule: str = "") -> list[Name]:
+        return _group(module + submodule, TENSORFLOW, releases, home, names)
+
+    yield from group(_OURS + "plain", "Estimator")
+    yield from group(_OURS + "spec", "EstimatorSpec")
+    yield from group(_OURS + "mode_keys", "ModeKeys")
+    yield from group(_OURS + "run_config", "RunConfig")
+    yield from group(_OURS + "initialize", "WarmStartSettings")
+    yield from group(_OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate")
+    yield from group(_OURS + "exporters", _EXPORTERS)
+    yield from group("tensorflow.compat.v1.train", _HOOKS + " VocabInfo")
+    yield from group(_OURS + "early_stopping", _EARLY_STOPPING, ".experimental")
+    yield from group(_OURS + "export", _RECEIVERS, ".export")
+    yield from group(_OURS + "export_outputs", _OUTPUTS, ".export")
+    if is_v1:
+        yield from group(_OURS + "array_inputs", "numpy_input_fn pandas_input_fn", ".inputs")
+    for submodule, names, note in (
+        ("", _CANNED, "canned estimators and heads are a second step"),
+        (".experimental", _EXPERIMENTAL_ABSENT, "a second step"),
+        (".tpu", _TPU if is_v1 else "", "no TPU here"),
+    ):
+        for name in names.split():
+            yield Name(module + submodule, name, "", TENSORFLOW, releases, ABSENT, note)
+
+
+def _estimator_modules() -> Iterator[Name]:
+    """The modules of the tensorflow_estimator package that scripts import from."""
+    base = "tensorflow_estimator.python.estimator."
+    for module, home, names in (
+        ("estimator", _OURS + "plain", "Estimator EstimatorV2=Estimator"),
+        ("estimator", _OURS + "initialize", "WarmStartSettings"),
+        ("model_fn", _OURS + "spec", "EstimatorSpec"),
+        ("model_fn", _OURS + "mode_keys", "ModeKeys"),
+        ("mode_keys", _OURS + "mode_keys", "ModeKeys"),
+        ("run_config", _OURS + "run_config", "RunConfig"),
+        ("training", _OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate"),
+        ("exporter", _OURS + "exporters", _EXPORTERS),
+        ("early_stopping", _OURS + "early_stopping", _EARLY_STOPPING),
+        ("export.export", _OURS + "export", _RECEIVERS),
+        ("export.export_lib", _OURS + "export", _RECEIVERS),
+        ("export.export_lib", _OURS + "export_outputs", _OUTPUTS),
+        ("export.export_output", _OURS + "export_outputs", _OUTPUTS),
+        ("inputs.inputs", _OURS + "array_inputs", "numpy_input_fn pandas_input_fn"),
+        ("inputs.numpy_io", _OURS + "array_inputs", "numpy_input_fn"),
+        ("inputs.pandas_io", _OURS + "array_inputs", "pandas_input_fn"),
+        ("estimator_lib", _OURS + "plain", "Estimator"),
+        ("estimator_lib", _OURS + "spec", "EstimatorSpec"),
+        ("estimator_lib", _OURS + "mode_keys", "ModeKeys"),
+        ("estimator_lib", _OURS + "run_config", "RunConfig"),
+        ("estimator_lib", _OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate"),
+    ):
+        yield from _group(base + module, TENSORFLOW, "TensorFlow 1.13-2.15", home, names)
+
+
+ESTIMATOR_MODULES = {
+    "tensorflow.estimator": False,
+    "tensorflow.compat.v1.estimator": True,
+    "tensorflow.compat.v2.estimator": False,
+    "tensorflow_estimator.python.estimator.api._v1.estimator": True,
+    "tensorflow_estimator.python.estimator.api._v2.estimator": False,
+}
+"""Module that exports the estimator API -> whether it is the one of TensorFlow 1."""
+
+TABLE: tuple[Name, ...] = (
+    *_cerebras(),
+    *_both_protobuf_namespaces(),
+    *(name for module, is_v1 in ESTIMATOR_MODULES.items() for name in _estimator_api(module, is_v1)),
+    *_estimator_modules(),
+)

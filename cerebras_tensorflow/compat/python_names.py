@@ -1,0 +1,94 @@
+"""Names that Python, NumPy and protobuf had when the old scripts were written, and no longer have."""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import functools
+import inspect
+from types import ModuleType
+from typing import Any
+
+_COLLECTIONS = tuple(collections.abc.__all__)
+_NEVER_THERE = ("Buffer",)
+_NUMPY: dict[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "object": object,
+    "str": str,
+    "unicode": str,
+    "long": int,
+}
+"""Names that NumPy 1.24 dropped: each was the Python type of that name."""
+_NUMPY_RENAMED = {
+    "float_": "float64",
+    "complex_": "complex128",
+    "string_": "bytes_",
+    "unicode_": "str_",
+    "Inf": "inf",
+    "Infinity": "inf",
+    "infty": "inf",
+    "NaN": "nan",
+    "NAN": "nan",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "sometrue": "any",
+    "alltrue": "all",
+    "in1d": "isin",
+    "row_stack": "vstack",
+    "trapz": "trapezoid",
+    "round_": "round",
+}
+"""Names that NumPy 2 dropped -> the ones that stayed."""
+
+
+def restore_standard_library() -> list[str]:
+    """Give back the names of collections and inspect; return what was missing."""
+    given = []
+    for name in _COLLECTIONS:
+        if not hasattr(collections, name) and name not in _NEVER_THERE:
+            setattr(collections, name, getattr(collections.abc, name))
+            given.append(f"collections.{name}")
+    if not hasattr(inspect, "getargspec"):
+        vars(inspect)["getargspec"] = getargspec
+        given.append("inspect.getargspec")
+    return given
+
+
+ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
+
+
+def getargspec(function: Any) -> ArgSpec:
+    """Return the first four parts of inspect.getfullargspec, as Python up to 3.10 did."""
+    full = inspect.getfullargspec(function)
+    return ArgSpec(full.args, full.varargs, full.varkw, full.defaults)
+
+
+def restore_numpy(numpy: ModuleType) -> None:
+    """Give back the type aliases and the renamed functions; what NumPy has stays as it is."""
+    for name, value in _NUMPY.items():
+        if name not in vars(numpy):
+            setattr(numpy, name, value)
+    for name, new in _NUMPY_RENAMED.items():
+        if name not in vars(numpy) and hasattr(numpy, new):
+            setattr(numpy, name, getattr(numpy, new))
+
+
+def restore_json_format(json_format: ModuleType) -> None:
+    """Let MessageToJson and MessageToDict take including_default_value_fields, which protobuf 5.26 dropped."""
+    for name in ("MessageToJson", "MessageToDict"):
+        function = getattr(json_format, name)
+        if "including_default_value_fields" not in inspect.signature(function).parameters:
+            setattr(json_format, name, _with_old_keyword(function))
+
+
+def _with_old_keyword(function: Any) -> Any:
+    @functools.wraps(function)
+    def converted(message: Any, including_default_value_fields: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if including_default_value_fields:
+            kwargs["always_print_fields_with_no_presence"] = True
+        return function(message, *args, **kwargs)
+
+    return converted

@@ -1,0 +1,6 @@
+"""The appliance wheel of releases 1.6 to 1.8, on this port. Its modules are in cerebras_tensorflow/compat/names.py."""
+
+from cerebras_tensorflow.compat import activate, appliance
+
+activate.old_script()
+DEFAULT_COMPILE_DIR = appliance.DEFAULT_COMPILE_DIR

@@ -1,0 +1,85 @@
+"""CSRunConfig as old scripts construct it: in the container (cs_ip, stack_params), for the appliance (cs_config)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from cerebras_tensorflow.compat import messages
+from cerebras_tensorflow.config.env import PIPELINED, WEIGHT_STREAMING
+from cerebras_tensorflow.estimator import run_config
+from cerebras_tensorflow.estimator.cs_config import CSConfig
+from cerebras_tensorflow.logs import run_log
+
+_HONOURED = ("execution_strategy", "weight_store", "weight_store_dir", "stream_window_bytes", "min_stream_bytes")
+_told: set[str] = set()
+
+
+class CSRunConfig(run_config.CSRunConfig):
+    """The container's CSRunConfig of releases 1.2 to 1.7; says once which of its settings change nothing here."""
+
+    def __init__(
+        self,
+        cs_ip: str | None = None,
+        system_name: str | None = None,
+        cs_config: Any = None,
+        stack_params: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(cs_ip, system_name, cs_config, stack_params, **kwargs)
+        _tell("stack_params", _stack_settings(stack_params))
+        _tell("cs_config", _unused_settings(cs_config))
+
+
+class ApplianceRunConfig(run_config.CSRunConfig):
+    """The appliance's CSRunConfig of releases 1.6 to 1.8: no cs_ip; cs_config chooses the execution mode.
+
+    Attributes:
+        execution_mode: Of a run with use_cs: as cs_config.execution_strategy says, weight streaming if it says nothing
+            (1.6 had no other).
+    """
+
+    def __init__(self, cs_config: Any = None, **kwargs: Any) -> None:
+        super().__init__(cs_config=cs_config, **kwargs)
+        _tell("cs_config", _unused_settings(cs_config))
+
+    @property
+    def execution_mode(self) -> str:
+        """The mode of a run on the CS system."""
+        strategy = getattr(self.cs_config, "execution_strategy", None)
+        return PIPELINED if strategy == messages.ExecutionStrategy.Value("ES_PIPELINE") else WEIGHT_STREAMING
+
+
+ApplianceRunConfig.__name__ = ApplianceRunConfig.__qualname__ = "CSRunConfig"  # scripts compare names
+
+
+def _stack_settings(stack_params: Any) -> list[str]:
+    if not isinstance(stack_params, Mapping):
+        return []
+    settings: list[str] = []
+    for key, value in stack_params.items():
+        settings += messages.set_fields(value) if hasattr(value, "ListFields") else [f"{key}={value!r}"]
+    return settings
+
+
+def _unused_settings(cs_config: Any) -> list[str]:
+    if hasattr(cs_config, "ListFields"):
+        return list(messages.set_fields(cs_config))
+    if not isinstance(cs_config, CSConfig):
+        return []
+    defaults = CSConfig()
+    return [
+        f"{item.name}={getattr(cs_config, item.name)!r}"
+        for item in fields(cs_config)
+        if item.name not in _HONOURED
+        and getattr(cs_config, item.name) is not None
+        and getattr(cs_config, item.name) != getattr(defaults, item.name)
+    ]
+
+
+def _tell(kind: str, settings: Iterable[str]) -> None:
+    new = [setting for setting in settings if f"{kind}.{setting}" not in _told]
+    _told.update(f"{kind}.{setting}" for setting in new)
+    if new:
+        run_log.info("%s: noted, without effect on the simulated system: %s.", kind, ", ".join(new))
