@@ -4,6 +4,8 @@
 |---|---|---|
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
+| CSRUN_INPUT_FOLDER | csrun | folder in which the chief and the input workers of a launch find each other |
+| CSRUN_INPUT_WORKERS | csrun | number of input workers that stand by; 0: the chief reads its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
 | CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
 | CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
@@ -20,6 +22,8 @@ from pathlib import Path
 
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
+INPUT_FOLDER = "CSRUN_INPUT_FOLDER"
+INPUT_WORKERS = "CSRUN_INPUT_WORKERS"
 JOB_ID = "CSRUN_JOB_ID"
 LAYOUT = "CSRUN_LAYOUT"
 ROLE = "CSRUN_ROLE"
@@ -41,6 +45,8 @@ class Environment:
     role: str
     task: int
     k8s_cs_ip: str | None
+    input_folder: Path | None = None
+    input_workers: int = 0
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -59,6 +65,10 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     task = environ.get(TASK, "0")
     if not task.isdigit():
         raise ValueError(f"{TASK}={task!r}: expected a number from 0")
+    workers = environ.get(INPUT_WORKERS, "0")
+    if not workers.isdigit():
+        raise ValueError(f"{INPUT_WORKERS}={workers!r}: expected a number from 0")
+    folder = environ.get(INPUT_FOLDER)
     return Environment(
         execution_mode=mode,
         home=Path(environ.get(HOME) or "~/.cerebras").expanduser(),
@@ -66,4 +76,6 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         role=environ.get(ROLE, "chief"),
         task=int(task),
         k8s_cs_ip=environ.get(K8S_CS_IP) or None,
+        input_folder=Path(folder) if folder else None,
+        input_workers=int(workers),
     )
