@@ -29,6 +29,7 @@ from cerebras_tensorflow.graph.ordering import first_reads
 from cerebras_tensorflow.graph.program import (
     GATHER_TOKEN,
     LOAD_TOKEN,
+    PRIVATE_LOAD_TOKEN,
     STORE_TOKEN,
     Event,
     Program,
@@ -38,6 +39,13 @@ from cerebras_tensorflow.graph.program import (
 from cerebras_tensorflow.graph.variables import REPLACING_OPS, Touch, Variable, find_variables
 
 STEP_NODE = "cs_step"
+
+# Ops that never hand on or write over the buffer of an input. Everything else may: TensorFlow reuses the buffer of an
+# input that nothing else refers to, and a slice of a weight no longer shows that the memory is the store's.
+_READERS = frozenset(
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
+)
+_PASS_ON = frozenset({"Identity", "Reshape", "Cast"})
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,18 @@ def _only_for(table: NodeTable, writes: Iterable[str]) -> set[str]:
     return found
 
 
+def _only_reads(table: NodeTable, user: str, source: str) -> bool:
+    """Whether an op, and those that it hands its input's buffer on to, never write over it."""
+    node = table.nodes[user]
+    if node.op in _READERS:
+        return True
+    if node.op == "Cast" and node.attr["SrcT"].type != node.attr["DstT"].type:
+        return True
+    if node.op not in _PASS_ON or table.data_inputs(user)[0].node != source:
+        return False
+    return all(_only_reads(table, consumer, user) for consumer in table.consumers[user])
+
+
 class _Rewriting:
     """The emission of one program's nodes."""
 
@@ -273,7 +293,8 @@ class _Rewriting:
                 name = members[0][0].node
                 if name in self._new:
                     name = f"{name}/cs_load_{group[0]}"
-                self._call(name, LOAD_TOKEN, plan, switches, [])
+                only_read = all(_only_reads(self._table, user, read.node) for read, user in members)
+                self._call(name, LOAD_TOKEN if only_read else PRIVATE_LOAD_TOKEN, plan, switches, [])
                 for read, user in members:
                     self._redirect[(user, read.node)] = name
                 finishers = tuple(sorted({(user, self._position[user]) for _, user in members}, key=lambda f: f[1]))

@@ -10,7 +10,8 @@ from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.variables import Variable
 
 # Tokens of the graph's calls into the weight store; the runtime puts its own in their place.
-LOAD_TOKEN = "cs_load"
+LOAD_TOKEN = "cs_load"  # a value that nothing writes over
+PRIVATE_LOAD_TOKEN = "cs_private_load"  # a value that an op may write over: a copy of its own
 GATHER_TOKEN = "cs_gather"
 STORE_TOKEN = "cs_store"
 

@@ -33,7 +33,11 @@ class WeightStore(ABC):
 
     @abstractmethod
     def read(self, index: int) -> np.ndarray:
-        """Return a weight, read-only, in its shape and dtype."""
+        """Return a weight in its shape and dtype; the caller must not write to it."""
+
+    @abstractmethod
+    def read_private(self, index: int) -> np.ndarray:
+        """Return a weight in memory of its own, which the caller may write over."""
 
     @abstractmethod
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
@@ -71,6 +75,9 @@ class MemoryStore(WeightStore):
             raise StoreError(f"{self.specs[index].name} was never written to the store")
         self.bytes_read += value.nbytes
         return value
+
+    def read_private(self, index: int) -> np.ndarray:
+        return private_copy(self.read(index))
 
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
         self._check_rows(index, rows)
@@ -134,12 +141,18 @@ class FileStore(WeightStore):
     def read(self, index: int) -> np.ndarray:
         with self._changed:
             pending = self._pending.get(index)
-        if pending is not None:
-            return pending[0]
+        return self._read_from_file(index) if pending is None else pending[0]
+
+    def _read_from_file(self, index: int) -> np.ndarray:
         spec = self.specs[index]
         buffer = aligned_buffer(spec.num_bytes)
         self._read_into(buffer.data, self._offsets[index], spec.name)
         return buffer.view(dtype_from_name(spec.dtype)).reshape(spec.shape)
+
+    def read_private(self, index: int) -> np.ndarray:
+        with self._changed:
+            pending = self._pending.get(index)
+        return self._read_from_file(index) if pending is None else private_copy(pending[0])
 
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
         self._check_rows(index, rows)
@@ -180,6 +193,12 @@ class FileStore(WeightStore):
             for future in futures:
                 future.result()
 
+    def drop_cache(self) -> None:
+        """Write everything to the disk and let the system forget its copies, so that the next reads are cold."""
+        self.flush()
+        os.fdatasync(self._file)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self) -> None:
         self._writer.shutdown(wait=True)
         os.close(self._file)
@@ -216,3 +235,10 @@ def aligned_buffer(num_bytes: int) -> np.ndarray:
     raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + num_bytes]
+
+
+def private_copy(value: np.ndarray) -> np.ndarray:
+    """Return a copy of an array at a page boundary."""
+    copy = aligned_buffer(value.nbytes).view(value.dtype).reshape(value.shape)
+    np.copyto(copy, value)
+    return copy

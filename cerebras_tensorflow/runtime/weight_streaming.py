@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.graph.program import GATHER_TOKEN, LOAD_TOKEN, STORE_TOKEN
+from cerebras_tensorflow.graph.program import GATHER_TOKEN, LOAD_TOKEN, PRIVATE_LOAD_TOKEN, STORE_TOKEN
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 
 
@@ -30,6 +30,7 @@ class StoreCalls:
             value = tf.constant(0.0)
             calls = {
                 LOAD_TOKEN: tf.numpy_function(self._load, [index], tf.float32),
+                PRIVATE_LOAD_TOKEN: tf.numpy_function(self._private_load, [index], tf.float32),
                 GATHER_TOKEN: tf.numpy_function(self._gather, [index, index], tf.float32),
                 STORE_TOKEN: tf.numpy_function(self._store_value, [index, value], tf.int32),
             }
@@ -52,6 +53,10 @@ class StoreCalls:
     def _load(self, index: np.int64) -> np.ndarray:
         with _Recorded(self):
             return self._store.read(int(index))
+
+    def _private_load(self, index: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read_private(int(index))
 
     def _gather(self, index: np.int64, rows: np.ndarray) -> np.ndarray:
         with _Recorded(self):

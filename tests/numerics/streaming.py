@@ -51,7 +51,8 @@ def transformer_loss(ids_BS: Any, labels_BS: Any, hidden: int = 32, layers: int 
         return v1.get_variable(name, shape, initializer=v1.random_normal_initializer(stddev=0.05))
 
     embedding_VH = weight("embedding", [VOCABULARY, hidden])
-    x_BSH = tf.cast(tf.nn.embedding_lookup(embedding_VH, ids_BS), dtype)
+    positions = weight("positions", [4 * SEQUENCE, hidden])  # a slice of it shares its memory
+    x_BSH = tf.cast(tf.nn.embedding_lookup(embedding_VH, ids_BS) + positions[:SEQUENCE], dtype)
     for layer in range(layers):
         with v1.variable_scope(f"layer_{layer}"):
             gain_H = v1.get_variable("gain", [hidden], initializer=v1.ones_initializer())

@@ -1,0 +1,158 @@
+"""How much memory and time does a training step of a GPT shape take, pipelined or streamed?
+
+    python scripts/bench/bench_streaming.py --layers 24 --hidden 2048 --heads 16 --vocabulary 50257 --sequence 128 \
+        --batch 1 --mode weight_streaming --store file --steps 3
+
+Prints measured step time [s] (median), bytes that the store moved, the process's peak resident set [bytes] and what the
+memory plan predicted. `--plan` compiles only and prints the plan: no weight is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in (
+        ("layers", 12), ("hidden", 768), ("heads", 12), ("vocabulary", 50257), ("sequence", 128), ("batch", 1), ("steps", 3),
+    ):  # fmt: skip
+        options.add_argument(f"--{name}", type=int, default=value)
+    options.add_argument("--mode", choices=("pipelined", "weight_streaming"), default="weight_streaming")
+    options.add_argument("--store", choices=("memory", "file"), default="file")
+    options.add_argument("--store-dir", default="/tmp/bench_streaming")
+    options.add_argument("--optimizer", default="adam", choices=("adam", "adamw", "sgd", "momentum"))
+    options.add_argument("--window-mb", type=int, help="bytes of weights in memory at a time, in MB")
+    options.add_argument("--memory-budget-mb", type=int, help="memory_budget, in MB")
+    options.add_argument("--clip", type=float, help="global norm to clip gradients to")
+    options.add_argument("--plan", action="store_true", help="compile and print the plan only")
+    options.add_argument("--cold", action="store_true", help="drop the store's pages from the cache before each step")
+    return options
+
+
+def build(options: argparse.Namespace) -> Any:
+    """Return the model: a GPT-2 shape's training graph."""
+    import tensorflow as tf
+
+    from cerebras_tensorflow import CSRunConfig
+    from cerebras_tensorflow.estimator.inputs import InputPipeline
+    from cerebras_tensorflow.estimator.model_call import call_model_fn
+    from reference_implementations.gpt2.model import model_fn
+
+    shape = (options.batch, options.sequence)
+
+    def input_fn() -> Any:
+        ids = tf.random.stateless_uniform(shape, (1, 2), 0, options.vocabulary, tf.int32)
+        features = {"input_ids": ids, "input_mask": tf.ones(shape, tf.int32)}
+        return tf.data.Dataset.from_tensors((features, ids)).repeat()
+
+    params = {
+        "model": {
+            "vocab_size": options.vocabulary, "hidden_size": options.hidden, "num_hidden_layers": options.layers,
+            "num_heads": options.heads, "filter_size": 4 * options.hidden,
+            "max_position_embeddings": max(1024, options.sequence), "share_embedding_weights": True,
+        },
+        "optimizer": {"optimizer_type": options.optimizer, "learning_rate": 1e-4, "max_gradient_norm": options.clip},
+    }  # fmt: skip
+    config = CSRunConfig()
+    pipeline = InputPipeline(input_fn, None, "train", config, 1)
+    model = call_model_fn(model_fn, pipeline, "train", params, config)
+    return model, pipeline
+
+
+def fill(session: Any, model: Any) -> None:
+    """Give every variable a cheap initial value: small noise in the weights, zeros in the slots."""
+    import numpy as np
+
+    noise = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(np.float32)
+    for name, variable in model.saved_names().items():
+        shape = variable.shape.as_list()
+        is_slot = "/Adam" in name or name.endswith("Momentum")
+        if not shape or is_slot or name.endswith(("beta", "bias")):
+            value: Any = np.zeros(shape, variable.dtype.base_dtype.as_numpy_dtype)
+            value = value + np.asarray(0.9, value.dtype) if name.startswith("beta") else value
+        elif name.endswith("gamma"):
+            value = np.ones(shape, np.float32)
+        else:
+            value = np.resize(noise, shape)
+        session.load(name, value)
+
+
+def main() -> None:
+    """Run the benchmark and print one JSON object."""
+    options = parser().parse_args()
+    from cerebras_tensorflow.compiler import report
+    from cerebras_tensorflow.compiler.estimate import estimate
+    from cerebras_tensorflow.compiler.memory_plan import plan_memory
+    from cerebras_tensorflow.compiler.step import compile_step
+    from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+    from cerebras_tensorflow.estimator.training import training_ops
+    from cerebras_tensorflow.graph.cost import flops, output_bytes
+    from cerebras_tensorflow.runtime.session import ProgramSession
+    from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore
+
+    model, pipeline = build(options)
+    step = training_ops(model).step
+    sizes = output_bytes(model.graph)
+    begin = time.perf_counter()
+    window = options.window_mb * 10**6 if options.window_mb else None
+    program = compile_step(step, options.mode, StreamingOptions(window_bytes=window))
+    plan = plan_memory(program, sizes)
+    compile_s = time.perf_counter() - begin
+    baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result: dict[str, Any] = {
+        "shape": vars(options), "compile_s": round(compile_s, 2), "weight_bytes": program.weight_bytes,
+        "process_bytes": baseline, "planned_bytes": plan.peak_bytes, "window_bytes": plan.window_bytes,
+        "activation_bytes": plan.activation_bytes, "resident_bytes": plan.resident_bytes,
+    }  # fmt: skip
+    if options.plan:
+        print(report.memory_plan_text(program, plan))
+        num_flops = flops(model.graph, {node.name for node in step.graph_def.node})
+        print(report.compile_report_text(estimate(program, options.batch, 0, num_flops)))
+        print(json.dumps(result))
+        return
+    store: Any = None
+    if program.streamed:
+        folder = Path(options.store_dir)
+        store = MemoryStore(program.streamed) if options.store == "memory" else FileStore(program.streamed, folder)
+    pipeline.start()
+    session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
+    fill(session, model)
+    if store is not None:
+        store.flush()
+    filled = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    times, losses = [], []
+    for _ in range(options.steps):
+        if options.cold and store is not None:
+            store.drop_cache()
+        begin = time.perf_counter()
+        _, loss = session.run([model.spec.train_op, model.spec.loss])
+        times.append(time.perf_counter() - begin)
+        losses.append(float(loss))
+    result.update(
+        step_s=[round(value, 3) for value in times],
+        median_step_s=round(statistics.median(times[1:] or times), 3),
+        losses=losses,
+        rss_after_fill=filled,
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+    if store is not None:
+        result.update(bytes_read=store.bytes_read, bytes_written=store.bytes_written)
+    session.close()
+    pipeline.close()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
