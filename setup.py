@@ -11,6 +11,7 @@ COMMANDS = [
     "csctl = csrun.jobs.cli:main",
     "tensorflow-to-h5 = cerebras_tensorflow.saver.cli:tensorflow_to_h5",
     "h5-to-tensorflow = cerebras_tensorflow.saver.cli:h5_to_tensorflow",
+    "cs-checkpoint = cerebras_tensorflow.saver.cli:inspect",
 ]
 
 TEST = ["pytest>=8", "hypothesis>=6", "pexpect>=4.9", "ruff>=0.6", "mypy>=1.11", "import-linter>=2", "types-PyYAML", "types-protobuf"]

@@ -44,6 +44,39 @@ def h5_to_tensorflow(argv: Sequence[str] | None = None) -> int:
     return _guarded(parser.prog, lambda: _convert(parser.prog, options, options.h5_path, options.saver_path))
 
 
+def inspect(argv: Sequence[str] | None = None) -> int:
+    """Run the command cs-checkpoint."""
+    parser = _parser("cs-checkpoint", "List what a checkpoint of any kind holds, or how two differ")
+    parser.add_argument("path", help="a TensorFlow prefix, an HDF5 or safetensors file, or a model_dir")
+    parser.add_argument("--diff", metavar="OTHER", help="compare with another checkpoint; exit code 1 if they differ")
+    parser.add_argument("--verify", action="store_true", help="compare every checksum")
+    parser.add_argument("--accept-changed", action="store_true", help="also read an HDF5 file whose index is lost")
+    options = parser.parse_args(argv)
+    return _guarded(parser.prog, lambda: _inspect(options))
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from cerebras_tensorflow.saver import inspection
+    from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+    from cerebras_tensorflow.units import format_bytes
+
+    with open_checkpoint(options.path, options.accept_changed) as reader:
+        if options.diff is not None:
+            count = 0
+            with open_checkpoint(options.diff, options.accept_changed) as other:
+                for line in inspection.differences(reader, other):
+                    print(line)
+                    count += 1
+            if not count:
+                print(f"the same {len(reader.names())} tensors, to the last bit")
+            return 1 if count else 0
+        for line in inspection.describe(reader):
+            print(line)
+        if options.verify:
+            print(f"verified: {format_bytes(reader.verify())}")
+    return 0
+
+
 def _parser(prog: str, description: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=prog, description=description)
 
@@ -72,22 +105,25 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print errors only")
 
 
-def _guarded(prog: str, run: Callable[[], None]) -> int:
-    """Run a command; its errors become one line and exit code 2."""
+def _guarded(prog: str, run: Callable[[], int]) -> int:
+    """Run a command and return its exit code; its errors become one line and exit code 2."""
     from cerebras_tensorflow.errors import CerebrasError
 
     try:
-        run()
+        return run()
+    except BrokenPipeError:
+        # Whoever read our output, as `head` does, has seen enough.
+        sys.stdout = None
+        return 0
     except (CerebrasError, ValueError, OSError) as exc:
         print(f"{prog}: error: {' '.join(str(exc).split())}", file=sys.stderr)
         return _BAD_INPUT
     except KeyboardInterrupt:
         print(f"{prog}: interrupted; nothing was kept of the target", file=sys.stderr)
         return _INTERRUPTED
-    return 0
 
 
-def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -> None:
+def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -> int:
     from cerebras_tensorflow.saver import convert
     from cerebras_tensorflow.saver.progress import ProgressLine
     from cerebras_tensorflow.units import format_bytes, format_seconds
@@ -124,6 +160,7 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
             f"{target}: {report.num_tensors} tensors, {format_bytes(report.num_bytes)} in {format_seconds(seconds)} "
             f"({rate}/s){verified}"
         )
+    return 0
 
 
 def _writer(

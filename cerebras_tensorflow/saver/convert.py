@@ -15,6 +15,7 @@ import numpy as np
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.checkpoint_names import files_of
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.inspection import aligned
 from cerebras_tensorflow.saver.interface import BytesLike, TensorReader, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.layout import Layout
 
@@ -151,24 +152,9 @@ def compare(first: TensorReader, second: TensorReader, names: Sequence[str]) -> 
         if same and left.dtype.kind == "O":
             same = first.read(name).tolist() == second.read(name).tolist()
         elif same:
-            same = all(np.array_equal(*pair) for pair in _aligned(first.chunks(name), second.chunks(name)))
+            same = all(np.array_equal(*pair) for pair in aligned(first.chunks(name), second.chunks(name)))
         if not same:
             raise CheckpointError(f"{second.path}: tensor {name!r} differs from the one in {first.path}")
-
-
-def _aligned(first: Iterator[BytesLike], second: Iterator[BytesLike]) -> Iterator[tuple[Any, Any]]:
-    """Yield pieces of two streams that cover the same bytes."""
-    left = right = np.empty(0, np.uint8)
-    while True:
-        if not left.size:
-            left = flat_view(next(first, b""))
-        if not right.size:
-            right = flat_view(next(second, b""))
-        size = min(left.size, right.size)
-        yield (left[:size], right[:size]) if size else (left, right)
-        if not size:
-            return
-        left, right = left[size:], right[size:]
 
 
 def _counted(

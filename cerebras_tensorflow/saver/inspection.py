@@ -1,0 +1,143 @@
+"""What a checkpoint holds, and how two differ: as text, from the reader's declarations and values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.saver.checkpoint_names import files_of
+from cerebras_tensorflow.saver.h5_foreign import ForeignH5Reader
+from cerebras_tensorflow.saver.h5_reader import H5Reader
+from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, flat_view
+from cerebras_tensorflow.saver.safetensors_format import SafetensorsReader
+from cerebras_tensorflow.units import format_bytes
+
+
+def describe(reader: TensorReader) -> Iterator[str]:
+    """Yield the lines of a listing: kind, readers that accept it, files, tensors, and what is no tensor."""
+    names = reader.names()
+    total = sum(reader.entry(name).num_bytes for name in names)
+    yield f"{reader.path}: {_kind(reader)}, {len(names)} tensors, {format_bytes(total)}"
+    yield f"read by: {', '.join(accepting_readers(reader))}"
+    for file in _files(reader):
+        yield f"file {os.path.basename(file)}: {format_bytes(os.path.getsize(file))}"
+    width = max((len(name) for name in names), default=0)
+    for name in names:
+        entry = reader.entry(name)
+        shard = f"  shard {reader.record(name).shard}" if isinstance(reader, H5Reader) and reader.index.shards else ""
+        yield f"{name:{width}}  {_type(entry):12} {_shape(entry):20} {format_bytes(entry.num_bytes)}{shard}"
+    for name, reason in getattr(reader, "skipped", {}).items():
+        yield f"{name}: no tensor: {reason}"
+
+
+def accepting_readers(reader: TensorReader) -> list[str]:
+    """Return the programs that read a file of this kind.
+
+    Source:
+        For the HDF5 generations: executed with the published wheels 2.6.0 (see FORMAT.md).
+    """
+    if isinstance(reader, H5Reader):
+        if reader.index.shards:
+            return ["this library", "each shard: published H5Saver.load and storage reader, h5py"]
+        return ["this library", "published H5Saver.load", "published storage reader (StorageReader)", "h5py"]
+    if isinstance(reader, ForeignH5Reader):
+        published = {
+            "cerebras storage": ["published cstorch.load, if its root has a __spec__", "published storage reader"],
+            "cerebras H5Saver": ["published H5Saver.load"],
+        }
+        known = [
+            program
+            for kind, programs in published.items()
+            if reader.generation.startswith(kind)
+            for program in programs
+        ]
+        return ["this library", *known, "h5py"]
+    if isinstance(reader, SafetensorsReader):
+        return ["this library", "safetensors"]
+    return ["this library", "tf.train.load_checkpoint", "tf.compat.v1.train.Saver"]
+
+
+def differences(first: TensorReader, second: TensorReader) -> Iterator[str]:
+    """Yield a line for each tensor that is in one only, or differs in type, shape or value; nothing if they agree."""
+    left, right = set(first.names()), set(second.names())
+    for name in sorted(left - right):
+        yield f"only in {first.path}: {name}"
+    for name in sorted(right - left):
+        yield f"only in {second.path}: {name}"
+    for name in sorted(left & right):
+        one, other = first.entry(name), second.entry(name)
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            yield f"{name}: {_type(one)} {_shape(one)} against {_type(other)} {_shape(other)}"
+        elif one.dtype.kind == "O":
+            if first.read(name).tolist() != second.read(name).tolist():
+                yield f"{name}: other strings"
+        elif (text := _value_difference(one, first.chunks(name), second.chunks(name))) is not None:
+            yield f"{name}: {text}"
+
+
+def aligned(
+    first: Iterator[BytesLike], second: Iterator[BytesLike], itemsize: int = 1
+) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Yield pieces of two streams that cover the same whole elements; a last unequal pair if one ends early."""
+    left = right = np.empty(0, np.uint8)
+    while True:
+        while left.size < itemsize and (piece := next(first, None)) is not None:
+            left = np.concatenate([left, flat_view(piece)]) if left.size else flat_view(piece)
+        while right.size < itemsize and (piece := next(second, None)) is not None:
+            right = np.concatenate([right, flat_view(piece)]) if right.size else flat_view(piece)
+        size = min(left.size, right.size) // itemsize * itemsize
+        if not size:
+            if left.size or right.size:
+                yield left, right
+            return
+        yield left[:size], right[:size]
+        left, right = left[size:].copy(), right[size:].copy()
+
+
+def _value_difference(entry: TensorEntry, first: Iterator[BytesLike], second: Iterator[BytesLike]) -> str | None:
+    count, largest = 0, 0.0
+    is_number = entry.dtype.kind not in "b"
+    for left, right in aligned(first, second, entry.dtype.itemsize):
+        one, other = left.view(entry.dtype), right.view(entry.dtype)
+        # Bits, so that NaN equals itself and 0 is not -0.
+        unequal = (left.reshape(-1, entry.dtype.itemsize) != right.reshape(-1, entry.dtype.itemsize)).any(axis=1)
+        if unequal.any():
+            count += int(unequal.sum())
+            if is_number:
+                wide = np.complex128 if entry.dtype.kind == "c" else np.float64
+                with np.errstate(invalid="ignore"):
+                    distance = np.abs(one[unequal].astype(wide) - other[unequal].astype(wide))
+                largest = max(largest, float(np.nan_to_num(distance, nan=np.inf).max()))
+    if not count:
+        return None
+    total = 1
+    for dim in entry.shape:
+        total *= dim
+    return f"{count} of {total} elements differ" + (f", at most by {largest:.6g}" if is_number else "")
+
+
+def _kind(reader: TensorReader) -> str:
+    if isinstance(reader, ForeignH5Reader):
+        return f"HDF5 by another writer ({reader.generation})"
+    if isinstance(reader, H5Reader):
+        return f"Cerebras HDF5 in {len(reader.index.shards)} shards" if reader.index.shards else "Cerebras HDF5"
+    return "safetensors" if isinstance(reader, SafetensorsReader) else "TensorFlow V2"
+
+
+def _files(reader: TensorReader) -> list[str]:
+    if isinstance(reader, H5Reader):
+        folder = os.path.dirname(reader.path)
+        shards = [os.path.join(folder, shard) for shard in reader.index.shards]
+        return [reader.path, *(shard for shard in shards if os.path.exists(shard))]
+    return files_of(reader.path)
+
+
+def _type(entry: TensorEntry) -> str:
+    return "string" if entry.dtype.kind == "O" else entry.dtype.name
+
+
+def _shape(entry: TensorEntry) -> str:
+    return "[" + ", ".join(str(dim) for dim in entry.shape) + "]"

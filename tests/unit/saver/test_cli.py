@@ -1,0 +1,160 @@
+"""cli: the conversion commands and the inspector, as a user calls them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.saver import cli, tf_h5_saver
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+
+VALUES = {
+    "dense/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "dense/bias": np.zeros(4, np.float32),
+    "half": np.ones(3, ml_dtypes.bfloat16),
+    "text": np.array([b"a", b""], object),
+    "global_step": np.int64(7),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    with BundleWriter(tmp_path / "in" / "model.ckpt-7") as writer:
+        for name, value in VALUES.items():
+            writer.add(name, value)
+    return str(tmp_path / "in" / "model.ckpt-7")
+
+
+def test_help_is_as_the_original_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.tensorflow_to_h5(["--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0
+    assert text.startswith("usage: tensorflow-to-h5 [-h] ")
+    assert "saver_path h5_path\n\nConvert Tensorflow Saver Checkpoint to Cerebras H5 Format\n\npositional" in text
+    assert " Path to existing saver checkpoint\n" in text and " Path to store converted h5 checkpoint\n" in text
+    with pytest.raises(SystemExit):
+        cli.h5_to_tensorflow(["--help"])
+    text = capsys.readouterr().out
+    assert "h5_path saver_path\n\nConvert Cerebras H5 Checkpoint to Tensorflow Saver Format\n\npositional" in text
+    assert " Path to existing h5 checkpoint\n" in text and " Path to store converted saver checkpoint\n" in text
+
+
+def test_help_needs_neither_tensorflow_nor_numpy() -> None:
+    code = "import sys; from cerebras_tensorflow.saver import cli; cli._add_options(cli._parser('x', 'y'));"
+    code += "print([m for m in ('tensorflow', 'numpy', 'h5py') if m in sys.modules])"
+    start = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("options", [[], ["--shard-size", "40B"], ["--jobs", "2"]])
+def test_both_ways_give_the_same_bytes_back(tmp_path: Path, source: str, options: list[str]) -> None:
+    h5, back = str(tmp_path / "new" / "x.h5"), str(tmp_path / "back")
+    assert cli.tensorflow_to_h5([source, h5, "--verify", "--quiet", *options]) == 0
+    assert cli.h5_to_tensorflow([h5, back, "--verify", "--quiet"]) == 0
+    # The same order of names and no shards, so even the files agree.
+    with open_checkpoint(source) as first, open_checkpoint(back) as second:
+        for name in first.names():
+            assert first.read(name).tolist() == second.read(name).tolist()
+            assert first.entry(name) == second.entry(name)
+
+
+def test_index_files_and_model_dirs_are_sources_too(tmp_path: Path, source: str) -> None:
+    assert cli.tensorflow_to_h5([source + ".index", str(tmp_path / "a.h5"), "--quiet"]) == 0
+    (tmp_path / "in" / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-7"\n')
+    assert cli.tensorflow_to_h5([str(tmp_path / "in"), str(tmp_path / "b.h5"), "--quiet"]) == 0
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_patterns_types_and_layouts_choose(tmp_path: Path, source: str) -> None:
+    layout = tmp_path / "layout"
+    layout.write_text("# shard pattern\n0 dense/*\n1 global_step\n1 half\n")
+    target = str(tmp_path / "x.h5")
+    options = ["--exclude", "text", "--dtype-map", "float32=bfloat16", "--layout", str(layout), "--verify"]
+    assert cli.tensorflow_to_h5([source, target, *options]) == 0
+    loaded = tf_h5_saver.load(target)
+    assert sorted(loaded) == ["dense/bias", "dense/kernel", "global_step", "half"]
+    assert loaded["dense/kernel"].dtype == ml_dtypes.bfloat16
+    assert sorted(tf_h5_saver.load(tmp_path / "x-00001-of-00002.h5")) == ["global_step", "half"]
+
+
+def bad_input(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
+    """Arguments of tensorflow-to-h5 that must fail, and what the message must hold."""
+    target = str(tmp_path / "x.h5")
+    exists = tmp_path / "exists.h5"
+    tf_h5_saver.save(exists, {"x": 1})
+    (tmp_path / "misses").write_text("0 dense/*\n")
+    (tmp_path / "repeats").write_text("0 *\n1 dense/*\n")
+    (tmp_path / "broken").write_text("zero *\n")
+    with BundleWriter(tmp_path / "holed", lambda name, size: int(name)) as writer:
+        writer.add("0", 1)
+        writer.add("1", 1)
+    os.unlink(tmp_path / "holed.data-00001-of-00002")
+    with BundleWriter(tmp_path / "cut") as writer:
+        writer.add("x", np.zeros(100))
+    os.truncate(tmp_path / "cut.data-00000-of-00001", 700)
+    return {
+        "no such source": ([str(tmp_path / "none"), target], "not a TensorFlow checkpoint"),
+        "wrong kind": ([str(exists), target], "h5-to-tensorflow converts HDF5"),
+        "target exists": ([source, str(exists)], "--force"),
+        "same file": ([source, source + ".index"], "same checkpoint"),
+        "target is a folder": ([source, str(tmp_path)], "a folder"),
+        "missing shard": ([str(tmp_path / "holed"), target], "holed.data-00001-of-00002"),
+        "truncated": ([str(tmp_path / "cut"), target], "truncated"),
+        "layout misses": ([source, target, "--layout", str(tmp_path / "misses")], "no rule for tensor"),
+        "layout repeats": ([source, target, "--layout", str(tmp_path / "repeats")], "2 rules for tensor"),
+        "layout broken": ([source, target, "--layout", str(tmp_path / "broken")], "broken:1"),
+        "layout missing": ([source, target, "--layout", str(tmp_path / "absent")], "No such file"),
+        "pattern fits nothing": ([source, target, "--include", "dnse*"], "no tensor fits the pattern 'dnse*'"),
+        "bad size": ([source, target, "--shard-size", "many"], "'many' is no size"),
+        "bad type": ([source, target, "--dtype-map", "float32=float31"], "float31"),
+        "parent is a file": ([source, str(exists / "x.h5")], "file stands where a folder is needed"),
+        "no permission": ([source, "/proc/x.h5"], "/proc/x.h5"),
+    }
+
+
+CASES = [
+    *("no such source", "wrong kind", "target exists", "same file", "target is a folder", "missing shard", "truncated"),
+    *("layout misses", "layout repeats", "layout broken", "layout missing", "pattern fits nothing", "bad size"),
+    *("bad type", "parent is a file", "no permission"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_one_line_and_exit_2_and_leaves_nothing(
+    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    arguments, message = bad_input(tmp_path, source)[case]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert cli.tensorflow_to_h5(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("tensorflow-to-h5: error: ")
+    assert message in error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_force_replaces(tmp_path: Path, source: str) -> None:
+    tf_h5_saver.save(tmp_path / "x.h5", {"old": 1})
+    assert cli.tensorflow_to_h5([source, str(tmp_path / "x.h5"), "--force", "--quiet"]) == 0
+    assert "old" not in tf_h5_saver.load(tmp_path / "x.h5")
+
+
+def test_the_inspector_lists_and_compares(tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    h5 = str(tmp_path / "x.h5")
+    assert cli.tensorflow_to_h5([source, h5, "--quiet"]) == 0
+    assert cli.inspect([h5, "--verify"]) == 0
+    text = capsys.readouterr().out
+    assert "Cerebras HDF5, 5 tensors" in text and "published H5Saver.load" in text
+    assert "dense/kernel  float32      [3, 4]               48 B\n" in text
+    assert cli.inspect([source, "--diff", h5]) == 0
+    assert capsys.readouterr().out == "the same 5 tensors, to the last bit\n"
+    tf_h5_saver.update(h5, {"dense/kernel": VALUES["dense/kernel"] + np.eye(3, 4, dtype=np.float32) / 2})
+    assert cli.inspect([source, "--diff", h5]) == 1
+    assert capsys.readouterr().out == "dense/kernel: 3 of 12 elements differ, at most by 0.5\n"
