@@ -1,0 +1,114 @@
+"""torch_state and safetensors_format: nested states in HDF5 and in safetensors."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver import torch_state
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import TensorEntry
+from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
+
+STATE = {
+    "a": {"b": 0.1, "c": 0.001, 3: -math.inf},
+    "d": [0.1, 2**70, "text", None, True],
+    "model": {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "half": np.ones(2, ml_dtypes.bfloat16)},
+    "empty": [{}, [], ()],
+    "pair": (np.int64(3), {"deep": np.zeros(0)}),
+}
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray | np.generic):
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    return type(one) is type(other) and one == other
+
+
+def test_a_nested_state_comes_back(tmp_path: Path) -> None:
+    torch_state.save(STATE, tmp_path / "c.h5")
+    assert equal(torch_state.load(tmp_path / "c.h5"), STATE)
+    with open_checkpoint(tmp_path / "c.h5") as reader:
+        assert reader.names()[:7] == ["__structure__", "a.3", "a.b", "a.c", "d.0", "d.2", "d.4"]
+        assert reader.read("a.b") == 0.1
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, ValueError),
+        ({"a": object()}, TypeError),
+        ({(1, 2): 3}, TypeError),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_and_leaves_nothing(tmp_path: Path, state: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        torch_state.save(state, tmp_path / "c.h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_safetensors_both_ways(tmp_path: Path) -> None:
+    torch_state.save(STATE, tmp_path / "c.h5")
+    report = torch_state.to_safetensors(tmp_path / "c.h5", tmp_path / "c.safetensors")
+    assert list(report.skipped) == ["__structure__", "d.2"]
+    torch_state.from_safetensors(tmp_path / "c.safetensors", tmp_path / "back.h5")
+    flat = torch_state.load(tmp_path / "back.h5")
+    assert equal(flat["model.w"], STATE["model"]["w"]) and equal(flat["model.half"], STATE["model"]["half"])
+
+
+def test_a_safetensors_file_is_laid_out_as_published(tmp_path: Path) -> None:
+    with SafetensorsWriter(tmp_path / "s.safetensors", {"w": TensorEntry(np.dtype("<i2"), (2,), 4)}) as writer:
+        writer.add("w", np.array([1, 2], "<i2"))
+    data = (tmp_path / "s.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    assert json.loads(data[8 : 8 + size]) == {"w": {"dtype": "I16", "shape": [2], "data_offsets": [0, 4]}}
+    assert data[8 + size :] == b"\x01\0\x02\0" and size % 8 == 0
+
+
+def test_announced_tensors_must_come(tmp_path: Path) -> None:
+    entries = {"w": TensorEntry(np.dtype("<i2"), (2,), 4)}
+    with pytest.raises(ValueError, match="1 announced tensors were not added"):
+        SafetensorsWriter(tmp_path / "s.safetensors", entries).commit()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4 << 40]}},
+        {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}},
+        {"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}},
+        {"w": {"dtype": "X", "shape": [1], "data_offsets": [0, 4]}},
+        {"w": 3},
+        [],
+    ],
+)
+def test_a_header_that_does_not_fit_the_file_is_refused(tmp_path: Path, header: Any) -> None:
+    text = json.dumps(header).encode()
+    (tmp_path / "s.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 4)
+    with pytest.raises(CorruptCheckpointError, match="not a safetensors file or damaged"):
+        open_checkpoint(tmp_path / "s.safetensors")
+
+
+def test_torch_tensors_come_back_as_such(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    state = {"w": torch.ones(2, 3, dtype=torch.bfloat16), "n": np.ones(2)}
+    torch_state.save(state, tmp_path / "c.h5")
+    loaded = torch_state.load(tmp_path / "c.h5")
+    assert torch.equal(loaded["w"], state["w"]) and isinstance(loaded["n"], np.ndarray)
+
+
+def test_torch_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_state.save(STATE, tmp_path / "c.h5")
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    with pytest.raises(CheckpointError, match="pip install torch"):
+        torch_state.to_torch_pickle(tmp_path / "c.h5", tmp_path / "c.pt")
