@@ -31,7 +31,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     Raises:
         SystemNotFoundError, SystemStateError, ExecModeError: If the system cannot take the run; before anything starts.
     """
-    executor = make_executor(chosen_executor(here, parsed), program)
+    executor = make_executor(chosen_executor(here, parsed), program, parsed.number("input-workers") or 0)
     hints = command_hints(plan.command)
     labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
     system = registry.find(hints.cs_ip)
@@ -75,13 +75,13 @@ def chosen_executor(here: Site, parsed: Parsed) -> str:
     return name
 
 
-def make_executor(name: str, program: tuple[str, ...]) -> Executor:
-    """Return an executor by its name."""
+def make_executor(name: str, program: tuple[str, ...], input_workers: int) -> Executor:
+    """Return an executor by its name; under Slurm the plan says how many input workers there are."""
     if name == "slurm":
         from csrun.executors.slurm import Slurm
 
         return Slurm(program)
-    return Embedded()
+    return Embedded(input_workers)
 
 
 def command_hints(command: Sequence[str]) -> Hints:

@@ -20,6 +20,13 @@ WSE_OPTIONS = (
     Option("single-task-nodes", "number", "How many of the nodes run one task only", "number of nodes", minimum=0),
     Option("cyclic", "flag", "Deal tasks out to the nodes in turn, instead of filling node after node"),
     MOUNT_DIRS,
+    Option(
+        "input-workers",
+        "number",
+        "On this machine: processes of their own for the input; Slurm takes them from the plan",
+        "number of processes",
+        minimum=0,
+    ),
     Option("job-labels", "text", "Labels of the job, KEY=VALUE,...", "KEY=VALUE,..."),
     EXECUTOR,
     DRY_RUN,
@@ -45,6 +52,7 @@ def wse_help(here: Site) -> str:
         "tasks-per-node": str(here.tasks_per_node),
         "cpus-per-task": str(here.cpus_per_task),
         "single-task-nodes": "0",
+        "input-workers": "0",
         "mount-dirs": ",".join(here.mount_dirs) or "none",
         "executor": here.executor,
     }

@@ -1,7 +1,8 @@
 """The wrapper around each task of a Slurm job: `python -m csrun.task FOLDER -- COMMAND...`.
 
 It works out the task's role, runs the command if the task is the chief, turns the launcher's `stop` file into one
-signal, and leaves a file with what became of the task. The other tasks hold their nodes until the chief is done.
+signal, and leaves a file with what became of the task. Input workers serve when the chief asks; weight servers hold
+their nodes until the chief is done.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
-from csrun import process
-from csrun.plan import CHIEF, LaunchPlan, Request, make_plan, task_environment
+from csrun import process, worker
+from csrun.plan import CHIEF, INPUT_WORKER, LaunchPlan, Request, make_plan, task_environment
 
 STOP_FILE = "stop"
-DONE_FILE = "done"
 POLL_S = 0.1
 
 
@@ -58,11 +58,13 @@ def main(argv: Sequence[str]) -> int:
         except process.CommandError as exc:
             code, message = exc.exit_code, str(exc)
             print(message, file=sys.stderr, flush=True)
+    elif task.role == INPUT_WORKER:
+        code, message = worker.serve_when_asked(Path(folder), task.role_index)
     else:
-        _stand_by(Path(folder))
+        _hold_node(Path(folder))
     _write(Path(folder), TaskEnd(**{**asdict(start), "ended_at": time.time(), "exit_code": code, "message": message}))
     if task.role == CHIEF:
-        (Path(folder) / DONE_FILE).touch()
+        (Path(folder) / worker.DONE_FILE).touch()
         # The chief's code reaches the launcher by the file above; a bad one here would have srun kill the others.
         return 0
     return code
@@ -81,7 +83,12 @@ def task_file(folder: Path, rank: int) -> Path:
 
 
 def _run_chief(folder: Path, plan: LaunchPlan) -> int:
-    environ = {**os.environ, **task_environment(plan, plan.tasks[0], int(os.environ[env.JOB_ID]))}
+    count = sum(task.role == INPUT_WORKER for task in plan.tasks)
+    environ = {
+        **os.environ,
+        **task_environment(plan, plan.tasks[0], int(os.environ[env.JOB_ID])),
+        **worker.environment(folder, count),
+    }
     ended = threading.Event()
     watcher = threading.Thread(target=_watch_for_stop, args=(folder / STOP_FILE, ended), daemon=True)
     watcher.start()
@@ -101,10 +108,10 @@ def _watch_for_stop(path: Path, ended: threading.Event) -> None:
             return
 
 
-def _stand_by(folder: Path) -> None:
+def _hold_node(folder: Path) -> None:
     # Slurm's own SIGTERM (scancel) goes to all tasks; the chief's answer to it decides when the job ends.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while not (folder / DONE_FILE).exists():
+    while not (folder / worker.DONE_FILE).exists():
         time.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""One input worker, serving until it is killed: `python -m cerebras_tensorflow.runtime.input_worker_process FOLDER INDEX`.
+"""One input worker: serves batches until it is killed. Started by csrun, with a folder and its index.
 
 It is a tf.data service of its own, dispatcher and worker in one process: the order of its batches is then its own
 affair, and what the others do cannot change it.

@@ -15,12 +15,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import dataset_options_pb2
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
@@ -72,24 +74,30 @@ def distributed(dataset: Any, environment: env.Environment | None = None) -> Any
     if count == 0 or folder is None or environment.role != "chief":
         return dataset
     variant = tf.data.experimental.to_variant(dataset)
-    reason = why_not(dataset, variant)
+    reason = why_not(variant)
     if reason:
         logger.warning("The input stays in the chief, although %d input workers stand by: %s.", count, reason)
         return dataset
     targets = _summon(folder, count)
     logger.info("Input is computed by %d input worker(s).", count)
-    return merged([remote(part, target) for part, target in zip(parts(dataset, variant, count), targets, strict=True)])
+    with warnings.catch_warnings():
+        # TensorFlow warns about what its own distribute() does with options in a graph of the 1.x kind.
+        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
+        pairs = zip(parts(dataset, variant, count), targets, strict=True)
+        return merged([remote(part, target) for part, target in pairs])
 
 
-def why_not(dataset: Any, variant: Any) -> str:
+def why_not(variant: Any) -> str:
     """Return why a dataset cannot be computed by workers without a change to its batches; empty when it can."""
-    if dataset.options().deterministic is False:
-        return "its options ask for no fixed order (options.deterministic)"
     graph_def = variant.graph.as_graph_def()
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
     if any(node.op in PYTHON_OPS for node in nodes):
         return "it calls Python (py_function, numpy_function, from_generator), which cannot leave the process"
     for operation in _upstream(variant.op):
+        if operation.type == "OptionsDataset":
+            options = dataset_options_pb2.Options.FromString(operation.get_attr("serialized_options"))
+            if options.HasField("deterministic") and not options.deterministic:
+                return "its options ask for no fixed order (deterministic = False)"
         if operation.type in SHUFFLING:
             seeds = [tf.get_static_value(value) for value in operation.inputs if "seed" in value.op.name]
             if seeds and all(seed is not None and int(seed) == 0 for seed in seeds):
@@ -117,19 +125,15 @@ def parts(dataset: Any, variant: Any, count: int) -> list[Any]:
     graph_def = variant.graph.as_graph_def()
     found = []
     for index in range(count):
-        own = _own_elements(split, index, count)
-        (again,) = (
-            tf.import_graph_def(
+        own = tf.data.experimental.to_variant(_own_elements(split, index, count))
+        if split.source is not variant:
+            (own,) = tf.import_graph_def(
                 graph_def,
-                input_map={split.source.name: tf.data.experimental.to_variant(own)},
+                input_map={split.source.name: own},
                 return_elements=[variant.name],
                 name=f"input_worker_{index}",
             )
-            if split.source is not variant
-            else (tf.data.experimental.to_variant(own),)
-        )
-        part = tf.data.experimental.from_variant(again, dataset.element_spec)
-        found.append(part.with_options(dataset.options()))
+        found.append(tf.data.experimental.from_variant(own, dataset.element_spec))
     return found
 
 
@@ -157,7 +161,8 @@ def _own_elements(split: Split, index: int, count: int) -> Any:
         for shape, kind in zip(operation.get_attr("output_shapes"), operation.get_attr("output_types"), strict=True)
     )
     source = tf.data.experimental.from_variant(split.source, spec)
-    own = source.enumerate().filter(lambda number, _: (number // split.batch_size) % count == index)
+    # tf.equal, because == on tensors compares identity in a graph of the 1.x kind.
+    own = source.enumerate().filter(lambda number, _: tf.equal((number // split.batch_size) % count, index))
     return own.map(lambda _, element: element)
 
 

@@ -74,7 +74,7 @@ class LiveJob:
 
     @property
     def folder(self) -> Path:
-        """Where the job keeps its log and its lock."""
+        """Where the job keeps its log; only its user may look."""
         return job_folder(self._home, self.id)
 
     @property
@@ -133,7 +133,7 @@ class LiveJob:
         with store.transaction(jobs_file(self._home)) as connection:
             _finish(connection, self.number, phase, message)
         if self._lock is not None:
-            (self.folder / "alive").unlink(missing_ok=True)
+            _lock_path(self._home, self.id).unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -146,6 +146,10 @@ def jobs_file(home: Path) -> Path:
 def job_folder(home: Path, job_id: str) -> Path:
     """Return the folder of one job."""
     return home / "jobs" / job_id
+
+
+def _lock_path(home: Path, job_id: str) -> Path:
+    return home / "jobs" / f"{job_id}.alive"
 
 
 def submit(
@@ -169,13 +173,14 @@ def submit(
     job_id = "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
     folder = job_folder(home, job_id)
     try:
-        folder.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
     except OSError as exc:
         raise SystemStateError(
             f"cannot create {folder} for a job: {exc}. Set CEREBRAS_HOME to a writable folder"
         ) from exc
     # The lock comes before the record: a record without a lock counts as a dead job.
-    lock = os.open(folder / "alive", os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(_lock_path(home, job_id), os.O_RDONLY | os.O_CREAT, 0o644)
     fcntl.flock(lock, fcntl.LOCK_EX)
     values = {
         "id": job_id,
@@ -270,11 +275,9 @@ def request_cancel(home: Path, job_id: str, who: str) -> Job | None:
 def is_alive(home: Path, job_id: str) -> bool:
     """Return whether some process of the job still runs."""
     try:
-        handle = os.open(job_folder(home, job_id) / "alive", os.O_RDWR)
+        handle = os.open(_lock_path(home, job_id), os.O_RDONLY)
     except FileNotFoundError:
         return False
-    except PermissionError:
-        return True  # another user's: only its owner or root can tell, so believe the record
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,23 +1,35 @@
 """The plan as local processes.
 
 One process, the chief, plays all roles: TensorFlow takes hundreds of megabytes for each process, and on one machine the
-tasks of 14 nodes would only wait for each other.
+tasks of 14 nodes would only wait for each other. `--input-workers N` starts that many input workers of their own.
 """
 
 from __future__ import annotations
 
 import os
 
-from csrun import interpreters, process
+from cerebras_tensorflow.system.jobs import LiveJob
+from csrun import interpreters, process, worker
 from csrun.executors.interface import Executor, Launch
 from csrun.plan import LaunchPlan, task_environment
 
 CANCEL_GRACE_S = 25.0
 """How long a cancelled run may take to save and stop; with what comes around it, it stays below 30 s."""
 
+WORKER_GRACE_S = 10.0
+WORKER_FAILED = 1
+RESUME = "The latest checkpoint is whole: the same command resumes from it"
+
 
 class Embedded(Executor):
-    """Runs a plan on this machine."""
+    """Runs a plan on this machine.
+
+    Args:
+        input_workers: Processes, besides the chief, that compute its input.
+    """
+
+    def __init__(self, input_workers: int = 0) -> None:
+        self._input_workers = input_workers
 
     def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Return the command itself."""
@@ -33,20 +45,34 @@ class Embedded(Executor):
         if len(plan.tasks) > 1:
             nodes = plan.request.total_nodes
             where = f"{nodes} nodes" if nodes > 1 else "1 node"
+            processes = f"1 chief and {self._input_workers} input workers" if self._input_workers else "one process"
             launch.tell(
-                f"csrun: embedded executor: the plan's {len(plan.tasks)} tasks on {where} are folded into one process"
+                f"csrun: embedded executor: the plan's {len(plan.tasks)} tasks on {where} are folded into {processes}"
             )
         environ = {
             **os.environ,
             **task_environment(plan, plan.tasks[0], job.number),
             **interpreters.environment(plan.command),
+            **worker.environment(job.folder, self._input_workers),
             "PYTHONUNBUFFERED": "1",
         }
-        return process.run(
-            interpreters.resolved(plan.command),
-            environ,
-            log=job.folder / "output.log",
-            # The lock goes on to the child: the wafer stays taken while it saves, even if the launcher was killed.
-            keep_open=() if job.lock is None else (job.lock,),
-            kill_after_s=lambda: CANCEL_GRACE_S if job.record.is_cancel_requested else None,
-        )
+        with worker.started(job.folder, self._input_workers):
+            code = process.run(
+                interpreters.resolved(plan.command),
+                environ,
+                log=job.folder / "output.log",
+                # The lock goes on to the child: the wafer stays taken while it saves, even if the launcher was killed.
+                keep_open=() if job.lock is None else (job.lock,),
+                kill_after_s=lambda: _grace_s(job),
+            )
+        failure = worker.failure(job.folder, self._input_workers)
+        if failure:
+            raise process.CommandError(f"{failure}. {RESUME}", WORKER_FAILED)
+        return code
+
+
+def _grace_s(job: LiveJob) -> float | None:
+    """Return how long the chief may take to stop: no limit, unless it was cancelled or waits for input in vain."""
+    if any(job.folder.glob("*.failed")):
+        return WORKER_GRACE_S
+    return CANCEL_GRACE_S if job.record.is_cancel_requested else None

@@ -19,14 +19,13 @@ import sys
 from pathlib import Path
 
 from csrun import interpreters, process
-from csrun.executors.embedded import CANCEL_GRACE_S
+from csrun.executors.embedded import CANCEL_GRACE_S, RESUME
 from csrun.executors.interface import Executor, Launch
 from csrun.plan import LaunchPlan, layout, srun_options
 from csrun.process import CommandError
 from csrun.task import STOP_FILE, TaskEnd, task_file
 
 ANSWER_TIMEOUT_S = 5.0
-RESUME = "The latest checkpoint is whole: the same command resumes from it"
 SIZES_OF_ANOTHER_STEP = (
     "SLURM_NTASKS",
     "SLURM_NPROCS",
