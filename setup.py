@@ -14,7 +14,7 @@ COMMANDS = [
     "cs-checkpoint = cerebras_tensorflow.saver.cli:inspect",
 ]
 
-TEST = ["pytest>=8", "hypothesis>=6", "pexpect>=4.9", "ruff>=0.6", "mypy>=1.11", "import-linter>=2", "types-PyYAML", "types-protobuf"]
+TEST = ["pytest>=8", "pandas>=2", "hypothesis>=6", "pexpect>=4.9", "ruff>=0.6", "mypy>=1.11", "import-linter>=2", "types-PyYAML", "types-protobuf"]
 INTEROP = ["torch>=2.2", "transformers>=4.45"]
 
 setup(

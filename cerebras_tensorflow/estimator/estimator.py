@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.estimator import checkpoints, running
+from cerebras_tensorflow.estimator import checkpoints, export, running
 from cerebras_tensorflow.estimator import evaluation as evaluation_run
 from cerebras_tensorflow.estimator import prediction as prediction_run
 from cerebras_tensorflow.estimator import training as training_run
@@ -239,6 +239,50 @@ class CerebrasEstimator:
             run_log.info("Validation passed: the model compiles for %s.", target.mode)
         elif compiled.compile_s:
             run_log.info("Compiled for %s in %.2f seconds: %s", target.mode, compiled.compile_s, compiled.folder)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Return the folder of an evaluation's event files."""
+        return os.path.join(self._model_dir, f"eval_{name}" if name else "eval")
+
+    def export_saved_model(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> bytes:
+        """Write a checkpoint as a SavedModel into a new timestamped folder below export_dir_base; return its path.
+
+        Args:
+            export_dir_base: Folder of the exports.
+            serving_input_receiver_fn: Returns a ServingInputReceiver.
+            assets_extra: Path in assets.extra -> file to copy there.
+            as_text: Whether the SavedModel is text.
+            checkpoint_path: The newest whole one of model_dir by default.
+            experimental_mode: Mode in which model_fn is called.
+
+        Raises:
+            ValueError: If there is no checkpoint, or no serving_input_receiver_fn.
+        """
+        if serving_input_receiver_fn is None:
+            raise ValueError("An input_receiver_fn must be defined.")
+        checkpoint = checkpoint_path or self.latest_checkpoint()
+        if checkpoint is None:
+            raise ValueError(f"Couldn't find trained model at {self._model_dir}.")
+        request = export.ExportRequest(
+            model_fn=self._model_fn,
+            params=self._params,
+            config=self._config,
+            checkpoint=os.fspath(checkpoint),
+            receiver_fn=serving_input_receiver_fn,
+            folder=os.fsdecode(export_dir_base),
+            assets=assets_extra or {},
+            as_text=as_text,
+            mode=experimental_mode,
+        )
+        return os.fsencode(export.export(request))
 
     def latest_checkpoint(self) -> str | None:
         """Return the newest whole checkpoint of model_dir, or None."""

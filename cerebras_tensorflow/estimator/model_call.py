@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator.calls import call_with, parameters_of
-from cerebras_tensorflow.estimator.inputs import BatchInputs, InputPipeline
+from cerebras_tensorflow.estimator.inputs import BatchInputs
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.logs import run_log
 
@@ -61,7 +61,14 @@ class Model:
         )
 
 
-def call_model_fn(model_fn: Callable[..., Any], pipeline: InputPipeline, mode: str, params: Any, config: Any) -> Model:
+class BatchSource(Protocol):
+    """Whatever makes the batch's placeholders in the current graph: an input pipeline, or a server's receiver."""
+
+    def placeholders(self) -> BatchInputs:
+        """Make them."""
+
+
+def call_model_fn(model_fn: Callable[..., Any], pipeline: BatchSource, mode: str, params: Any, config: Any) -> Model:
     """Call a model_fn in a new graph.
 
     Raises:

@@ -1,0 +1,170 @@
+"""Hooks that end a training run early, by what its evaluations say or by a function of the user's."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.logs import run_log
+
+
+def make_early_stopping_hook(
+    estimator: Any,
+    should_stop_fn: Callable[[], bool],
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Return a hook that asks a function from time to time whether to stop.
+
+    Args:
+        estimator: The estimator.
+        should_stop_fn: Takes nothing.
+        run_every_secs, run_every_steps: How often; exactly one of them.
+
+    Raises:
+        TypeError: If estimator is not an estimator.
+        ValueError: If both intervals are given, or none.
+    """
+    if not hasattr(estimator, "model_dir") or not hasattr(estimator, "train"):
+        raise TypeError(f"`estimator` must have type `tf.estimator.Estimator`. Got: {type(estimator)}")
+    if run_every_secs is not None and run_every_steps is not None:
+        raise ValueError("Only one of `run_every_secs` and `run_every_steps` must be set.")
+    if run_every_secs is None and run_every_steps is None:
+        raise ValueError("One of `run_every_secs` and `run_every_steps` must be set.")
+    return _StopWhenAsked(should_stop_fn, run_every_secs, run_every_steps)
+
+
+def stop_if_higher_hook(
+    estimator: Any,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Return a hook that stops once a metric of an evaluation at or after min_steps is above a threshold."""
+    should_stop = _crossed(estimator, metric_name, threshold, eval_dir, min_steps, operator.gt)
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def stop_if_lower_hook(
+    estimator: Any,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Return a hook that stops once a metric of an evaluation at or after min_steps is below a threshold."""
+    should_stop = _crossed(estimator, metric_name, threshold, eval_dir, min_steps, operator.lt)
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def stop_if_no_increase_hook(
+    estimator: Any,
+    metric_name: str,
+    max_steps_without_increase: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Return a hook that stops when a metric has not increased within a number of steps."""
+    should_stop = _stalled(estimator, metric_name, max_steps_without_increase, eval_dir, min_steps, operator.gt)
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def stop_if_no_decrease_hook(
+    estimator: Any,
+    metric_name: str,
+    max_steps_without_decrease: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Return a hook that stops when a metric has not decreased within a number of steps."""
+    should_stop = _stalled(estimator, metric_name, max_steps_without_decrease, eval_dir, min_steps, operator.lt)
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def read_eval_metrics(eval_dir: str, pattern: str = "*tfevents*") -> dict[int, dict[str, float]]:
+    """Return step -> metrics, by rising step, from the event files of evaluations."""
+    found: dict[int, dict[str, float]] = {}
+    for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, pattern))):
+        for event in tf.compat.v1.train.summary_iterator(path):
+            values = {value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")}
+            if values:
+                found[event.step] = values
+    return dict(sorted(found.items()))
+
+
+def _crossed(
+    estimator: Any, metric: str, threshold: float, eval_dir: str | None, min_steps: int, beyond: Callable[..., bool]
+) -> Callable[[], bool]:
+    def should_stop() -> bool:
+        for step, value in _values(estimator, metric, eval_dir, min_steps):
+            if beyond(value, threshold):
+                run_log.info(
+                    'At step %s, metric "%s" has value %s beyond the threshold %s.', step, metric, value, threshold
+                )
+                return True
+        return False
+
+    return should_stop
+
+
+def _stalled(
+    estimator: Any, metric: str, max_steps: int, eval_dir: str | None, min_steps: int, better: Callable[..., bool]
+) -> Callable[[], bool]:
+    def should_stop() -> bool:
+        best: float | None = None
+        best_step = 0
+        for step, value in _values(estimator, metric, eval_dir, min_steps):
+            if best is None or better(value, best):
+                best, best_step = value, step
+            if step - best_step >= max_steps:
+                run_log.info('No improvement of metric "%s" for %s steps: best %s at step %s, now at %s.',
+                             metric, step - best_step, best, best_step, step)  # fmt: skip
+                return True
+        return False
+
+    return should_stop
+
+
+def _values(estimator: Any, metric: str, eval_dir: str | None, min_steps: int) -> list[tuple[int, float]]:
+    folder = eval_dir if eval_dir is not None else estimator.eval_dir()
+    return [
+        (step, metrics[metric])
+        for step, metrics in read_eval_metrics(folder).items()
+        if step >= min_steps and metric in metrics
+    ]
+
+
+class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):
+    """Asks a function at an interval."""
+
+    def __init__(self, should_stop: Callable[[], bool], every_s: float | None, every_steps: int | None) -> None:
+        self._should_stop = should_stop
+        self._timer = tf.compat.v1.train.SecondOrStepTimer(every_secs=every_s, every_steps=every_steps)
+
+    def begin(self) -> None:
+        self._global_step = tf.compat.v1.train.get_global_step()
+        self._timer.reset()
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        step = int(run_values.results)
+        if self._timer.should_trigger_for_step(step):
+            self._timer.update_last_triggered_step(step)
+            if self._should_stop():
+                run_log.info("Requesting early stopping at global step %d", step)
+                run_context.request_stop()
