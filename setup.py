@@ -10,6 +10,7 @@ COMMANDS = [
     "cs-system = csrun.system_cli:main",
     "csctl = csrun.jobs.cli:main",
     "tensorflow-to-h5 = cerebras_tensorflow.saver.cli:tensorflow_to_h5",
+    "convert_checkpoint = cerebras_tensorflow.converter.cli:main",
     "h5-to-tensorflow = cerebras_tensorflow.saver.cli:h5_to_tensorflow",
     "cs-checkpoint = cerebras_tensorflow.saver.cli:inspect",
 ]

@@ -1,0 +1,124 @@
+"""Checkpoints that lie in several files, as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.converter.torch_file import TorchReader, is_torch_file
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader
+
+_INDEX_SUFFIX = ".index.json"
+_SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.\w+)")
+
+
+def open_any(path: str | os.PathLike[str]) -> TensorReader:
+    """Return the reader for a checkpoint of any format.
+
+    Args:
+        path: A file of torch.save, safetensors or HDF5; the prefix of a TensorFlow checkpoint; the `.index.json` of a
+            sharded Hugging Face checkpoint, or any of its shards, which stand for all.
+
+    Raises:
+        CheckpointError: If it is missing or of no kind that we read.
+        CorruptCheckpointError: If it is damaged.
+    """
+    path = os.fspath(path)
+    files = _shards(path)
+    if files is not None:
+        return ShardedReader(path, files)
+    return _open_one(path)
+
+
+def stem(path: str | os.PathLike[str]) -> str:
+    """Return a checkpoint's path without what tells shards and formats apart."""
+    text = os.fspath(path)
+    if text.endswith(_INDEX_SUFFIX):
+        text = text.removesuffix(_INDEX_SUFFIX)
+    match = _SHARD.fullmatch(text)
+    if match:
+        return match[1]
+    # The step of a TensorFlow prefix is no extension: model.ckpt-100 stays whole.
+    root, extension = os.path.splitext(text)
+    return root if extension in (".bin", ".mdl", ".pt", ".pth", ".safetensors", ".hdf5", ".h5", ".index") else text
+
+
+def _open_one(path: str) -> TensorReader:
+    if os.path.isfile(path) and not path.endswith(".index") and is_torch_file(path):
+        return TorchReader(path)
+    return open_checkpoint(path)
+
+
+def _shards(path: str) -> list[str] | None:
+    """Paths of all shards, or None where the path is a checkpoint of its own."""
+    folder = Path(path).parent
+    if path.endswith(_INDEX_SUFFIX):
+        try:
+            names = set(json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise CheckpointError(f"{path}: not the index of a sharded checkpoint: {exc}") from exc
+        # A name that leads elsewhere must not make us read elsewhere.
+        return [str(folder / Path(name).name) for name in sorted(names)]
+    match = _SHARD.fullmatch(path)
+    if match is None:
+        return None
+    count = int(match[2])
+    files = [f"{match[1]}-{number:05d}-of-{count:05d}{match[3]}" for number in range(1, count + 1)]
+    missing = [file for file in files if not os.path.isfile(file)]
+    if missing:
+        raise CheckpointError(f"{path}: {len(missing)} of {count} shards are missing, first {missing[0]}")
+    return files
+
+
+class ShardedReader(TensorReader):
+    """The tensors of several files."""
+
+    def __init__(self, path: str, files: list[str]) -> None:
+        self.path = path
+        self._readers = [_open_one(file) for file in files]
+        self._home = {name: reader for reader in self._readers for name in reader.names()}
+
+    def names(self) -> list[str]:
+        return sorted(self._home)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._home
+
+    def entry(self, name: str) -> TensorEntry:
+        return self._reader(name).entry(name)
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        return self._reader(name).read(name)
+
+    def read_into(self, name: str, buffer: BytesLike) -> None:
+        self._reader(name).read_into(name, buffer)
+
+    def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        return self._reader(name).read_slice(name, start, stop)
+
+    def chunks(self, name: str) -> Iterator[BytesLike]:
+        return self._reader(name).chunks(name)
+
+    def verify(self) -> int:
+        return sum(reader.verify() for reader in self._readers)
+
+    def check_complete(self) -> None:
+        for reader in self._readers:
+            reader.check_complete()
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+    def _reader(self, name: str) -> TensorReader:
+        if name not in self._home:
+            raise KeyError(f"{self.path}: no tensor {name!r} in {len(self._readers)} shards")
+        return self._home[name]

@@ -1,0 +1,206 @@
+"""Checkpoints of transformers, converted, give our models its logits; converted back they are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+
+from cerebras_tensorflow.converter.cli import main
+from cerebras_tensorflow.converter.sharded import open_any
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from reference_implementations.bert.model import pretraining_logits
+from reference_implementations.bert.settings import BertSettings
+from reference_implementations.common.settings import check_section
+from reference_implementations.gpt2.model import gpt2_logits
+from reference_implementations.gpt2.settings import Gpt2Settings
+from reference_implementations.gptj.model import gptj_logits
+from reference_implementations.gptj.settings import GptjSettings
+from reference_implementations.llama.model import llama_logits
+from reference_implementations.llama.settings import LlamaSettings
+
+pytestmark = [
+    pytest.mark.interop,
+    # torch and transformers warn about themselves.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+IDS_BS = np.random.default_rng(7).integers(0, 97, [2, 12], dtype=np.int32)
+TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
+
+
+def gpt2(tied: bool) -> Any:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=24, tie_word_embeddings=tied, **TOKENS
+        )
+    )
+
+
+def gptj(tied: bool) -> Any:
+    config = transformers.GPTJConfig(
+        vocab_size=97,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=24,
+        rotary_dim=4,
+        tie_word_embeddings=tied,
+        **TOKENS,
+    )
+    return transformers.GPTJForCausalLM(config)
+
+
+def bert(tied: bool) -> Any:
+    config = transformers.BertConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=24,
+        pad_token_id=None,
+    )
+    return transformers.BertForPreTraining(config)
+
+
+def llama(tied: bool) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=24,
+        tie_word_embeddings=tied,
+        **TOKENS,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def our_bert_logits(ids: tf.Tensor, settings: BertSettings, is_training: bool) -> tf.Tensor:
+    positions = tf.tile(tf.range(12)[None], [2, 1])
+    features = {"input_ids": ids, "input_mask": tf.ones_like(ids), "segment_ids": tf.zeros_like(ids)}
+    return pretraining_logits(features | {"masked_lm_positions": positions}, settings, is_training)[0]
+
+
+OURS: dict[str, tuple[Callable[[bool], Any], Callable[..., tf.Tensor], type]] = {
+    "gpt2": (gpt2, gpt2_logits, Gpt2Settings),
+    "gptj": (gptj, gptj_logits, GptjSettings),
+    "bert": (bert, our_bert_logits, BertSettings),
+    "llama": (llama, llama_logits, LlamaSettings),
+}
+
+
+def their_logits(model: Any) -> np.ndarray:
+    with torch.no_grad():
+        result = model.eval()(torch.from_numpy(IDS_BS.astype(np.int64)))
+    return (result.prediction_logits if hasattr(result, "prediction_logits") else result.logits).numpy()
+
+
+def our_logits(name: str, checkpoint: Path, config: Path) -> np.ndarray:
+    """Logits of our model with exactly the variables of a checkpoint."""
+    settings = check_section(yaml.safe_load(config.read_text())["model"], OURS[name][2], "model", str(config))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session, open_checkpoint(checkpoint) as reader:
+        logits = OURS[name][1](tf.constant(IDS_BS), settings, is_training=False)
+        variables = tf.compat.v1.trainable_variables()
+        assert {variable.op.name for variable in variables} == set(reader.names())
+        for variable in variables:
+            variable.load(reader.read(variable.op.name), session)
+        return session.run(logits)
+
+
+def convert(name: str, source: str, target: str, checkpoint: Path, config: Path, folder: Path, *flags: str) -> None:
+    words = ["convert", "--model", name, "--src-fmt", source, "--tgt-fmt", target, "--config", str(config)]
+    assert main([*words, "--output-dir", str(folder), "--verify", *flags, str(checkpoint)]) == 0
+
+
+def perturbed(model: Any) -> Any:
+    """Weights that are all different, also norms and biases, which start alike."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [
+        ("gpt2", True),
+        ("gpt2", False),
+        ("gptj", False),
+        ("gptj", True),
+        ("bert", True),
+        ("llama", False),
+        ("llama", True),
+    ],
+)
+def test_their_checkpoint_gives_our_model_their_logits_and_comes_back_the_same(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
+    model = perturbed(OURS[name][0](tied))
+    theirs = their_logits(model)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")  # several shards
+    (index,) = (tmp_path / "hf").glob("*.index.json")
+    config = tmp_path / "hf" / "config.json"
+
+    convert(name, "hf", "tf", index, config, tmp_path / "tf")
+    ours = tmp_path / "tf" / "model_to_tf.ckpt"
+    np.testing.assert_allclose(our_logits(name, ours, tmp_path / "tf" / "config_to_tf.yaml"), theirs, rtol=0, atol=1e-4)
+
+    convert(name, "tf", "hf", ours, tmp_path / "tf" / "config_to_tf.yaml", tmp_path / "back")
+    back = torch.load(tmp_path / "back" / "model_to_tf.ckpt_to_hf.bin", weights_only=True)
+    original = model.state_dict()
+    for key, value in back.items():
+        assert torch.equal(value, original[key]), key
+    fresh = type(model)(type(model.config).from_pretrained(tmp_path / "back" / "config_to_tf_to_hf.json"))
+    missing, unexpected = fresh.load_state_dict(back, strict=False)
+    assert unexpected == []
+    assert [key for key in missing if not key.endswith(("attn.bias", "attn.masked_bias", "decoder.bias"))] == []
+    np.testing.assert_allclose(their_logits(fresh), theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("flags", [[], ["--export-h5-checkpoint"]])
+@pytest.mark.parametrize(
+    ("name", "cs"), [("gpt2", "cs-1.8"), ("gptj", "cs-1.7"), ("bert", "cs-1.8"), ("llama", "cs-1.9")]
+)
+def test_a_round_trip_over_the_model_zoo_changes_no_bit(name: str, cs: str, flags: list[str], tmp_path: Path) -> None:
+    model = perturbed(OURS[name][0](True))
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    convert(name, "hf", cs, tmp_path / "pytorch_model.bin", tmp_path / "config.json", tmp_path, *flags)
+    middle = tmp_path / f"pytorch_model_to_{cs}.mdl"
+    convert(name, cs, "hf", middle, tmp_path / f"config_to_{cs}.yaml", tmp_path / "back", "--export-safetensors")
+    with open_any(tmp_path / "back" / f"pytorch_model_to_{cs}_to_hf.safetensors") as back:
+        original = {key: value.numpy() for key, value in model.state_dict().items()}
+        left_out = {key for key in set(original) - set(back.names()) if not key.endswith("decoder.bias")}
+        assert left_out == set()
+        for key in back.names():
+            np.testing.assert_array_equal(back.read(key), original[key], err_msg=key)
+
+
+def test_a_gpt2_of_ours_generates_text_in_transformers(tmp_path: Path) -> None:
+    model = perturbed(gpt2(True))
+    model.save_pretrained(tmp_path / "hf")
+    convert("gpt2", "hf", "tf", tmp_path / "hf" / "model.safetensors", tmp_path / "hf" / "config.json", tmp_path / "tf")
+    folder = tmp_path / "back"
+    config = tmp_path / "tf" / "config_to_tf.yaml"
+    convert("gpt2", "tf", "hf", tmp_path / "tf" / "model_to_tf.ckpt", config, folder, "--export-safetensors")
+    (folder / "model_to_tf.ckpt_to_hf.safetensors").rename(folder / "model.safetensors")
+    (folder / "config_to_tf_to_hf.json").rename(folder / "config.json")
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    prompt = torch.from_numpy(IDS_BS[:1].astype(np.int64))
+    generated = loaded.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    expected = model.eval().generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert torch.equal(generated, expected)

@@ -1,0 +1,185 @@
+"""convert_checkpoint: its messages, what it refuses, and conversions small enough to check by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from cerebras_tensorflow.converter.cli import main
+from cerebras_tensorflow.converter.models import MODELS
+from cerebras_tensorflow.converter.sharded import open_any, stem
+from cerebras_tensorflow.converter.torch_file import TorchWriter
+from cerebras_tensorflow.errors import CheckpointError
+
+GPT2_CONFIG = {"vocab_size": 11, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 6}
+
+
+def gpt2_weights() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    shapes = {
+        "wte.weight": [11, 4],
+        "wpe.weight": [6, 4],
+        "h.0.ln_1.weight": [4],
+        "h.0.ln_1.bias": [4],
+        "h.0.attn.c_attn.weight": [4, 12],
+        "h.0.attn.c_attn.bias": [12],
+        "h.0.attn.c_proj.weight": [4, 4],
+        "h.0.attn.c_proj.bias": [4],
+        "h.0.ln_2.weight": [4],
+        "h.0.ln_2.bias": [4],
+        "h.0.mlp.c_fc.weight": [4, 16],
+        "h.0.mlp.c_fc.bias": [16],
+        "h.0.mlp.c_proj.weight": [16, 4],
+        "h.0.mlp.c_proj.bias": [4],
+        "ln_f.weight": [4],
+        "ln_f.bias": [4],
+    }
+    return {f"transformer.{name}": rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    write(tmp_path, gpt2_weights(), GPT2_CONFIG)
+    return tmp_path
+
+
+def write(folder: Path, weights: dict[str, np.ndarray], config: dict[str, Any]) -> None:
+    with TorchWriter(folder / "pytorch_model.bin") as writer:
+        for name, value in weights.items():
+            writer.add(name, value)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def convert(folder: Path, target: str = "cs-1.8", *flags: str, model: str = "gpt2") -> int:
+    words = ["convert", "--model", model, "--src-fmt", "hf", "--tgt-fmt", target]
+    words += ["--config", str(folder / "config.json"), "--output-dir", str(folder / "out"), *flags]
+    return main([*words, str(folder / "pytorch_model.bin")])
+
+
+def test_names_values_and_messages_of_a_conversion(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(source, "cs-1.8", "--verify") == 0
+    out = source / "out"
+    printed = capsys.readouterr().out
+    assert printed == (
+        f"Checkpoint saved to {out}/pytorch_model_to_cs-1.8.mdl\nConfig saved to {out}/config_to_cs-1.8.yaml\n"
+    )
+    weights = gpt2_weights()
+    block = "model.transformer_decoder.layers.0"
+    with open_any(out / "pytorch_model_to_cs-1.8.mdl") as reader:
+        packed = weights["transformer.h.0.attn.c_attn.weight"]
+        for part, letter in enumerate("qkv"):
+            found = reader.read(f"{block}.self_attn.proj_{letter}_dense_layer.weight")
+            np.testing.assert_array_equal(found, packed[:, 4 * part : 4 * part + 4].T)
+        fc_in = reader.read(f"{block}.ffn.ffn.0.linear_layer.weight")
+        np.testing.assert_array_equal(fc_in, weights["transformer.h.0.mlp.c_fc.weight"].T)
+        # CS keeps the last norm twice and, where embeddings are tied, the table as its output layer too.
+        np.testing.assert_array_equal(reader.read("model.ln_f.bias"), weights["transformer.ln_f.bias"])
+        np.testing.assert_array_equal(
+            reader.read("model.transformer_decoder.norm.bias"), weights["transformer.ln_f.bias"]
+        )
+        np.testing.assert_array_equal(reader.read("model.lm_head.weight"), weights["transformer.wte.weight"])
+    config = yaml.safe_load((out / "config_to_cs-1.8.yaml").read_text())["model"]
+    assert config["filter_size"] == 16  # n_inner absent: four times the width
+    assert config["share_embedding_weights"] is True
+    assert config["mixed_precision"] is True
+
+
+def test_a_tensor_that_no_rule_knows_is_refused_unless_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, gpt2_weights() | {"transformer.extra": np.zeros(3, np.float32)}, GPT2_CONFIG)
+    assert convert(tmp_path) == 1
+    captured = capsys.readouterr()
+    assert "Unable to match all keys." in captured.err
+    assert "--drop-unmatched-keys" in captured.err
+    assert "Conversion failed." in captured.out
+    assert "Key not matched: transformer.extra" in caplog.text
+    assert not list((tmp_path / "out").glob("*")) if (tmp_path / "out").exists() else True
+    assert convert(tmp_path, "cs-1.8", "--drop-unmatched-keys") == 0
+    assert "proceeding even though some keys weren't matched" in caplog.text
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = gpt2_weights()
+    del weights["transformer.h.0.mlp.c_fc.bias"]
+    write(tmp_path, weights, GPT2_CONFIG)
+    assert convert(tmp_path) == 1
+    assert "no tensor 'h.0.mlp.c_fc.bias', which gpt2 needs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"reorder_and_upcast_attn": True},
+            "Can't convert config with reorder_and_upcast_attn=True. Only False is supported.",
+        ),
+        ({"n_embd": None}, "the config lacks n_embd"),
+    ],
+)
+def test_a_config_that_cannot_be_expressed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, gpt2_weights(), GPT2_CONFIG | change)
+    assert convert(tmp_path) == 1
+    assert f"ConfigConversionError: {message}" in capsys.readouterr().err
+
+
+def test_an_unknown_model_or_pair_lists_what_there_is(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(source, model="gpt5") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("The following models are supported:\n\n")
+    assert printed.endswith("\n\nConversion failed.\n")
+    assert convert(source, "cs-1.9") == 1
+    assert capsys.readouterr().out.startswith("The following converters are supported:\n\n")
+
+
+def test_a_config_that_is_not_json_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (source / "config.json").write_text("model: {}")
+    assert convert(source) == 1
+    assert "is not JSON, which a config of hf is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_list_has_every_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", name]) == 0
+    assert MODELS[name].hf_class in capsys.readouterr().out
+
+
+def test_list_of_an_unknown_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "gpt5"]) == 1
+    assert capsys.readouterr().out.startswith("The model gpt5 is not supported.")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-00002.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"1 of 2 shards are missing, first .*00002-of-00002"):
+        open_any(tmp_path / "model-00001-of-00002.bin")
+
+
+def test_the_index_of_shards_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with TorchWriter(tmp_path / "x.bin") as writer:
+        writer.add("w", np.zeros(2, np.float32))
+    (tmp_path / "a" / "m.bin.index.json").write_text(json.dumps({"weight_map": {"w": "../x.bin"}}))
+    with pytest.raises(CheckpointError, match=r"a/x\.bin"):
+        open_any(tmp_path / "a" / "m.bin.index.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a/pytorch_model.bin", "a/pytorch_model"),
+        ("a/model-00001-of-00003.safetensors", "a/model"),
+        ("a/model.safetensors.index.json", "a/model"),
+        ("a/model.ckpt-100", "a/model.ckpt-100"),
+        ("checkpoint_10.mdl", "checkpoint_10"),
+    ],
+)
+def test_the_stem_of_a_path_leaves_out_shards_and_formats(path: str, expected: str) -> None:
+    assert stem(path) == expected

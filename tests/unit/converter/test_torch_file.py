@@ -1,0 +1,114 @@
+"""Files of torch.save without torch: what is written is read back, and nothing in a file is ever run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.converter.torch_file import TorchReader, TorchWriter
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+
+VALUES = {
+    "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "b": np.array(7, np.int64),
+    "empty": np.zeros([0, 3], np.float16),
+    "half": np.array([1.5, -2.0], ml_dtypes.bfloat16),
+    "flag": np.array([True, False]),
+}
+
+
+def write(path: Path, key: str | None = None) -> None:
+    with TorchWriter(path, key) as writer:
+        for name, value in VALUES.items():
+            writer.add(name, value)
+
+
+@pytest.mark.parametrize("key", [None, "model"])
+def test_what_is_written_is_read_back(tmp_path: Path, key: str | None) -> None:
+    write(tmp_path / "x.bin", key)
+    prefix = f"{key}." if key else ""
+    with TorchReader(tmp_path / "x.bin") as reader:
+        assert reader.names() == sorted(prefix + name for name in VALUES)
+        reader.check_complete()
+        assert reader.verify() == sum(value.nbytes for value in VALUES.values())
+        for name, value in VALUES.items():
+            found = reader.read(prefix + name)
+            assert (found.dtype, found.shape) == (value.dtype, value.shape)
+            np.testing.assert_array_equal(found, value)
+
+
+class Runs:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.bin", "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"a": Runs(tmp_path / "made")}, protocol=2))
+    with pytest.raises(CheckpointError, match=r"calls \w+\.mkdir.*not run"):
+        TorchReader(tmp_path / "x.bin")
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_format_before_torch_1_6_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2))
+    with pytest.raises(CheckpointError, match="format before torch"):
+        TorchReader(tmp_path / "x.bin")
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x.bin")
+    content = (tmp_path / "x.bin").read_bytes()
+    (tmp_path / "x.bin").write_bytes(content[: len(content) // 2])
+    with pytest.raises(CorruptCheckpointError, match="damaged"):
+        TorchReader(tmp_path / "x.bin")
+
+
+def test_a_damaged_value_is_found(tmp_path: Path) -> None:
+    write(tmp_path / "x.bin")
+    content = bytearray((tmp_path / "x.bin").read_bytes())
+    place = content.index(struct.pack("<4f", 0, 1, 2, 3))
+    content[place] ^= 1
+    (tmp_path / "x.bin").write_bytes(content)
+    with TorchReader(tmp_path / "x.bin") as reader, pytest.raises(CorruptCheckpointError, match="checksum"):
+        reader.verify()
+
+
+def test_a_tensor_that_reaches_past_its_storage_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x.bin")
+    with zipfile.ZipFile(tmp_path / "x.bin") as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    members["archive/data/0"] = members["archive/data/0"][:-4]
+    with zipfile.ZipFile(tmp_path / "y.bin", "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    with TorchReader(tmp_path / "y.bin") as reader, pytest.raises(CorruptCheckpointError, match="reaches past"):
+        reader.read("a.weight")
+
+
+def test_a_writer_left_by_an_exception_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), TorchWriter(tmp_path / "x.bin") as writer:
+        writer.add("a", np.zeros(3, np.float32))
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_add_of_the_wrong_size_or_twice_is_refused(tmp_path: Path) -> None:
+    with TorchWriter(tmp_path / "x.bin") as writer:
+        writer.add("a", np.zeros(3, np.float32))
+        with pytest.raises(ValueError, match="added before"):
+            writer.add("a", np.zeros(3, np.float32))
+        with pytest.raises(ValueError, match="cannot hold"):
+            writer.add("c", np.zeros(3, np.complex64))
