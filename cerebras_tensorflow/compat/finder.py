@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -14,8 +15,11 @@ from typing import Any
 
 from cerebras_tensorflow.compat.names import ABSENT, TABLE, Name
 
-_REAL = ("cerebras_appliance", "cerebras", "tfwse", "cerebras_tensorflow", "tensorflow", "tensorflow.compat")
-_REAL_MODULES = {*_REAL, "cerebras_tensorflow.saver", "cerebras_tensorflow.saver.checkpoint_reader"}
+_REAL_MODULES = {
+    *("cerebras_appliance", "cerebras", "tfwse", "cerebras_tensorflow"),
+    *("cerebras_tensorflow.saver", "cerebras_tensorflow.saver.checkpoint_reader"),
+    *("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "tensorflow.compat.v2"),
+}
 """Packages and modules that exist as files, ours or TensorFlow's; the finder adds to them."""
 
 
@@ -60,7 +64,7 @@ def resolve(row: Name) -> Any:
     if row.status == ABSENT:
         raise AttributeError(f"{row.module}.{row.name} is not part of this port{f': {row.note}' if row.note else ''}.")
     module, _, attribute = row.home.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return operator.attrgetter(attribute)(importlib.import_module(module))
 
 
 class LazyNames(ModuleType):

@@ -29,7 +29,7 @@ class Name:
     Attributes:
         module: Module that old code imports it from.
         name: The name in it; "" for the module itself.
-        home: What stands behind it: "package.module:attribute", or "package.module" for a whole module; "" if absent.
+        home: What stands behind it: "package.module:attribute.path"; "" for a module, or if absent.
         root: One of ROOTS.
         releases: Releases that have it.
         status: FULL, NOTED or ABSENT.
@@ -176,7 +176,7 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
     yield from group(_OURS + "initialize", "WarmStartSettings")
     yield from group(_OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate")
     yield from group(_OURS + "exporters", _EXPORTERS)
-    yield from group("tensorflow.compat.v1.train", _HOOKS + " VocabInfo")
+    yield from group("tensorflow", " ".join(f"{name}=compat.v1.train.{name}" for name in f"{_HOOKS} VocabInfo".split()))
     yield from group(_OURS + "early_stopping", _EARLY_STOPPING, ".experimental")
     yield from group(_OURS + "export", _RECEIVERS, ".export")
     yield from group(_OURS + "export_outputs", _OUTPUTS, ".export")
