@@ -57,6 +57,8 @@ def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[st
     Args:
         events: In order of first use.
         window_bytes: Bytes of weights in memory at a time. A single weight above it gets the memory to itself.
+
+    An event of no bytes (a gather) waits for nothing.
     """
     waits: list[list[str]] = []
     open_events: list[Event] = []
@@ -66,7 +68,7 @@ def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[st
         needed: list[str] = []
         still_open: list[Event] = []
         for other in open_events:
-            if held + event.num_bytes > window_bytes and other.last < event.first:
+            if event.num_bytes and held + event.num_bytes > window_bytes and other.last < event.first:
                 needed.extend(node for node, _ in other.finishers)
                 held -= other.num_bytes
             else:

@@ -53,7 +53,8 @@ def compile_step(step: Step, mode: str, options: StreamingOptions) -> Program:
         graph_def.node.append(after)
     graph_def = make_stateless(graph_def)
     if step.train_node:
-        graph_def = reads_before_writes(graph_def, step.train_node)
+        graph_def = reads_before_writes(graph_def, step.train_node, step.sources)
     if mode == WEIGHT_STREAMING:
-        return compile_weight_streaming(graph_def, step.train_node, step.sources, step.weights, options)
+        weights = [weight for weight in step.weights if weight != step.global_step]  # every run reads and fetches it
+        return compile_weight_streaming(graph_def, step.train_node, step.sources, weights, options)
     return compile_pipelined(graph_def)

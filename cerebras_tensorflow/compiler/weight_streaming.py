@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.conditionals import Liveness
 from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
+from cerebras_tensorflow.graph.conditionals import Liveness
+from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import (
     CycleError,
     Endpoint,
@@ -84,6 +85,8 @@ def compile_weight_streaming(
     for variable in variables.values():
         if variable.num_bytes < options.min_stream_bytes or variable.handle not in weights:
             continue
+        if variable.shape is None or variable.dtype.hasobject:
+            continue
         variable.obstacle = variable.obstacle or _find_obstacle(table, variable)
         if variable.obstacle:
             notes.append(f"{variable.name} stays in memory ({variable.num_bytes} B): {variable.obstacle}")
@@ -126,6 +129,10 @@ def _find_obstacle(table: NodeTable, variable: Variable) -> str | None:
             return f"{touch.node} gathers with batch dimensions"
         if touch.switches and touch.op == "VariableShape":
             return f"{touch.node} asks for its shape inside a branch"
+    loops = loop_depths(table)
+    for read, user in _Plan.of(0, variable, table).value_uses(table):
+        if user in loops:
+            return f"{user} takes the value that {read.node} read into a loop"
     later = table.descendants(touch.node for touch in variable.writes)
     for read, user in _Plan.of(0, variable, table).value_uses(table):
         if user in later and user not in {touch.node for touch in variable.writes}:
@@ -209,11 +216,15 @@ class _Rewriting:
         self._extra_control: dict[str, list[str]] = {}
         self._new: dict[str, NodeDef] = {}
         self._ends: list[str] = []  # what the step waits for
+        self._dropped_reads: set[str] = set()
         self.events: list[Event] = []
         self.most_held_bytes = 0
 
     def run(self, train_node: str | None) -> None:
         demand = self._demand()
+        for plan in self._plans:
+            self._dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
+        self._dropped |= self._dropped_reads
         for plan in self._plans:
             others = [(position, num_bytes) for position, num_bytes, index in demand if index != plan.index]
             self._shapes(plan)
@@ -235,17 +246,34 @@ class _Rewriting:
                 continue
             new = NodeDef.FromString(node.SerializeToString())
             del new.input[:]
+            control: list[str] = []
             for text in node.input:
                 endpoint = parse_input(text)
                 load = self._redirect.get((node.name, endpoint.node))
-                if endpoint.is_control and endpoint.node in self._dropped:
-                    continue  # what the read had to precede waits for the uses of its value instead
-                new.input.append(load if load and not endpoint.is_control else text)
-            new.input.extend(f"^{name}" for name in self._extra_control.get(node.name, ()))
+                if endpoint.is_control:
+                    control += self._control_of(endpoint.node)
+                elif load:
+                    new.input.append(load)
+                    control += self._control_of(endpoint.node)
+                else:
+                    new.input.append(text)
+            control += self._extra_control.get(node.name, ())
+            new.input.extend(f"^{name}" for name in dict.fromkeys(control))
             result.node.append(new)
         result.node.extend(self._new.values())
         result.node.extend(self._liveness.new_nodes)
         return result
+
+    def _control_of(self, name: str) -> list[str]:
+        """What a node waits for that had a control edge from a node, or took a read's value.
+
+        Of a read that is replaced, that is what the read itself waited for: its value is loaded whenever it fits.
+        What the read had to precede waits for the uses of its value already.
+        """
+        if name not in self._dropped_reads:
+            return [name]
+        before = [endpoint.node for endpoint in self._table.inputs[name] if endpoint.is_control]
+        return [control for node in before for control in self._control_of(node)]
 
     def _add(self, node: NodeDef) -> str:
         self._new[node.name] = node
@@ -274,7 +302,8 @@ class _Rewriting:
             dtype = node.attr["Tindices"].type
             self._dropped.add(touch.node)
             call = self._call(touch.node, GATHER_TOKEN, plan, touch.switches, [(str(ids), dtype)])
-            call.input.extend(text for text in node.input if text.startswith("^"))
+            before = [endpoint.node for endpoint in self._table.inputs[touch.node] if endpoint.is_control]
+            call.input.extend(f"^{control}" for node in before for control in self._control_of(node))
             position = self._position[touch.node]
             for write in plan.variable.writes:
                 self._extra_control.setdefault(write.node, []).append(self._liveness.alive(touch.node))
@@ -285,7 +314,6 @@ class _Rewriting:
         by_branch: dict[tuple[Endpoint, ...], list[tuple[Touch, str]]] = {}
         for read, user in plan.value_uses(self._table):
             by_branch.setdefault(read.switches, []).append((read, user))
-        self._dropped.update(read.node for read in plan.before if read.op == "ReadVariableOp")
         for switches, pairs in by_branch.items():
             positions = sorted({self._position[user] for _, user in pairs})
             for group in split_uses(positions, others, self._window_bytes):

@@ -6,13 +6,14 @@ the reads, which need nothing, run first; a program that streams weights has to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container
 
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
-from cerebras_tensorflow.graph.variables import Touch, Variable, find_variables
+from cerebras_tensorflow.graph.conditionals import Liveness
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
+from cerebras_tensorflow.graph.variables import Touch, Variable, find_variables, is_write
 
 
-def reads_before_writes(graph_def: GraphDef, train_node: str) -> GraphDef:
+def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str]) -> GraphDef:
     """Return the graph with a control edge from each first read of a variable to each of its writes in a step.
 
     A read that itself comes after a write stays where it is.
@@ -20,33 +21,39 @@ def reads_before_writes(graph_def: GraphDef, train_node: str) -> GraphDef:
     Args:
         graph_def: The graph.
         train_node: Name of the train op; what it does not need (an initializer) is no write of the step.
+        fed: Names of the placeholders that every training step feeds.
     """
     table = NodeTable(graph_def)
     within = table.ancestors([train_node])
+
+    def is_free_read(touch: Touch) -> bool:
+        """Whether every step may run a read that the train op does not need (a summary's, say)."""
+        return touch.op != "VariableShape" and all(
+            not is_write(table.nodes[name].op) and (table.nodes[name].op != "Placeholder" or name in fed)
+            for name in table.ancestors([touch.node]) - within
+        )
+
+    pairs = []
+    for variable in find_variables(table).values():
+        variable.touches = [touch for touch in variable.touches if touch.node in within or is_free_read(touch)]
+        for touch in first_reads(table, variable)[0]:
+            pairs += [(write.node, touch) for write in variable.writes]
+    # An edge from a read inside a branch would carry its branch's deadness: the write waits for a node that is alive.
+    has_branches = any(touch.switches for _, touch in pairs)
+    liveness = Liveness(table, order_nodes(table) if has_branches else [], "cs_read")
     added: dict[str, list[str]] = {}
-    for variable in find_variables(table, within).values():
-        for write, reads in read_write_pairs(table, variable):
-            known = {endpoint.node for endpoint in table.inputs[write]}
-            added.setdefault(write, []).extend(read for read in reads if read not in known)
+    for write, touch in sorted(pairs, key=lambda pair: (table.index[pair[0]], table.index[pair[1].node])):
+        read = liveness.alive(touch.node) if touch.switches else touch.node
+        if read not in {endpoint.node for endpoint in table.inputs[write]}:
+            added.setdefault(write, []).append(read)
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
         if added.get(node.name):
             node = type(node).FromString(node.SerializeToString())
             node.input.extend(f"^{read}" for read in dict.fromkeys(added[node.name]))
         result.node.append(node)
+    result.node.extend(liveness.new_nodes)
     return result
-
-
-def read_write_pairs(table: NodeTable, variable: Variable) -> Iterable[tuple[str, list[str]]]:
-    """Yield each write of a variable with the reads that must precede it.
-
-    Reads inside a branch (behind a Switch) are left out: an edge from one would carry its branch's deadness.
-    """
-    writes = {touch.node for touch in variable.writes}
-    later = table.descendants(writes)
-    first_reads = [touch.node for touch in variable.reads if touch.node not in later and not touch.switches]
-    for write in writes:
-        yield write, [read for read in first_reads if read != write]
 
 
 def first_reads(table: NodeTable, variable: Variable) -> tuple[list[Touch], list[Touch]]:

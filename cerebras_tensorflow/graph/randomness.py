@@ -15,7 +15,8 @@ import hashlib
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, constant_node
+from cerebras_tensorflow.graph.loops import ENTER_OPS, loop_depths
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable, constant_node
 
 SEEDED_COUNTER = "cs_random/seeded_counter"
 UNSEEDED_COUNTER = "cs_random/unseeded_counter"
@@ -34,8 +35,12 @@ _STATELESS = {
 def make_stateless(graph_def: GraphDef) -> GraphDef:
     """Return the graph with its top-level random ops replaced; names, shapes and dtypes stay.
 
-    Random ops inside function bodies keep their kernels' state.
+    Random ops inside function bodies and loops keep their kernels' state: a function of the step would draw the same
+    numbers in each iteration. Such loops run one iteration at a time, so that each draws the same numbers in every
+    process that starts anew; a resumed run draws others than the unbroken one.
     """
+    loops = loop_depths(NodeTable(graph_def))
+    is_drawing_in_loops = any(node.op in _STATELESS and node.name in loops for node in graph_def.node)
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     result.node.extend(
         [
@@ -45,8 +50,10 @@ def make_stateless(graph_def: GraphDef) -> GraphDef:
         ]
     )
     for node in graph_def.node:
-        if node.op not in _STATELESS:
+        if node.op not in _STATELESS or node.name in loops:
             result.node.append(node)
+            if is_drawing_in_loops and node.op in ENTER_OPS:
+                result.node[-1].attr["parallel_iterations"].i = 1
             continue
         result.node.extend(_stateless_nodes(node))
     return result

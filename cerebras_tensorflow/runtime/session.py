@@ -17,6 +17,7 @@ from cerebras_tensorflow.graph.program import (
     Program,
     WeightSpec,
     assign_name,
+    dtype_from_name,
     read_name,
     value_name,
 )
@@ -113,7 +114,9 @@ class ProgramSession:
         """Set a variable by its checkpoint name."""
         if name in self._streamed:
             assert self._store is not None
-            self._store.write(self._streamed[name], np.ascontiguousarray(value))
+            spec = self.program.streamed[self._streamed[name]]
+            value = np.ascontiguousarray(value, dtype_from_name(spec.dtype)).reshape(spec.shape)
+            self._store.write(self._streamed[name], value)
             return
         index = self._resident[name]
         self._session.run(self._operation(assign_name(index)), {f"{value_name(index)}:0": value})

@@ -15,10 +15,17 @@ Branch = tuple[str, int]  # the predicate as text, and which side of it
 
 
 class Liveness:
-    """Branch conditions of every node of a graph, and the nodes that make a conditional one waitable."""
+    """Branch conditions of every node of a graph, and the nodes that make a conditional one waitable.
 
-    def __init__(self, table: NodeTable, order: list[str]) -> None:
+    Args:
+        table: The graph.
+        order: All its nodes, each after those that it needs.
+        suffix: What the names of new nodes have after that of the node they wait for.
+    """
+
+    def __init__(self, table: NodeTable, order: list[str], suffix: str = "cs_alive") -> None:
         self._table = table
+        self._suffix = suffix
         self._branches: dict[str, tuple[Branch, ...]] = {}
         self._alive: dict[str, str] = {}
         self.new_nodes: list[NodeDef] = []
@@ -28,6 +35,10 @@ class Liveness:
     def branches(self, name: str) -> tuple[Branch, ...]:
         """The branches, outermost first, that must be taken for a node to run; empty if it always does."""
         return self._branches.get(name, ())
+
+    def inherit(self, name: str, origin: str) -> None:
+        """Say that a new node runs exactly when another does."""
+        self._branches[name] = self.branches(origin)
 
     def alive(self, name: str) -> str:
         """Name of a node that always runs, and after `name` where that runs."""
@@ -62,7 +73,7 @@ class Liveness:
         return branches
 
     def _add_merge(self, name: str, branches: tuple[Branch, ...]) -> str:
-        prefix = f"{name}/cs_alive"
+        prefix = f"{name}/{self._suffix}"
         value = f"{prefix}/value"
         self.new_nodes.append(constant_node(value, np.int32(0)))
         alternatives = []

@@ -1,0 +1,134 @@
+"""Small training graphs, and their runs in both modes, for tests that need a whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.step import Step, compile_step
+from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+from cerebras_tensorflow.estimator.model_call import graph_semantics, op_name
+from cerebras_tensorflow.graph.nodes import prune
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store import MemoryStore
+
+v1 = tf.compat.v1
+ROWS, WIDTH = 4, 8
+Model = Callable[[Any, Any], tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Small:
+    """A graph, its step, what to fetch and the initial values."""
+
+    graph: tf.Graph
+    step: Step
+    output: Any
+    train_op: Any
+    values: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the runs of a graph left."""
+
+    program: Program
+    outputs: list[np.ndarray]
+    variables: dict[str, np.ndarray]
+
+    @property
+    def streamed(self) -> set[str]:
+        """Names of the weights in the store."""
+        return {spec.name for spec in self.program.streamed}
+
+    def bits(self) -> tuple[list[bytes], dict[str, tuple[tuple[int, ...], bytes]]]:
+        """Everything in a form that compares bit by bit."""
+        outputs = [np.asarray(value).tobytes() for value in self.outputs]
+        return outputs, {name: (value.shape, value.tobytes()) for name, value in self.variables.items()}
+
+
+def weight(name: str = "w", shape: tuple[int, ...] = (WIDTH, WIDTH)) -> Any:
+    """A variable with drawn values."""
+    return v1.get_variable(name, list(shape), initializer=v1.random_normal_initializer(stddev=0.5))
+
+
+def sgd(loss: Any, step: Any) -> Any:
+    """Plain gradient descent."""
+    return v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+
+
+def build(model: Model) -> Small:
+    """Build a graph.
+
+    Args:
+        model: (x of shape (ROWS, WIDTH), global step) -> (what to fetch, train op or None).
+    """
+    graph = tf.Graph()
+    with graph.as_default(), graph_semantics():
+        v1.set_random_seed(3)
+        global_step = v1.train.create_global_step(graph)
+        x = v1.placeholder(tf.float32, [ROWS, WIDTH], name="cs_input/0")
+        output, train_op = model(x, global_step)
+        variables = v1.global_variables()
+        with v1.Session(graph=graph) as session:
+            session.run(v1.global_variables_initializer())
+            values = dict(zip([v.op.name for v in variables], session.run(variables), strict=True))
+    weights = [variable.handle.op.name for variable in variables]
+    train_node = op_name(graph, train_op) if train_op is not None else None
+    roots = [op_name(graph, output), *weights, "cs_input/0", *([train_node] if train_node else [])]
+    step = Step(
+        graph_def=prune(graph.as_graph_def(), roots),
+        roots=roots,
+        train_node=train_node,
+        sources=["cs_input/0"],
+        global_step=global_step.handle.op.name,
+        weights=weights,
+    )
+    return Small(graph, step, output, train_op, values)
+
+
+def compile_small(small: Small, mode: str, min_bytes: int = 64, window_bytes: int = 300) -> Program:
+    """Compile a graph; every weight of a few numbers is large enough to be streamed."""
+    return compile_step(small.step, mode, StreamingOptions(min_bytes, window_bytes))
+
+
+def open_small(small: Small, program: Program) -> ProgramSession:
+    """A session with the initial values, over batches that are the same each time."""
+    random = np.random.default_rng(0)
+    session = ProgramSession(
+        program,
+        small.graph,
+        small.step.train_node,
+        MemoryStore(program.streamed) if program.streamed else None,
+        None,
+        lambda: {"cs_input/0:0": random.normal(size=(ROWS, WIDTH)).astype(np.float32)},
+    )
+    for name, value in small.values.items():
+        session.load(name, value)
+    return session
+
+
+def run_small(small: Small, mode: str, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300) -> Outcome:
+    """Run a graph for some steps."""
+    program = compile_small(small, mode, min_bytes, window_bytes)
+    session = open_small(small, program)
+    try:
+        fetches = [small.output] if small.train_op is None else [small.train_op, small.output]
+        outputs = [session.run(fetches)[-1] for _ in range(steps)]
+        return Outcome(program, outputs, {name: session.read(name).copy() for name in small.values})
+    finally:
+        session.close()
+
+
+def run_both(model: Model, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300) -> Outcome:
+    """Run a graph in both modes, which must agree in every bit; return the streamed run."""
+    small = build(model)
+    pipelined = run_small(small, "pipelined", steps)
+    streamed = run_small(small, "weight_streaming", steps, min_bytes, window_bytes)
+    assert streamed.bits() == pipelined.bits()
+    return streamed
