@@ -41,13 +41,13 @@ def _point_to_keras_2(tensorflow: Any, tf_keras: Any) -> None:
     from tf_keras.api._v2 import keras as api
 
     folder = os.path.dirname(os.path.dirname(api.__file__))
-    if getattr(tensorflow.keras, "__name__", "") != api.__name__ or tensorflow.__path__[0] != folder:
-        for name in [
-            name for name in sys.modules if name == "tensorflow.keras" or name.startswith("tensorflow.keras.")
-        ]:
-            del sys.modules[name]
-        tensorflow.__path__[:] = [folder, *(path for path in tensorflow.__path__ if path != folder)]
-        tensorflow.keras = api
+    tensorflow.__path__[:] = [folder, *(path for path in tensorflow.__path__ if path != folder)]
+    for name in [name for name in sys.modules if name == "tensorflow.keras" or name.startswith("tensorflow.keras.")]:
+        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if name == api.__name__ or name.startswith(f"{api.__name__}."):
+            sys.modules[name.replace(api.__name__, "tensorflow.keras", 1)] = module
+    tensorflow.keras = api
 
 
 def _let_dtypes_be_assigned(layer: Any) -> None:
