@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system import jobs, registry
 from cerebras_tensorflow.system.state import check_admits
 from csrun import interpreters, process
@@ -37,20 +39,21 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     system = registry.find(hints.cs_ip)
     # A command that is no interpreter of ours (a shell script) tells its mode only when it asks for the system.
     mode = interpreters.execution_mode(plan.command) or system.execution_mode
-    check_admits(system.state, mode)
+    home = env.read().home
+    admit: Callable[[], bool]
+    if isinstance(system, registry.LocalSystem):
+        check_admits(system.state, mode)
+        queue_name = system.name
+        admit = partial(registry.admit, home, system.name, mode)
+    else:
+        # The run itself holds a system that another host serves; here its launches only queue behind each other.
+        queue_name, admit = system.address, lambda: True
     print(f"Launching: {shlex.join(executor.command_line(plan))}", flush=True)
-    job = jobs.submit(system.home, system.name, mode, shlex.join(plan.command), labels)
+    job = jobs.submit(home, queue_name, mode, shlex.join(plan.command), labels)
     phase, message = jobs.FAILED, "the launcher was interrupted"
     try:
         _tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
-        code = executor.run(
-            Launch(
-                plan,
-                job,
-                lambda on_wait: job.wait_for_wafer(lambda: registry.admit(system.home, system.name, mode), on_wait),
-                _tell,
-            )
-        )
+        code = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), _tell))
         phase, message = _verdict(code)
         return code
     except process.CommandError as exc:

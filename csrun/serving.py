@@ -14,6 +14,15 @@ from cerebras_tensorflow.errors import SettingsError
 MAX_THREADS = 128
 """A waiting run keeps a thread."""
 
+OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    # A client whose host has gone is noticed, and its system given to the next.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -26,6 +35,7 @@ class Settings:
         key: PEM file with its key.
         token_file: File with the token that clients must present; None: none, on loopback only.
         config: File to write for the published csctl's --csconfig; None: none.
+        system: Name of the system that other hosts reach under this address.
     """
 
     host: str
@@ -34,6 +44,7 @@ class Settings:
     key: Path | None
     token_file: Path | None
     config: Path | None
+    system: str
 
 
 def serve(home: Path, settings: Settings) -> None:
@@ -44,11 +55,15 @@ def serve(home: Path, settings: Settings) -> None:
     """
     import grpc
 
+    from cerebras_tensorflow.system import registry
     from csrun.jobs import server as cluster
+    from csrun.jobs import system_server
 
+    name = registry.read(home, settings.system).name
     token = _checked_token(settings)
-    server = grpc.server(ThreadPoolExecutor(MAX_THREADS), options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(ThreadPoolExecutor(MAX_THREADS), options=OPTIONS)
     cluster.add_to(server, home, token)
+    system_server.add_to(server, home, name, token)
     address = f"{settings.host}:{settings.port}"
     certificate = None
     try:
@@ -67,7 +82,7 @@ def serve(home: Path, settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     server.start()
-    print(f"Serving the systems of {home} on {reachable}. Ctrl-C ends it.", flush=True)
+    print(f"Serving {name} and the jobs of {home} on {reachable}. Ctrl-C ends it.", flush=True)
     ended.wait()
     server.stop(grace=1.0).wait()
 

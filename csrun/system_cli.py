@@ -51,13 +51,17 @@ def _parser() -> argparse.ArgumentParser:
     serving = commands.add_parser(
         "serve",
         help="make systems and jobs reachable over gRPC",
-        description="Answers the published csctl client (--csconfig FILE). "
+        description="Other hosts run on the system with --cs_ip HOST:PORT (CSAUTH_TOKEN, CEREBRAS_TLS_CERT); the "
+        "published csctl client works with --csconfig FILE. "
         "Beyond loopback it needs TLS and a token. A certificate for tests: openssl req -x509 -newkey rsa:2048 -nodes "
         "-days 30 -keyout key.pem -out cert.pem -subj /CN=cs -addext "
         "subjectAltName=DNS:*.cluster-server.cerebras.local",
     )
     serving.add_argument(
         "--listen", default=f"127.0.0.1:{facts.PORT}", metavar="HOST:PORT", help="(default: %(default)s)"
+    )
+    serving.add_argument(
+        "--system", default=registry.EMBEDDED_NAME, metavar="NAME", help="what other hosts reach (default: %(default)s)"
     )
     serving.add_argument("--tls-cert", type=Path, metavar="PEM")
     serving.add_argument("--tls-key", type=Path, metavar="PEM")
@@ -82,6 +86,7 @@ def _serve(arguments: argparse.Namespace) -> str:
             arguments.tls_key,
             arguments.token_file,
             arguments.write_csconfig,
+            arguments.system,
         ),
     )
     return "Ended."

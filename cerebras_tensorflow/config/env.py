@@ -4,6 +4,8 @@
 |---|---|---|
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
+| CEREBRAS_TLS_CERT | user | certificate (PEM) of the server that serves a system from another host |
+| CSAUTH_TOKEN | user | token for that server, as for csctl |
 | CSRUN_INPUT_FOLDER | csrun | folder in which the chief and the input workers of a launch find each other |
 | CSRUN_INPUT_WORKERS | csrun | number of input workers that stand by; 0: the chief reads its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
@@ -22,6 +24,8 @@ from pathlib import Path
 
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
+TLS_CERT = "CEREBRAS_TLS_CERT"
+TOKEN = "CSAUTH_TOKEN"
 INPUT_FOLDER = "CSRUN_INPUT_FOLDER"
 INPUT_WORKERS = "CSRUN_INPUT_WORKERS"
 JOB_ID = "CSRUN_JOB_ID"
@@ -47,6 +51,8 @@ class Environment:
     k8s_cs_ip: str | None
     input_folder: Path | None = None
     input_workers: int = 0
+    tls_certificate: Path | None = None
+    token: str = ""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -78,4 +84,6 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         k8s_cs_ip=environ.get(K8S_CS_IP) or None,
         input_folder=Path(folder) if folder else None,
         input_workers=int(workers),
+        tls_certificate=Path(environ[TLS_CERT]) if environ.get(TLS_CERT) else None,
+        token=environ.get(TOKEN, ""),
     )

@@ -95,7 +95,7 @@ class LiveJob:
         """
         told = None
         while True:
-            ahead = self._try_start(admit)
+            ahead = self.try_start(admit)
             if ahead is None:
                 return
             if on_wait is not None and ahead != told:
@@ -103,8 +103,12 @@ class LiveJob:
                 told = ahead
             time.sleep(POLL_S)
 
-    def _try_start(self, admit: Callable[[], bool]) -> str | None:
-        """Take the wafer if it is this job's turn; else return what it waits for."""
+    def try_start(self, admit: Callable[[], bool]) -> str | None:
+        """Take the wafer if it is this job's turn and return None; else return what it waits for.
+
+        Raises:
+            SystemStateError: If the job was cancelled while it waited, and whatever `admit` raises.
+        """
         # A look without the write lock first: with many waiting jobs it is nearly always somebody else's turn.
         with store.opened(jobs_file(self._home)) as connection:
             me = _read(connection, self.number)
@@ -158,7 +162,7 @@ def submit(
     execution_mode: str,
     description: str = "",
     labels: Mapping[str, str] | None = None,
-    log: str = "",
+    user: str | None = None,
 ) -> LiveJob:
     """Return a new job at the end of the queue of a system, owned by this process.
 
@@ -168,7 +172,7 @@ def submit(
         execution_mode: Mode that the job needs.
         description: What runs, for people.
         labels: Labels, key to value.
-        log: Path of the job's log; `output.log` in the job's folder by default.
+        user: Name of the user on another host for whom this process holds the job; None: the job is this process's own.
     """
     job_id = "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
     folder = job_folder(home, job_id)
@@ -186,14 +190,14 @@ def submit(
         "id": job_id,
         "system": system,
         "execution_mode": execution_mode,
-        "user": user_name(),
+        "user": user or user_name(),
         "uid": os.getuid(),
         "host": socket.gethostname(),
-        "pid": os.getpid(),
+        "pid": os.getpid() if user is None else 0,
         "phase": QUEUED,
         "description": description,
         "labels": json.dumps(dict(labels or {}), sort_keys=True),
-        "log": log or str(folder / "output.log"),
+        "log": str(folder / "output.log"),
         "message": "",
         "is_cancel_requested": 0,
         "created_at": time.time(),

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SystemNotFoundError, SystemStateError
-from cerebras_tensorflow.system import facts, jobs, store
+from cerebras_tensorflow.system import facts, jobs, remote, store
+from cerebras_tensorflow.system.interface import System
 from cerebras_tensorflow.system.state import BOOTING, SystemState, check_admits
 
 EMBEDDED_NAME = "cs2-embedded"
@@ -35,8 +36,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class System:
-    """A system as it was when it was found; `run` looks at it again."""
+class LocalSystem(System):
+    """A system of this home."""
 
     home: Path
     state: SystemState
@@ -60,21 +61,9 @@ class System:
     def run(
         self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
     ) -> Iterator[jobs.LiveJob]:
-        """Hold the system for one run: check its state, queue, adapt its mode, and give it back at the end.
+        """Hold the system for one run, as interface.System.run says.
 
         Inside a launch of csrun the launcher's job is used; it has its place in the queue already.
-
-        Args:
-            execution_mode: Mode that the run needs, `pipelined` or `weight_streaming`.
-            description: What runs, for `csctl get jobs` and for people who wait.
-            on_wait: Called with one line of text whenever what the run waits for changes.
-
-        Yields:
-            The job: `number`, `id` (wsjob-...), `folder`, `record`.
-
-        Raises:
-            ExecModeError: If an administrator has set the other mode; names the command that changes it.
-            SystemStateError: If the system is in standby, or the job is cancelled while it waits.
         """
         check_admits(read(self.home, self.name), execution_mode)
         key = (self.home, self.name)
@@ -108,7 +97,7 @@ class System:
 
 
 def find(cs_ip: str | None = None, home: Path | None = None) -> System:
-    """Return the system that answers at an address.
+    """Return the system that answers at an address: one of this home, else one that is served there.
 
     Args:
         cs_ip: `host`, `host:port` or a system's name. None, `localhost` and `127.0.0.1` mean the embedded system.
@@ -120,7 +109,7 @@ def find(cs_ip: str | None = None, home: Path | None = None) -> System:
     home = env.read().home if home is None else home
     _ensure_embedded(home)
     if cs_ip is None or not cs_ip.strip():
-        return System(home, read(home, EMBEDDED_NAME))
+        return LocalSystem(home, read(home, EMBEDDED_NAME))
     wanted = cs_ip.strip()
     states = listed(home)
     try:
@@ -129,12 +118,28 @@ def find(cs_ip: str | None = None, home: Path | None = None) -> System:
         raise SystemNotFoundError(f"cs_ip {cs_ip!r}: {exc}") from exc
     for state in states:
         if state.address == address or state.name == wanted:
-            return System(home, state)
+            return LocalSystem(home, state)
+    served = remote.find(address)
+    if served is not None:
+        return served
     known = ", ".join(f"{state.name} at {state.address}" for state in states)
     raise SystemNotFoundError(
         f"no simulated CS-2 answers at {address}. Known here: {known}. Register one under that address with "
-        f"`cs-system create NAME --address {wanted}`, or leave out --cs_ip to run on the embedded system."
+        f"`cs-system create NAME --address {wanted}`, start one there with `cs-system serve`, or leave out --cs_ip "
+        "to run on the embedded system."
     )
+
+
+def find_here(cs_ip: str | None = None, home: Path | None = None) -> LocalSystem:
+    """Return the system of this home that answers at an address.
+
+    Raises:
+        SystemNotFoundError: If there is none, or it is served by another host.
+    """
+    found = find(cs_ip, home)
+    if not isinstance(found, LocalSystem):
+        raise SystemNotFoundError(f"{found.name} is served from {found.address}; its administrators use `cs` there")
+    return found
 
 
 def create(home: Path, name: str, address: str | None = None, execution_mode: str = env.PIPELINED) -> SystemState:

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        system = registry.find(arguments.system)
+        system = registry.find_here(arguments.system)
         if arguments.command:
             # Answers to questions come from standard input, so that `yes | cs -c "system standby"` works.
             return _script(_session(system), arguments.command)
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _session(system: registry.System) -> Session:
+def _session(system: registry.LocalSystem) -> Session:
     return Session(system.home, system.name, _say, prompts.chosen_from_lines(sys.stdin, _say))
 
 
@@ -66,7 +66,7 @@ def _script(session: Session, lines: Iterable[str]) -> int:
     return OK
 
 
-def _interactive(system: registry.System) -> int:
+def _interactive(system: registry.LocalSystem) -> int:
     prompt = prompts.make_prompt(str(system.home / "cs_history"))
     choose = prompts.chosen_at_terminal(_say)
     lines: list[str] = []

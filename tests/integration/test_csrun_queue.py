@@ -84,7 +84,7 @@ def test_two_hundred_kills_of_processes_that_change_the_state_leave_it_readable(
             while time.monotonic() < deadline:
                 continue
             child.send_signal(signal.SIGKILL)
-        found = registry.find().state
+        found = registry.find_here().state
         if found.is_standby:
             registry.change(home, found.name, lambda state: activated(state, 0.0), "activate")
         assert all(job.phase in jobs.FINISHED for job in jobs.listed(home, (*jobs.LIVE, *jobs.FINISHED)))

@@ -107,14 +107,14 @@ def test_a_script_on_standard_input_answers_questions_by_lines(run, home: Path) 
     done = run("cs", stdin=script)
     assert done.returncode == 0, done.stderr
     assert "Selected execution mode configuration: \N{HEAVY CHECK MARK} Weight Streaming" in done.stdout
-    assert registry.find().state.is_mode_pinned
+    assert registry.find_here().state.is_mode_pinned
     changes = [change.what for change in registry.changes(home, "cs2-embedded")]
     assert changes[1:] == ["system standby", "config execmode setup weight_streaming", "system activate"]
 
 
 def test_a_script_ends_at_the_first_refusal(run, home: Path) -> None:
     assert run("cs", stdin="config execmode setup pipelined\nsystem standby --yes\n").returncode == 1
-    assert not registry.find().state.is_standby
+    assert not registry.find_here().state.is_standby
 
 
 def test_an_unknown_system_is_named(run) -> None:
@@ -150,4 +150,4 @@ def test_who_is_no_administrator_may_look_but_not_change(
     refused = as_nobody("system standby --yes")
     assert refused.returncode == 1
     assert "only administrators" in refused.stderr
-    assert not registry.find().state.is_standby
+    assert not registry.find_here().state.is_standby

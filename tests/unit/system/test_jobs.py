@@ -104,7 +104,7 @@ def test_a_write_that_is_killed_leaves_a_readable_state(home, tmp_path) -> None:
             while time.monotonic() < deadline:
                 continue
             child.send_signal(signal.SIGKILL)
-        found = registry.find().state
+        found = registry.find_here().state
         if found.is_standby:
             registry.change(home, found.name, lambda s: activated(s, 0.0), "activate")
         with sqlite3.connect(home / "systems.sqlite") as connection:

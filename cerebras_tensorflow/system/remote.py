@@ -1,0 +1,170 @@
+"""A simulated system that another host serves with `cs-system serve`: finding it, holding it for a run.
+
+With TLS when CEREBRAS_TLS_CERT names the server's certificate; the token is CSAUTH_TOKEN, as for csctl.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import ExecModeError, SystemNotFoundError, SystemStateError
+from cerebras_tensorflow.system import jobs
+from cerebras_tensorflow.system.interface import System
+
+PROTO = "cerebras_tensorflow/system/systems.proto"
+TLS_NAME = "simulated.cluster-server.cerebras.local"
+CONNECT_TIMEOUT_S = 2.0
+CALL_TIMEOUT_S = 2.5
+KEEPALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 5_000)]
+
+
+@dataclass(frozen=True)
+class RemoteJob:
+    """A job on a served system."""
+
+    id: str
+    number: int
+
+
+@dataclass(frozen=True)
+class RemoteSystem(System):
+    """A served system."""
+
+    host_port: str
+    served_name: str
+    served_mode: str
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.served_name
+
+    @property
+    def address(self) -> str:
+        """host:port, as scripts pass it."""
+        return self.host_port
+
+    @property
+    def execution_mode(self) -> str:
+        """`pipelined` or `weight_streaming`."""
+        return self.served_mode
+
+    @contextmanager
+    def run(
+        self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
+    ) -> Iterator[RemoteJob]:
+        """Hold the system for one run, as interface.System.run says.
+
+        A cancelled job reaches this process as a SIGTERM. When the connection breaks, the server lets the next job in;
+        this run goes on, since it is only the simulated system that it has lost.
+        """
+        import grpc
+
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        protos, services = _protos()
+        begin = protos.Begin(execution_mode=execution_mode, description=description, user=jobs.user_name())
+        requests.put(protos.RunRequest(begin=begin))
+        with _channel(self.address) as channel:
+            events = services.SystemsStub(channel).Run(iter(requests.get, None), metadata=_metadata())
+            try:
+                job = _first_job(events, on_wait)
+            except grpc.RpcError as exc:
+                raise _as_ours(exc, self.address) from exc
+            watcher = threading.Thread(target=_watch, args=(events,), daemon=True)
+            watcher.start()
+            phase, message = jobs.FAILED, ""
+            try:
+                yield job
+                phase = jobs.SUCCEEDED
+            except BaseException as exc:
+                message = f"{type(exc).__name__}: {exc}"
+                raise
+            finally:
+                requests.put(protos.RunRequest(end=protos.End(phase=phase, message=message)))
+                requests.put(None)
+                watcher.join(CALL_TIMEOUT_S)
+
+
+def find(address: str) -> RemoteSystem | None:
+    """Return the system that is served at an address; None if nothing listens there, or something else does.
+
+    Raises:
+        SystemNotFoundError: If it cannot be told, or the token or the certificate is refused.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return None
+    import grpc
+
+    protos, services = _protos()
+    with _channel(address) as channel:
+        try:
+            found = services.SystemsStub(channel).Show(
+                protos.ShowRequest(), metadata=_metadata(), timeout=CALL_TIMEOUT_S
+            )
+        except grpc.RpcError as exc:
+            if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise SystemNotFoundError(
+                f"something listens at {address}, but it is no simulated CS-2 that admits this user: {exc.details()}. "
+                f"Check the address, {env.TOKEN} and {env.TLS_CERT}; or register a system of your own there with "
+                f"`cs-system create NAME --address {address}`; or leave out --cs_ip to run on the embedded system."
+            ) from exc
+    return RemoteSystem(address, found.name, found.execution_mode)
+
+
+def _first_job(events: Any, on_wait: Callable[[str], None] | None) -> RemoteJob:
+    for event in events:
+        if event.job_id:
+            return RemoteJob(event.job_id, event.job_number)
+        if on_wait is not None:
+            on_wait(event.waiting_for)
+    raise SystemStateError("the server ended the call without giving the system")
+
+
+def _watch(events: Any) -> None:
+    import grpc
+
+    with suppress(grpc.RpcError):
+        for event in events:
+            if event.is_cancelled:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _as_ours(exc: Any, address: str) -> SystemStateError:
+    import grpc
+
+    kinds = {grpc.StatusCode.FAILED_PRECONDITION: ExecModeError, grpc.StatusCode.UNAVAILABLE: SystemNotFoundError}
+    return kinds.get(exc.code(), SystemStateError)(f"{address}: {exc.details()}")
+
+
+def _channel(address: str) -> Any:
+    import grpc
+
+    certificate = env.read().tls_certificate
+    if certificate is None:
+        return grpc.insecure_channel(address, options=KEEPALIVE)
+    options = [*KEEPALIVE, ("grpc.ssl_target_name_override", TLS_NAME)]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate.read_bytes()), options=options)
+
+
+def _metadata() -> tuple[tuple[str, str], ...]:
+    token = env.read().token
+    return (("auth-token", token),) if token else ()
+
+
+def _protos() -> Any:
+    import grpc
+
+    return grpc.protos_and_services(PROTO)
