@@ -11,7 +11,7 @@ from cerebras_tensorflow.converter.rules import CS, HF, TF, Config, Model
 from cerebras_tensorflow.errors import CerebrasError
 
 _GATED = {"silu": "swiglu", "relu": "reglu", "gelu": "geglu"}  # llama: hidden_act <-> nonlinearity of CS
-_ARCHITECTURES = {"gpt2": "gpt2", "gptj": "gptj", "bert": "bert", "llama": "llama"}
+_ARCHITECTURES = {"gpt2": "gpt2", "gptj": "gptj", "bert": "bert", "t5": "t5", "llama": "llama"}
 
 
 class ConfigConversionError(CerebrasError):
@@ -50,6 +50,8 @@ def to_hf(model: Model, config: Config, source: str) -> Config:
     _check_activation(model, config, result, kind)
     if "n_inner" in result and result["n_inner"] is None and result.get("n_embd"):
         result["n_inner"] = 4 * result["n_embd"]
+    if "num_decoder_layers" in result and result["num_decoder_layers"] is None:
+        result["num_decoder_layers"] = result["num_layers"]
     if "num_key_value_heads" in result and result["num_key_value_heads"] is None:
         result["num_key_value_heads"] = result["num_attention_heads"]
     if kind == HF and isinstance(config.get("rope_parameters"), dict):
@@ -90,6 +92,10 @@ def from_hf(model: Model, config: Config, target: str) -> Config:
             values["mlm_nonlinearity"] = values["encoder_nonlinearity"]
             if target == "cs-1.7":
                 del values["pooler_nonlinearity"], values["mlm_nonlinearity"]
+        if base == "t5":
+            values["decoder_nonlinearity"] = values["encoder_nonlinearity"]
+            # The original's converter writes these; relative positions do not use them.
+            values |= {"src_max_position_embeddings": 512, "tgt_max_position_embeddings": 512}
         values["mixed_precision"] = True
     if kind == TF and base == "gpt2" and config["embd_pdrop"] != config["resid_pdrop"]:
         raise ConfigConversionError(
@@ -127,5 +133,18 @@ def _check_activation(model: Model, config: Config, result: dict[str, Any], kind
             )
     if base == "bert" and kind == CS and config.get("mlm_nonlinearity", result["hidden_act"]) != result["hidden_act"]:
         raise ConfigConversionError("HF model doesn't support different encoder & mlm nonlinearities")
+    if base == "t5" and kind == CS:
+        _check_cs_t5(config, result)
     if base == "gptj" and kind == HF and config.get("rotary", True) is not True:
         raise ConfigConversionError(f"HF GPT-J must use rotary embeddings, but got rotary={config['rotary']}")
+
+
+def _check_cs_t5(config: Config, result: dict[str, Any]) -> None:
+    encoder, decoder = result["feed_forward_proj"], config.get("decoder_nonlinearity", result["feed_forward_proj"])
+    if encoder != decoder:
+        raise ConfigConversionError(
+            f"Encoder & Decoder nonlinearities must be the same in HF model. Got: {encoder} vs {decoder}"
+        )
+    for name, reference in (("tgt_vocab_size", "src_vocab_size"), ("relu_dropout_rate", "dropout_rate")):
+        if config.get(name) is not None and config[name] != config.get(reference):
+            raise ConfigConversionError(f"HF implementation doesn't allow {name} != {reference}")

@@ -200,6 +200,43 @@ def _llama(config: Config) -> list[Tensor]:
     return [*found, head]
 
 
+def _t5(config: Config) -> list[Tensor]:
+    table = "encoder_embeddings.word_embeddings.weight"
+    found = [_plain(table, "shared.weight", "encoder_embedding/embedding_weights")]
+    norm = dense = 0
+    for stack, num_blocks in (("encoder", config["num_layers"]), ("decoder", config["num_decoder_layers"])):
+        first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        key = f"relative_position_{stack}.relative_attention_bias.weight"
+        found.append(_plain(key, first, f"{stack}/relative_attention_bias"))
+        kinds = [("self_attn", "SelfAttention", "self_attention")]
+        if stack == "decoder":
+            kinds.append(("multihead_attn", "EncDecAttention", "encoder_decoder_attention"))
+        for i in range(num_blocks):
+            block, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
+            for number, (key, name, scope) in enumerate(kinds):
+                ours = f"{stack}/{_numbered(scope, i)}"
+                for part, letter in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o")):
+                    last = "output_transform" if part == "output" else f"{part}_projection"
+                    linear = f"{block}.{key}.proj_{part}_dense_layer"
+                    found += _linear(linear, f"{theirs}.{number}.{name}.{letter}", f"{ours}/{last}", has_bias=False)
+            for number, name in enumerate(("wi", "wo")):
+                scope = f"{stack}/{_numbered('ffn', i)}/{_numbered('dense_layer', dense)}"
+                linear, hf = f"{block}.ffn.ffn.{number}.linear_layer", f"{theirs}.{len(kinds)}.DenseReluDense.{name}"
+                found += _linear(linear, hf, scope, has_bias=False)
+                dense += 1
+            for number in range(len(kinds) + 1):
+                scope = f"{stack}/{_numbered('layer_normalization_layer', norm)}"
+                found += _norm(f"{block}.norm{number + 1}", f"{theirs}.{number}.layer_norm", scope, has_bias=False)
+                norm += 1
+        scope = f"{stack}/{_numbered('layer_normalization_layer', norm)}"
+        found += _norm(f"{stack}.norm", f"{stack}.final_layer_norm", scope, has_bias=False)
+        norm += 1
+    (head,) = _linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
+    if config["tie_word_embeddings"]:
+        head = Tensor(head.key, {CS: head.places[CS], HF: head.places[HF]}, same_as=table)
+    return [*found, head]
+
+
 _GPT_KEYS = (
     ConfigKey("vocab_size", "vocab_size", "vocab_size"),
     ConfigKey("n_embd", "hidden_size", "hidden_size"),
@@ -414,6 +451,46 @@ _BERT_HEADLESS = Model(
     has_head=False,
 )
 
+_T5 = Model(
+    name="t5",
+    tensors=_t5,
+    config_keys=(
+        ConfigKey("vocab_size", "src_vocab_size", "src_vocab_size", 32128),
+        ConfigKey("d_model", "d_model", "d_model", 512),
+        ConfigKey("d_kv", "d_kv", "d_kv", 64),
+        ConfigKey("d_ff", "d_ff", "d_ff", 2048),
+        ConfigKey("num_layers", "encoder_num_hidden_layers", "encoder_num_hidden_layers", 6),
+        ConfigKey("num_decoder_layers", "decoder_num_hidden_layers", "decoder_num_hidden_layers"),
+        ConfigKey("num_heads", "num_heads", "num_heads", 8),
+        ConfigKey(
+            "relative_attention_num_buckets", "relative_attention_num_buckets", "relative_attention_num_buckets", 32
+        ),
+        ConfigKey("dropout_rate", "dropout_rate", "dropout_rate", 0.1),
+        ConfigKey("layer_norm_epsilon", "layer_norm_epsilon", "layer_norm_epsilon", 1e-6),
+        ConfigKey("feed_forward_proj", "encoder_nonlinearity", "nonlinearity", "relu"),
+        ConfigKey("tie_word_embeddings", "share_embedding_weights", "share_embedding_weights", True),
+    ),
+    constants=(
+        Constant(HF, "is_encoder_decoder", True),
+        Constant(HF, "relative_attention_max_distance", 128),
+        Constant(CS, "use_projection_bias_in_attention", False),
+        Constant(CS, "position_embedding_type", "relative"),
+        Constant(CS, "use_dropout_outside_residual_path", True),
+        Constant(CS, "share_encoder_decoder_embedding", True),
+        Constant(CS, "use_pre_encoder_decoder_dropout", False),
+        Constant(CS, "use_ffn_bias", False),
+        Constant(CS, "use_transformer_initialization", False),
+        Constant(TF, "relative_attention_max_distance", 128),
+        Constant(TF, "use_t5_layer_norm", True),
+    ),
+    formats=(HF, *CS_FORMATS, TF),
+    hf_prefix="",
+    hf_class="T5ForConditionalGeneration",
+    cs_class="T5ForConditionalGeneration",
+    ignored={HF: r"(encoder|decoder)\.embed_tokens\.weight", CS: _RUN_STATE, TF: _SLOTS},
+    cs_copies={"decoder_embeddings.word_embeddings.weight": "encoder_embeddings.word_embeddings.weight"},
+)
+
 MODELS: dict[str, Model] = {model.name: model for base in (_GPT2, _GPTJ, _LLAMA) for model in _with_headless(base)} | {
-    _BERT.name: _BERT
+    model.name: model for model in (_BERT, _BERT_HEADLESS, _T5)
 }
