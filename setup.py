@@ -1,5 +1,7 @@
 """Package metadata and the commands that an installation puts on PATH."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 COMMANDS = [
@@ -15,20 +17,33 @@ COMMANDS = [
     "cs-checkpoint = cerebras_tensorflow.saver.cli:inspect",
 ]
 
-TEST = ["pytest>=8", "pandas>=2", "hypothesis>=6", "pexpect>=4.9", "ruff>=0.6", "mypy>=1.11", "import-linter>=2", "types-PyYAML", "types-protobuf"]
+TEST = [
+    "pytest>=8",
+    "pandas>=2",
+    "hypothesis>=6",
+    "pexpect>=4.9",
+    "ruff>=0.6",
+    "mypy>=1.11",
+    "import-linter>=2",
+    "types-PyYAML",
+    "types-protobuf",
+]
 INTEROP = ["torch>=2.2", "transformers>=4.45"]
 
 setup(
     name="cerebras_tensorflow",
     version="0.1.0",
     description="An open-source port of the Cerebras TensorFlow-Estimator stack on a simulated CS-2",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=[*find_packages(include=["cerebras_tensorflow*", "csrun*"]), "cerebras_appliance"],
     package_dir={"cerebras_appliance": "cerebras_tensorflow/compat/roots/wheel/cerebras_appliance"},
-    package_data={"cerebras_tensorflow": ["**/*.md", "py.typed", "compat/roots/**/*.py"], "csrun": ["**/*.proto", "py.typed"]},
+    package_data={
+        "cerebras_tensorflow": ["**/*.md", "py.typed", "compat/roots/**/*.py"],
+        "csrun": ["**/*.proto", "py.typed"],
+    },
     install_requires=[
         "tensorflow>=2.16,<2.22",
         "tf_keras>=2.16,<2.22",
