@@ -58,6 +58,11 @@ class BundleReader(TensorReader):
             raise CorruptCheckpointError(f"{index_path}: the header declares {header.num_shards} data files")
         self._num_shards = header.num_shards
 
+    @property
+    def num_shards(self) -> int:
+        """Number of data files that the index counts on."""
+        return self._num_shards
+
     def names(self) -> list[str]:
         # Keys that begin with NUL are the pieces of partitioned tensors.
         return [_name(key) for key in self._records if not key.startswith(b"\0")]

@@ -13,6 +13,7 @@ PIPELINED = "model.ckpt"
 WEIGHT_STREAMING = "model-ckpt"
 
 _STEP = re.compile(r"(?:model\.ckpt|model-ckpt)-(\d+)(?:\.h5)?")
+_SHARD = re.compile(r"(.*)-\d{5}-of-\d{5}(\.h5)", re.DOTALL)
 _TRAILING_NUMBER = re.compile(r"-(\d+)(?:\.h5)?$")
 
 
@@ -62,3 +63,22 @@ def shards_of(path: str) -> list[str]:
         return []
     digits = "[0-9]" * 5
     return sorted(glob.glob(f"{glob.escape(stem)}-{digits}-of-{digits}{glob.escape(suffix)}"))
+
+
+def checkpoint_of_shard(path: str) -> str | None:
+    """Return the HDF5 checkpoint that a shard file's name says it belongs to, or None for any other name.
+
+    >>> checkpoint_of_shard("model_dir/weights-00001-of-00003.h5")
+    'model_dir/weights.h5'
+    """
+    match = _SHARD.fullmatch(path)
+    return match[1] + match[2] if match else None
+
+
+def is_model_dir_name(path: str) -> bool:
+    """Whether a path has one of the names that runs give their checkpoints.
+
+    >>> is_model_dir_name("model_dir/model-ckpt-7.h5"), is_model_dir_name("model_dir/mine")
+    (True, False)
+    """
+    return _STEP.fullmatch(os.path.basename(path)) is not None

@@ -8,10 +8,13 @@ import os
 import time
 from dataclasses import dataclass
 
-from cerebras_tensorflow.errors import CorruptCheckpointError
-from cerebras_tensorflow.saver.atomic import fsync_folder, reporting
-from cerebras_tensorflow.saver.checkpoint_names import files_of
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver.atomic import fsync_folder, partial_path, remove_stale, reporting
+from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX, parse_data_path
+from cerebras_tensorflow.saver.checkpoint_names import checkpoint_of_shard, files_of, is_model_dir_name
 from cerebras_tensorflow.saver.checkpoint_state import CheckpointState, read_state, write_state
+from cerebras_tensorflow.saver.h5_reader import read_index
+from cerebras_tensorflow.saver.tensor_bundle import BundleReader
 
 logger = logging.getLogger(__name__)
 
@@ -120,3 +123,45 @@ def remove(path: str) -> None:
                 os.unlink(file)
             fsync_folder(os.path.dirname(file))
     logger.debug("removed checkpoint %s", path)
+
+
+def clean_up(model_dir: str) -> list[str]:
+    """Remove what saves and removals of dead processes left in a model_dir; return the paths.
+
+    That is partial files whose process is gone, and data files of our names that no index names any more. The caller
+    holds the folder's lock (`atomic.FolderLock`), so that nobody is between a data file and its index.
+
+    Raises:
+        CheckpointError: If they cannot be removed.
+    """
+    folder = os.path.abspath(model_dir)
+    removed = remove_stale(folder)
+    for item in sorted(os.listdir(folder)):
+        path = os.path.join(folder, item)
+        if _is_orphan(path):
+            with reporting(path):
+                os.unlink(path)
+            removed.append(path)
+            logger.info("removed %s, which no checkpoint names any more", path)
+    return removed
+
+
+def _is_orphan(path: str) -> bool:
+    """Whether a file holds values of a checkpoint with one of our names that does not need it; in doubt, no."""
+    bundle, shard = parse_data_path(path), checkpoint_of_shard(path)
+    owner = bundle[0] if bundle is not None else shard
+    if owner is None or not is_model_dir_name(owner):
+        return False
+    head = owner + INDEX_SUFFIX if bundle is not None else owner
+    if os.path.exists(partial_path(head)):
+        return False
+    if not os.path.exists(head):
+        return True
+    try:
+        if bundle is not None:
+            with BundleReader(owner) as reader:
+                return reader.num_shards != bundle[2]
+        index = read_index(owner)
+        return index is not None and os.path.basename(path) not in index.shards
+    except CheckpointError:
+        return False

@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
+from cerebras_tensorflow.saver import tf_h5_saver
+from cerebras_tensorflow.saver.checkpoint_reader import (
+    CheckpointReader,
+    checkpoints_newest_first,
+    is_complete,
+    open_checkpoint,
+)
 from cerebras_tensorflow.saver.checkpoint_state import CheckpointState, read_state, write_state
-from cerebras_tensorflow.saver.retention import Policy, advance, record_save, remove
+from cerebras_tensorflow.saver.checkpoint_writer import open_writer
+from cerebras_tensorflow.saver.retention import Policy, advance, clean_up, record_save, remove
 from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
 
 HOUR_S = 3600.0
@@ -128,3 +135,46 @@ def test_complete_means_every_file_is_long_enough(tmp_path: Path) -> None:
     remove(path)
     assert not is_complete(path)
     assert os.listdir(tmp_path) == []
+
+
+def test_clean_up_removes_what_no_checkpoint_needs_and_nothing_else(tmp_path: Path) -> None:
+    for step in range(2):
+        record_save(str(tmp_path), save(tmp_path, f"model.ckpt-{step}"), Policy())
+    tf_h5_saver.save(tmp_path / "model-ckpt-3.h5", {"a": 1, "b": 2}, 8)
+    kept = sorted(os.listdir(tmp_path))
+    for orphan in (
+        "model.ckpt-1.data-00000-of-00002",
+        "model.ckpt-9.data-00000-of-00001",
+        "model-ckpt-3-00000-of-00009.h5",
+        "model-ckpt-4-00000-of-00001.h5",
+        ".model.ckpt-5.index.partial",
+    ):
+        (tmp_path / orphan).write_bytes(b"left by a crash")
+    for other in ("mine.data-00000-of-00001", "mine-00000-of-00001.h5", "notes"):
+        (tmp_path / other).write_bytes(b"not ours")
+        kept.append(other)
+    assert len(clean_up(str(tmp_path))) == 5
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
+
+
+def test_a_writer_is_chosen_by_name(tmp_path: Path) -> None:
+    for name, files in (("c", ["c.data-00000-of-00001", "c.index"]), ("d.h5", ["d.h5"])):
+        with open_writer(tmp_path / "new" / name) as writer:
+            writer.add("x", 4)
+        assert sorted(path.name for path in (tmp_path / "new").glob(f"{name}*")) == files
+        assert CheckpointReader(tmp_path / "new" / name).get_tensor("x") == 4
+    with pytest.raises(ValueError, match=r"no compression; give a name ending in \.h5"):
+        open_writer(tmp_path / "c", compression="gzip")
+
+
+def test_all_checkpoints_are_the_whole_ones_oldest_first(tmp_path: Path) -> None:
+    assert not CheckpointReader.all_checkpoints(tmp_path)
+    for step in (1, 20, 3):
+        save(tmp_path, f"model.ckpt-{step}")
+    tf_h5_saver.save(tmp_path / "model-ckpt-5.h5", {"x": 1})
+    os.truncate(tmp_path / "model.ckpt-3.index", 40)
+    names = [os.path.basename(path) for path in CheckpointReader.all_checkpoints(tmp_path)]
+    assert names == ["model.ckpt-1", "model-ckpt-5.h5", "model.ckpt-20"]
+    assert CheckpointReader.is_a_checkpoint(tmp_path / "model-ckpt-5.h5")
+    assert not CheckpointReader.is_a_checkpoint(tmp_path)
+    assert not CheckpointReader.is_a_checkpoint(tmp_path / "model.ckpt-3")
