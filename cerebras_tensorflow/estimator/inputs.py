@@ -64,7 +64,8 @@ class InputPipeline:
                 iterator = tf.compat.v1.data.make_initializable_iterator(result)
                 self._initializers.append(iterator.initializer)
                 result = iterator.get_next()
-            self._structure = _features_and_labels(result)
+            features, labels = _features_and_labels(result)
+            self._structure = (features,) if labels is None else (features, labels)
             flat = tf.nest.flatten(self._structure, expand_composites=True)
             self._tensors = [tf.convert_to_tensor(tensor) for tensor in flat]
 
@@ -74,8 +75,8 @@ class InputPipeline:
             tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=f"{PLACEHOLDER_PREFIX}{number}")
             for number, tensor in enumerate(self._tensors)
         ]
-        features, labels = tf.nest.pack_sequence_as(self._structure, made, expand_composites=True)
-        return BatchInputs(features, labels, tuple(tensor.op.name for tensor in made))
+        features, *labels = tf.nest.pack_sequence_as(self._structure, made, expand_composites=True)
+        return BatchInputs(features, labels[0] if labels else None, tuple(tensor.op.name for tensor in made))
 
     def start(self) -> None:
         """Start reading ahead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from cerebras_tensorflow.estimator.cs_config import CSConfig
@@ -69,10 +70,6 @@ class RunConfig:
         unknown = sorted(set(others) - set(self._OTHERS))
         if unknown:
             raise TypeError(f"{type(self).__name__} got an unexpected setting {unknown[0]!r}")
-        not_negative = {"save_checkpoints_steps": save_checkpoints_steps, "keep_checkpoint_max": keep_checkpoint_max}
-        for name, value in not_negative.items():
-            if value is not None and value < 0:
-                raise ValueError(f"{name} should be >= 0, given: {value}")
         self._model_dir = os.fspath(model_dir) if model_dir is not None else None
         self._settings: dict[str, Any] = {
             "tf_random_seed": tf_random_seed,
@@ -86,6 +83,7 @@ class RunConfig:
             **self._OTHERS,
             **others,
         }
+        _check_ranges(self._settings)
         task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {})
         self._task_type = task.get("type", "worker")
         self._task_id = int(task.get("index", 0))
@@ -120,8 +118,9 @@ class RunConfig:
         """Return a copy with other values.
 
         Raises:
-            ValueError: If a setting is unknown, or both kinds of save interval are given.
+            ValueError: If a setting is unknown or out of range, or both kinds of save interval are given.
         """
+        _check_ranges(changes)
         if changes.get("save_checkpoints_steps") is not None and changes.get("save_checkpoints_secs") is not None:
             raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
         result = copy.copy(self)
@@ -132,12 +131,19 @@ class RunConfig:
             result._settings["save_checkpoints_steps"] = None
         for name, value in changes.items():
             if name == "model_dir":
-                result._model_dir = value
+                result._model_dir = os.fspath(value) if value is not None else None
             elif name in result._settings:
                 result._settings[name] = value
             else:
                 raise ValueError(f"Replacing {name} is not supported. Settings: {', '.join(sorted(result._settings))}")
         return result
+
+
+def _check_ranges(settings: Mapping[str, Any]) -> None:
+    for name in ("save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):
+        value = settings.get(name)
+        if value is not None and value < 0:
+            raise ValueError(f"{name} should be >= 0, given: {value}")
 
 
 class CSRunConfig(RunConfig):

@@ -117,6 +117,11 @@ class CSEstimatorSpec(EstimatorSpec):
         spec.host_call = host_call
         return spec
 
+    def _replace(self, **changes: Any) -> Any:
+        spec = super()._replace(**changes)
+        spec.host_call = self.host_call
+        return spec
+
 
 def _checked_loss(loss: Any) -> Any:
     tensor = tf.convert_to_tensor(loss)

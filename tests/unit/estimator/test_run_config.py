@@ -1,0 +1,88 @@
+"""RunConfig: defaults, replacement and refusals, as tf.estimator's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig, RunConfig
+from cerebras_tensorflow.errors import SettingsError
+
+
+def test_the_defaults_are_those_of_tf_estimator() -> None:
+    config = RunConfig()
+    found = (config.model_dir, config.tf_random_seed, config.save_summary_steps, config.save_checkpoints_secs)
+    assert found == (None, 1, 100, 600)
+    assert (config.save_checkpoints_steps, config.keep_checkpoint_max, config.log_step_count_steps) == (None, 5, 100)
+    assert (config.task_type, config.task_id, config.is_chief) == ("worker", 0, True)
+
+
+def test_one_kind_of_interval_turns_the_other_off() -> None:
+    assert RunConfig(save_checkpoints_steps=7).save_checkpoints_secs is None
+    assert RunConfig(save_checkpoints_secs=9).save_checkpoints_steps is None
+    assert RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None).save_checkpoints_secs is None
+    with pytest.raises(ValueError, match="cannot be both set"):
+        RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
+
+
+def test_replace_changes_a_copy_and_the_other_interval_with_it() -> None:
+    config = RunConfig()
+    changed = config.replace(save_checkpoints_steps=3, tf_random_seed=5)
+    assert (changed.save_checkpoints_steps, changed.save_checkpoints_secs, changed.tf_random_seed) == (3, None, 5)
+    assert (config.save_checkpoints_steps, config.save_checkpoints_secs) == (None, 600)
+    with pytest.raises(ValueError, match="cannot be both set"):
+        config.replace(save_checkpoints_steps=1, save_checkpoints_secs=1)
+
+
+@pytest.mark.parametrize("make", [RunConfig, lambda **changes: RunConfig().replace(**changes)], ids=["new", "replace"])
+@pytest.mark.parametrize("name", ["save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"])
+def test_negative_numbers_are_refused(make: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} should be >= 0, given: -1"):
+        make(**{name: -1})
+
+
+def test_unknown_settings_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="save_checkpoint_step"):
+        RunConfig(save_checkpoint_step=3)
+    with pytest.raises(ValueError, match="Replacing save_checkpoint_step is not supported"):
+        RunConfig().replace(save_checkpoint_step=3)
+    with pytest.raises(AttributeError, match="no setting 'max_step'"):
+        _ = RunConfig().max_step
+
+
+def test_model_dir_may_be_a_path_everywhere(tmp_path: Path) -> None:
+    assert RunConfig(model_dir=tmp_path).model_dir == str(tmp_path)
+    assert RunConfig().replace(model_dir=tmp_path).model_dir == str(tmp_path)
+    estimator = CerebrasEstimator(lambda features: None, tmp_path, config=RunConfig().replace(model_dir=tmp_path))
+    assert estimator.model_dir == estimator.config.model_dir == str(tmp_path)
+
+
+def test_cs_run_config_keeps_its_settings_through_replace() -> None:
+    cs_config = CSConfig(num_csx=2)
+    config = CSRunConfig(cs_ip="10.0.0.1:9000", cs_config=cs_config, stack_params={"a": 1}, keep_checkpoint_max=2)
+    changed = config.replace(model_dir="there")
+    assert isinstance(changed, CSRunConfig)
+    assert (changed.cs_ip, changed.cs_config, changed.stack_params) == ("10.0.0.1:9000", cs_config, {"a": 1})
+    assert config.replace(cs_ip=None).cs_ip is None
+    assert isinstance(CSRunConfig().cs_config, CSConfig)
+
+
+def test_tf_config_names_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"task": {"type": "chief", "index": 3}}')
+    config = RunConfig()
+    assert (config.task_type, config.task_id, config.is_chief) == ("chief", 3, False)
+
+
+@pytest.mark.parametrize(
+    "settings, text",
+    [
+        ({"weight_store": "disk"}, "auto, memory, file"),
+        ({"min_stream_bytes": -1}, "min_stream_bytes is -1"),
+        ({"stream_window_bytes": 1.5}, "stream_window_bytes is 1.5"),
+    ],
+)
+def test_cs_config_refuses_what_it_cannot_use(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        CSConfig(**settings)
