@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from cerebras_tensorflow.saver import wire
+from cerebras_tensorflow.saver.interface import check_shape
 from cerebras_tensorflow.saver.ordered_code import Extent
 
 HEADER_KEY = b""
@@ -120,8 +121,9 @@ def decode_entry(data: bytes) -> BundleEntry:
             crc = _int(value)
         elif number == 7:
             slices.append(_decode_slice(_bytes(value)))
-    if offset < 0 or size < 0 or any(dim < 0 for dim in shape):
-        raise ValueError(f"negative offset {offset}, size {size} or dim in {shape}")
+    check_shape(shape)
+    if offset < 0 or size < 0:
+        raise ValueError(f"negative offset {offset} or size {size}")
     return BundleEntry(type_number, shape, shard, offset, size, crc, tuple(slices))
 
 

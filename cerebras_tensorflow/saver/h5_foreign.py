@@ -25,14 +25,12 @@ import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import h5_blocks, h5_format, string_tensor
+from cerebras_tensorflow.saver.h5_index import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
 
 _STORAGE_VERSION = 0.5
 _METADATA_SUFFIX = ".__metadata__"
 _MAX_DEPTH = 64
-# No filter expands further than about 1000 to 1; what declares more is an attack on memory.
-_MAX_EXPANSION = 2000
-_ALWAYS_ALLOWED_BYTES = 64 << 20
 _ARRAY_TYPES = {"NumpyArrayH5Type", "TorchTensorH5Type", "NumpyArraySerializer", "TorchTensorSerializer"}
 _FULL_TYPES = {"FullTensorH5Type", "DeferredFullTensor"}
 
@@ -262,7 +260,7 @@ class ForeignH5Reader(TensorReader):
         attributes = dataset.attrs
         dtype = dataset.dtype
         num_stored = dataset.size * dtype.itemsize
-        if num_stored > max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * self._size):
+        if num_stored > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * self._size):
             raise CorruptCheckpointError(
                 f"{self.path}: {path!r} declares {num_stored} bytes, in a file of {self._size}: damaged or hostile"
             )
@@ -294,7 +292,7 @@ class ForeignH5Reader(TensorReader):
             value = np.asarray(attributes["fill_value"])
         except (KeyError, TypeError, ValueError):
             return "a constant whose shape is pickled, which is never loaded"
-        if value.dtype.kind not in "biuf" or h5_format.num_elements(shape) * value.itemsize > _ALWAYS_ALLOWED_BYTES:
+        if value.dtype.kind not in "biuf" or h5_format.num_elements(shape) * value.itemsize > ALWAYS_ALLOWED_BYTES:
             return f"a constant of shape {shape} that is too large to build unasked"
         return _small(np.full(shape, value))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_format import STRING_TYPE, dtype_named, num_elements
-from cerebras_tensorflow.saver.interface import TensorEntry
+from cerebras_tensorflow.saver.interface import TensorEntry, check_shape
 
 _VERSION = 1
 _MAGIC = b"\x93CBTFIDX"
@@ -22,6 +22,9 @@ _MAGIC = b"\x93CBTFIDX"
 _TAIL = struct.Struct("<8sQQIII")
 _PIECE_BYTES = 4 << 20
 NOT_CONTIGUOUS = -1
+# No filter expands further than about 1000 to 1; what declares more is an attack on memory.
+MAX_EXPANSION = 2000
+ALWAYS_ALLOWED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -101,23 +104,24 @@ def read(fd: int) -> H5Index | None:
     shards = tuple(content["shards"])
     if any(not isinstance(shard, str) or os.path.basename(shard) != shard or not shard.strip(".") for shard in shards):
         raise ValueError("a shard's name leads out of the folder")
-    records = {
-        name: _record(name, values, end if not shards else None, len(shards))
-        for name, values in content["tensors"].items()
-    }
+    largest = end if not shards else None
+    records = {name: _record(name, values, largest, len(shards)) for name, values in content["tensors"].items()}
     return H5Index(records, shards, end, rest_crc)
 
 
 def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H5Record:
     type_name, dims, offset, num_bytes, crc, shard = values
     record = H5Record(type_name, tuple(dims), offset, num_bytes, int(crc, 16), shard)
-    if any(not isinstance(dim, int) or dim < 0 for dim in dims) or num_bytes < 0 or offset < NOT_CONTIGUOUS:
-        raise ValueError(f"tensor {name!r} has a negative dim, size or offset")
+    check_shape(record.shape)
+    if num_bytes < 0 or offset < NOT_CONTIGUOUS:
+        raise ValueError(f"tensor {name!r} has a negative size or offset")
     dtype = dtype_named(type_name)
     if type_name != STRING_TYPE and num_elements(record.shape) * dtype.itemsize != num_bytes:
         raise ValueError(f"tensor {name!r} of {type_name} {record.shape} declares {num_bytes} bytes")
     if end is not None and offset != NOT_CONTIGUOUS and offset + num_bytes > end:
         raise ValueError(f"tensor {name!r} ends at byte {offset + num_bytes}, the data at {end}")
+    if end is not None and num_bytes > max(MAX_EXPANSION * end, ALWAYS_ALLOWED_BYTES):
+        raise ValueError(f"tensor {name!r} declares {num_bytes} bytes, in {end} bytes of file")
     if not 0 <= shard < max(num_shards, 1):
         raise ValueError(f"tensor {name!r} lies in shard {shard} of {num_shards}")
     return record

@@ -31,7 +31,7 @@ def read_index(path: str) -> H5Index | None:
         raise CheckpointError(f"{path}: cannot be opened: {exc.strerror}. Check the path.") from exc
     try:
         return h5_index.read(fd)
-    except (ValueError, KeyError, TypeError, OSError, RecursionError, MemoryError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError, MemoryError) as exc:
         raise CorruptCheckpointError(f"{path}: damaged: {exc}. Use another checkpoint.") from exc
     finally:
         os.close(fd)
@@ -105,6 +105,7 @@ class H5Reader(TensorReader):
         if record.offset == NOT_CONTIGUOUS:
             stored = np.asarray(self._dataset(name, record)[start:stop])
             return stored.view(entry.dtype)
+        self._check_end(name, record)
         rows = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         row_bytes = h5_format.num_elements(entry.shape[1:]) * entry.dtype.itemsize
         try:

@@ -18,6 +18,7 @@ import numpy as np
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import h5_format, h5_index
 from cerebras_tensorflow.saver.atomic import PartialFile, fsync_folder, reporting, write_all
+from cerebras_tensorflow.saver.checkpoint_names import shards_of
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_index import NOT_CONTIGUOUS, H5Index, H5Record
 from cerebras_tensorflow.saver.h5_reader import read_index
@@ -82,8 +83,10 @@ def replay(path: str) -> None:
             try:
                 header = json.loads(file.readline())
                 writes = [(str(name), int(offset), int(size)) for name, offset, size in header["writes"]]
-                if any(os.path.basename(name) != name for name, _, _ in writes):
-                    raise ValueError("a file outside the folder")
+                own = {os.path.basename(file) for file in (path, *shards_of(path))}
+                # A journal that came with a checkpoint from elsewhere must not reach any other file.
+                if strange := {name for name, _, _ in writes} - own:
+                    raise ValueError(f"it writes to {', '.join(sorted(strange))}, no file of this checkpoint")
             except (ValueError, KeyError, TypeError) as exc:
                 raise CorruptCheckpointError(f"{journal}: damaged: {exc}. Use another checkpoint.") from exc
             for name, offset, size in writes:

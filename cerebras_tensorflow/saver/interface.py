@@ -10,6 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+# As in NumPy 2.
+_MAX_RANK = 64
+
 _Reader = TypeVar("_Reader", bound="TensorReader")
 _Writer = TypeVar("_Writer", bound="TensorWriter")
 BytesLike: TypeAlias = bytes | bytearray | memoryview | np.ndarray[Any, Any]
@@ -180,3 +183,19 @@ def flat_view(buffer: BytesLike) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return buffer.reshape(-1).view(np.uint8)
     view = memoryview(buffer).cast("B")
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Check a shape that a file declares before anything is made of it.
+
+    Raises:
+        ValueError: If a dim is no size, or no array can have so many.
+    """
+    if len(shape) > _MAX_RANK or any(type(dim) is not int or not 0 <= dim < 1 << 62 for dim in shape):
+        raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")
+    largest = 1
+    for dim in shape:
+        largest *= max(dim, 1)
+    # NumPy counts the other dims of an empty array too.
+    if largest >= 1 << 59:
+        raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")

@@ -14,7 +14,15 @@ import numpy as np
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import extents
 from cerebras_tensorflow.saver.atomic import PartialFile, reporting, write_all
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import (
+    BytesLike,
+    TensorEntry,
+    TensorReader,
+    TensorWriter,
+    as_bytes,
+    check_shape,
+    flat_view,
+)
 
 SAFETENSORS_SUFFIX = ".safetensors"
 _MAX_HEADER_BYTES = 100_000_000
@@ -144,7 +152,8 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
         dtype = np.dtype(_DTYPES[item["dtype"]])
         shape = tuple(item["shape"])
         first, last = item["data_offsets"]
-        if any(not isinstance(dim, int) or dim < 0 for dim in shape) or not 0 <= first <= last <= size - start:
+        check_shape(shape)
+        if not 0 <= first <= last <= size - start:
             raise ValueError(f"tensor {name!r} of shape {shape} lies at {first} to {last} of {size - start} bytes")
         entry = TensorEntry(dtype, shape, last - first)
         expected = dtype.itemsize

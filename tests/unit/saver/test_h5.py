@@ -1,7 +1,9 @@
 """h5_writer, h5_reader, h5_sharded: bit-exact round trips of HDF5 checkpoints, damage found, whole or absent."""
 
+import json
 import os
 import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,10 @@ from hypothesis import strategies as st
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import h5_blocks, tf_h5_saver
 from cerebras_tensorflow.saver.checkpoint_reader import is_complete, open_checkpoint
+from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_foreign import ForeignH5Reader
+from cerebras_tensorflow.saver.h5_reader import read_index
+from cerebras_tensorflow.saver.h5_update import journal_path
 from cerebras_tensorflow.saver.h5_writer import H5Writer
 
 DTYPES = [
@@ -193,6 +198,49 @@ def test_a_file_changed_by_another_program_is_not_trusted_silently(tmp_path: Pat
         open_checkpoint(path)
     with open_checkpoint(path, accept_changed=True) as reader:
         assert reader.read("a").tolist() == [0, 5, 0, 0]
+
+
+HOSTILE = [
+    {"version": 1, "shards": ["../../etc/passwd"], "tensors": {}},
+    {"version": 1, "shards": [".."], "tensors": {}},
+    {"version": 2, "shards": [], "tensors": {}},
+    {"version": 1, "shards": [], "tensors": []},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [1 << 40], 0, 4 << 40, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [1 << 40], -1, 4 << 40, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [1 << 70, 0], 0, 0, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [-1, -4], 0, 16, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [1] * 65, 0, 4, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [1.5], 0, 6, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["object", [1], 0, 8, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [1], 0, 4, "0", 3]}},
+    {"version": 1, "shards": [], "tensors": {"x": ["float32", [1], -7, 4, "0", 0]}},
+    {"version": 1, "shards": [], "tensors": {"x": 3}},
+    [],
+    3,
+]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=str)
+def test_a_hostile_index_with_right_checksums_is_refused(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "c.h5"
+    tf_h5_saver.save(path, {"x": np.float32(1)})
+    index = read_index(str(path))
+    assert index is not None
+    body = json.dumps(content).encode()
+    tail = struct.pack("<8sQQII", b"\x93CBTFIDX", index.end, len(body), crc32c(body), index.rest_crc)
+    path.write_bytes(path.read_bytes()[: index.end] + body + tail + struct.pack("<I", crc32c(tail)))
+    with pytest.raises(CorruptCheckpointError, match="damaged"):
+        open_checkpoint(path)
+
+
+def test_a_journal_from_elsewhere_reaches_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.h5"
+    tf_h5_saver.save(path, {"x": 1})
+    (tmp_path / "run.py").write_text("mine")
+    Path(journal_path(str(path))).write_bytes(b'{"writes": [["run.py", 0, 4]]}\nevil')
+    with pytest.raises(CorruptCheckpointError, match=r"it writes to run\.py, no file of this checkpoint"):
+        open_checkpoint(path)
+    assert (tmp_path / "run.py").read_text() == "mine"
 
 
 _LOOP = """
