@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import h5py
@@ -12,16 +12,16 @@ import numpy as np
 from h5py import h5a, h5d, h5p, h5s, h5t
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver import h5_format, h5_index, h5_update, string_tensor, writeback
+from cerebras_tensorflow.saver import h5_compressed, h5_format, h5_index, h5_update, string_tensor, writeback
 from cerebras_tensorflow.saver.atomic import PartialFile, reporting, write_all
 from cerebras_tensorflow.saver.checkpoint_names import shards_of
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_index import H5Index, H5Record
+from cerebras_tensorflow.saver.h5_metadata_file import MetadataFile, pwrite_all
 from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.writeback import WriteBehind
 
 _PIECE_BYTES = 4 << 20
-_CHUNK_BYTES = 1 << 20
 # Large tensors begin on a page; small ones are packed.
 _ALIGNED_FROM_BYTES = 64 << 10
 _PAGE_BYTES = 4096
@@ -52,7 +52,7 @@ class H5Writer(TensorWriter):
         self._partial: PartialFile | None = PartialFile(self.path)
         # An update that was cut short belongs to the file that stands there, not to the one to come.
         h5_update.replay(self.path)
-        self._io = _MetadataFile(self._partial.fd)
+        self._io = MetadataFile(self._partial.fd)
         self._behind = WriteBehind(self._partial.fd)
         self._file = h5py.File(
             self._io,
@@ -130,12 +130,12 @@ class H5Writer(TensorWriter):
         stored = h5_format.stored_dtype(type_name)
         num_bytes = h5_format.num_elements(stored_shape) * stored.itemsize
         is_compressed = self._compression != "none" and num_bytes > 0 and bool(stored_shape)
-        chunk_shape = _chunk_shape(stored_shape, stored.itemsize) if is_compressed else None
+        chunk_shape = h5_compressed.chunk_shape(stored_shape, stored.itemsize) if is_compressed else None
         dataset = self._create(h5_format.quote(name), stored, stored_shape, chunk_shape)
         self._describe(dataset, type_name, shape)
         if chunk_shape is not None:
             offset = h5_index.NOT_CONTIGUOUS
-            crc = _write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks)
+            crc = h5_compressed.write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks)
         else:
             offset = dataset.get_offset() if num_bytes else 0
             with reporting(self.path):
@@ -160,7 +160,7 @@ class H5Writer(TensorWriter):
             if self._compression == "gzip":
                 plist.set_deflate(_GZIP_LEVEL)
             else:
-                _load_lz4()
+                h5_compressed.load_lz4()
                 plist.set_filter(_LZ4_FILTER, 0, (0,))
         space = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
         return h5d.create(self._file.id, link.encode(), h5t.py_create(dtype, logical=True), space, plist)
@@ -192,65 +192,6 @@ class _Attributes:
         attribute.write(np.array(value, self._text_dtype if is_text else bool))
 
 
-class _MetadataFile:
-    """The file object through which HDF5 writes its metadata.
-
-    Never fails into HDF5, which could then neither close the file nor give its space back; `check` raises instead.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._position = 0
-        self._error: OSError | None = None
-        self._is_dropping = False
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def drop_writes(self) -> None:
-        self._is_dropping = True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(self._fd).st_size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int) -> bytes:
-        data = os.pread(self._fd, size, self._position)
-        self._position += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        count = os.preadv(self._fd, [buffer], self._position)
-        self._position += count
-        return count
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        if self._error is None and not self._is_dropping:
-            try:
-                _pwrite_all(self._fd, view, self._position)
-            except OSError as exc:
-                self._error = exc
-        self._position += view.nbytes
-        return view.nbytes
-
-    def truncate(self, size: int) -> int:
-        if self._error is None and not self._is_dropping:
-            try:
-                os.ftruncate(self._fd, size)
-            except OSError as exc:
-                self._error = exc
-        return size
-
-    def flush(self) -> None:
-        """Durability is the commit's matter."""
-
-
 def _write_contiguous(
     fd: int,
     behind: WriteBehind,
@@ -270,93 +211,9 @@ def _write_contiguous(
                 raise ValueError(f"{name}: the chunks hold more than the {num_bytes} bytes of its shape and type")
             crc = crc32c(piece, crc)
             with reporting(path):
-                _pwrite_all(fd, piece.data, offset + done)
+                pwrite_all(fd, piece.data, offset + done)
                 behind.wrote(piece.size)
             done += piece.size
     if done != num_bytes:
         raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")
     return crc
-
-
-def _pwrite_all(fd: int, view: memoryview, position: int) -> None:
-    while view.nbytes:
-        count = os.pwrite(fd, view, position)
-        view = view[count:]
-        position += count
-
-
-def _chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return a chunk of about a megabyte that is contiguous in row-major order, so that a stream fills it in turn."""
-    chunk = [1] * len(shape)
-    left = max(_CHUNK_BYTES // itemsize, 1)
-    for axis in reversed(range(len(shape))):
-        chunk[axis] = min(shape[axis], left)
-        if chunk[axis] < shape[axis]:
-            break
-        left = max(left // shape[axis], 1)
-    return tuple(chunk)
-
-
-def _blocks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield (start, count) of the chunks in row-major order; those at an edge are cut to the shape."""
-    grid = tuple(-(-dim // size) for dim, size in zip(shape, chunk_shape, strict=True))
-    for position in np.ndindex(grid):
-        start = tuple(index * size for index, size in zip(position, chunk_shape, strict=True))
-        yield start, tuple(min(size, dim - at) for size, dim, at in zip(chunk_shape, shape, start, strict=True))
-
-
-def _write_compressed(
-    dataset: h5d.DatasetID,
-    name: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    chunk_shape: tuple[int, ...],
-    chunks: Iterable[BytesLike],
-) -> int:
-    """Write a tensor through HDF5's filters, one HDF5 chunk at a time; return the CRC of its uncompressed bytes."""
-    source = _Rebuffer(chunks)
-    crc = 0
-    type_id = h5t.py_create(dtype, logical=True)
-    for start, count in _blocks(shape, chunk_shape):
-        piece = source.take(h5_format.num_elements(count) * dtype.itemsize)
-        if piece is None:
-            raise ValueError(f"{name}: the chunks hold too few bytes for {dtype} {shape}")
-        crc = crc32c(piece, crc)
-        file_space = dataset.get_space()
-        file_space.select_hyperslab(start, count)
-        dataset.write(h5s.create_simple(count), file_space, piece.view(dtype).reshape(count), type_id)
-    if source.take(1) is not None:
-        raise ValueError(f"{name}: the chunks hold too many bytes for {dtype} {shape}")
-    return crc
-
-
-class _Rebuffer:
-    """Pieces of any size in, pieces of a wanted size out."""
-
-    def __init__(self, chunks: Iterable[BytesLike]) -> None:
-        self._source = iter(chunks)
-        self._rest: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
-
-    def take(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-        """Return the next bytes, or None if fewer are left."""
-        out = np.empty(size, np.uint8)
-        done = 0
-        while done < size:
-            if not self._rest.size:
-                chunk = next(self._source, None)
-                if chunk is None:
-                    return None
-                self._rest = flat_view(chunk)
-                continue
-            part = self._rest[: size - done]
-            out[done : done + part.size] = part
-            self._rest = self._rest[part.size :]
-            done += part.size
-        return out
-
-
-def _load_lz4() -> None:
-    try:
-        import hdf5plugin  # noqa: F401 (registers the filter)
-    except ImportError as exc:
-        raise CheckpointError("LZ4 in HDF5 needs the package hdf5plugin: pip install hdf5plugin") from exc

@@ -43,6 +43,9 @@ def test_the_legacy_format_is_read(tmp_path: Path) -> None:
         assert reader.read("alias") == reader.read("soft") == 7
         assert reader.read("text").tolist() == "h\u00e9llo".encode()
         assert sorted(reader.skipped) == ["dangling", "later", "nothing", "object"]
+        assert reader.object_bytes("object").startswith(b"cposix")
+        with pytest.raises(KeyError, match="no pickled object 'step'"):
+            reader.object_bytes("step")
         with pytest.raises(KeyError, match="pickled Python object, which is never loaded"):
             reader.read("object")
         reader.verify()

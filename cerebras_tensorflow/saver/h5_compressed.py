@@ -1,0 +1,93 @@
+"""Compressed tensors: HDF5 chunks that a stream of bytes fills one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from h5py import h5d, h5s, h5t
+
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver import h5_format
+from cerebras_tensorflow.saver.checksum import crc32c
+from cerebras_tensorflow.saver.interface import BytesLike, flat_view
+
+_CHUNK_BYTES = 1 << 20
+
+
+def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return a chunk of about a megabyte that is contiguous in row-major order, so that a stream fills it in turn."""
+    chunk = [1] * len(shape)
+    left = max(_CHUNK_BYTES // itemsize, 1)
+    for axis in reversed(range(len(shape))):
+        chunk[axis] = min(shape[axis], left)
+        if chunk[axis] < shape[axis]:
+            break
+        left = max(left // shape[axis], 1)
+    return tuple(chunk)
+
+
+def _blocks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield (start, count) of the chunks in row-major order; those at an edge are cut to the shape."""
+    grid = tuple(-(-dim // size) for dim, size in zip(shape, chunk_shape, strict=True))
+    for position in np.ndindex(grid):
+        start = tuple(index * size for index, size in zip(position, chunk_shape, strict=True))
+        yield start, tuple(min(size, dim - at) for size, dim, at in zip(chunk_shape, shape, start, strict=True))
+
+
+def write_compressed(
+    dataset: h5d.DatasetID,
+    name: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    chunk_dims: tuple[int, ...],
+    chunks: Iterable[BytesLike],
+) -> int:
+    """Write a tensor through HDF5's filters, one HDF5 chunk at a time; return the CRC of its uncompressed bytes."""
+    source = _Rebuffer(chunks)
+    crc = 0
+    type_id = h5t.py_create(dtype, logical=True)
+    for start, count in _blocks(shape, chunk_dims):
+        piece = source.take(h5_format.num_elements(count) * dtype.itemsize)
+        if piece is None:
+            raise ValueError(f"{name}: the chunks hold too few bytes for {dtype} {shape}")
+        crc = crc32c(piece, crc)
+        file_space = dataset.get_space()
+        file_space.select_hyperslab(start, count)
+        dataset.write(h5s.create_simple(count), file_space, piece.view(dtype).reshape(count), type_id)
+    if source.take(1) is not None:
+        raise ValueError(f"{name}: the chunks hold too many bytes for {dtype} {shape}")
+    return crc
+
+
+class _Rebuffer:
+    """Pieces of any size in, pieces of a wanted size out."""
+
+    def __init__(self, chunks: Iterable[BytesLike]) -> None:
+        self._source = iter(chunks)
+        self._rest: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
+        """Return the next bytes, or None if fewer are left."""
+        out = np.empty(size, np.uint8)
+        done = 0
+        while done < size:
+            if not self._rest.size:
+                chunk = next(self._source, None)
+                if chunk is None:
+                    return None
+                self._rest = flat_view(chunk)
+                continue
+            part = self._rest[: size - done]
+            out[done : done + part.size] = part
+            self._rest = self._rest[part.size :]
+            done += part.size
+        return out
+
+
+def load_lz4() -> None:
+    try:
+        import hdf5plugin  # noqa: F401 (registers the filter)
+    except ImportError as exc:
+        raise CheckpointError("LZ4 in HDF5 needs the package hdf5plugin: pip install hdf5plugin") from exc
