@@ -69,12 +69,14 @@ def test_batches_do_not_depend_on_the_number_of_workers(launch) -> None:
     assert result(done) == alone
 
 
+@pytest.mark.slow
 def test_a_dataset_that_calls_python_stays_in_the_chief_and_says_why(launch) -> None:
     done = launch("python", "--executor", "embedded", "--input-workers", "1")
     assert result(done).split()[1] == "29"
     assert "it calls Python" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_dead_worker_stops_the_launch_cleanly(home: Path, argv: Callable[..., list[str]]) -> None:
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     words = argv("csrun_wse", "--executor", "embedded", "--input-workers", "2", "python", "-c", CHIEF, "for ever")
