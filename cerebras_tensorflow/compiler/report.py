@@ -30,7 +30,7 @@ def schedule_text(program: Program) -> str:
     for number, event in enumerate(program.events):
         size = format_bytes(event.num_bytes) if event.num_bytes else "rows"
         name = program.streamed[event.weight].name
-        lines.append(f"{number:>6}  {event.kind:6}  {size:>9}  {event.first:>8}  {event.last:>8}  {name}")
+        lines.append(f"{number:>6}  {event.kind:6}  {size:>9}  {int(event.first):>8}  {int(event.last):>8}  {name}")
     return "\n".join(lines) + "\n"
 
 

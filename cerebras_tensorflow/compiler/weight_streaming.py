@@ -7,13 +7,14 @@ variable that exists only from its load to its store.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
+from cerebras_tensorflow.compiler.sliced_update import GRADIENT_INPUT, Slices, find_slices
 from cerebras_tensorflow.graph.conditionals import Liveness
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import (
@@ -31,6 +32,8 @@ from cerebras_tensorflow.graph.program import (
     GATHER_TOKEN,
     LOAD_TOKEN,
     PRIVATE_LOAD_TOKEN,
+    SLICE_LOAD_TOKEN,
+    SLICE_STORE_TOKEN,
     STORE_TOKEN,
     Event,
     Program,
@@ -55,11 +58,14 @@ class StreamingOptions:
 
     Attributes:
         min_stream_bytes: Variables below this size stay resident: a move costs more than they do.
-        window_bytes: Bytes of weights in memory at a time; None: twice the largest weight, at least 64 MB.
+        window_bytes: Bytes of weights in memory at a time; None: twice the weight at which half of all bytes are in
+            smaller ones, at least 64 MB. One weight beyond it (a vocabulary) gets the memory to itself.
+        slice_bytes: Most bytes of a variable that an element-wise update has in memory.
     """
 
     min_stream_bytes: int = 64 * 1024
     window_bytes: int | None = None
+    slice_bytes: int = 32_000_000
 
 
 def compile_weight_streaming(
@@ -103,9 +109,10 @@ def compile_weight_streaming(
                 raise
             streamed = [variable for variable in streamed if variable not in tied]
             notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
-    window_bytes = options.window_bytes or max(64_000_000, 2 * max((v.num_bytes for v in streamed), default=0))
+    window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
     rewriting = _Rewriting(table, order, plans, window_bytes)
-    rewriting.run(train_node)
+    slices = find_slices(table, {variable.handle: variable for variable in streamed}, options.slice_bytes)
+    rewriting.run(train_node, {cut.node: cut for cut in slices})
     resident = [variable for variable in variables.values() if variable not in streamed and variable.shape is not None]
     dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in resident}
     result = rewriting.graph_def()
@@ -118,9 +125,20 @@ def compile_weight_streaming(
         resident=tuple(WeightSpec.of(variable) for variable in resident),
         events=tuple(rewriting.events),
         window_bytes=rewriting.most_held_bytes,
-        order=tuple(order),
+        order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),
         notes=tuple(notes),
     )
+
+
+def _middle_bytes(variables: Sequence[Variable]) -> int:
+    """Size of the weight at which half of all bytes are in smaller ones."""
+    sizes = sorted(variable.num_bytes for variable in variables)
+    total, seen = sum(sizes), 0
+    for size in sizes:
+        seen += size
+        if 2 * seen >= total:
+            return size
+    return 0
 
 
 def _find_obstacle(table: NodeTable, variable: Variable) -> str | None:
@@ -219,8 +237,9 @@ class _Rewriting:
         self._dropped_reads: set[str] = set()
         self.events: list[Event] = []
         self.most_held_bytes = 0
+        self.inserted: dict[str, list[str]] = {}  # original node -> new ones before it in the order
 
-    def run(self, train_node: str | None) -> None:
+    def run(self, train_node: str | None, slices: Mapping[str, Slices]) -> None:
         demand = self._demand()
         for plan in self._plans:
             self._dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
@@ -230,8 +249,11 @@ class _Rewriting:
             self._shapes(plan)
             self._gathers(plan)
             self._loads(plan, others)
-            if plan.variable.writes:
+            if plan.variable.writes and plan.variable.writes[0].node not in slices:
                 self._update(plan)
+        by_handle = {plan.variable.handle: plan for plan in self._plans}
+        for cut in slices.values():
+            self._sliced_update(cut, [by_handle[handle] for handle in cut.handles])
         self.events.sort(key=lambda event: (event.first, event.weight))
         self._gates()
         if train_node:
@@ -270,7 +292,7 @@ class _Rewriting:
         Of a read that is replaced, that is what the read itself waited for: its value is loaded whenever it fits.
         What the read had to precede waits for the uses of its value already.
         """
-        if name not in self._dropped_reads:
+        if name not in self._dropped or self._table.nodes[name].op != "ReadVariableOp":
             return [name]
         before = [endpoint.node for endpoint in self._table.inputs[name] if endpoint.is_control]
         return [control for node in before for control in self._control_of(node)]
@@ -302,8 +324,9 @@ class _Rewriting:
             dtype = node.attr["Tindices"].type
             self._dropped.add(touch.node)
             call = self._call(touch.node, GATHER_TOKEN, plan, touch.switches, [(str(ids), dtype)])
-            before = [endpoint.node for endpoint in self._table.inputs[touch.node] if endpoint.is_control]
-            call.input.extend(f"^{control}" for node in before for control in self._control_of(node))
+            call.input.extend(
+                f"^{control}" for text in node.input if text.startswith("^") for control in self._control_of(text[1:])
+            )
             position = self._position[touch.node]
             for write in plan.variable.writes:
                 self._extra_control.setdefault(write.node, []).append(self._liveness.alive(touch.node))
@@ -373,6 +396,77 @@ class _Rewriting:
             Event("update", plan.index, start, variable.num_bytes, min(positions), max(positions), finisher)
         )
 
+    def _sliced_update(self, cut: Slices, plans: Sequence[_Plan]) -> None:
+        """Run an optimizer op slice by slice, each on variables that exist from its load to its store."""
+        node = self._table.nodes[cut.node]
+        inputs = [str(endpoint) for endpoint in self._table.data_inputs(cut.node)]
+        control = [text for text in node.input if text.startswith("^") and text[1:] not in self._dropped_reads]
+        control += [f"^{name}" for name in dict.fromkeys(self._extra_control.pop(cut.node, ()))]
+        gradient = GRADIENT_INPUT[node.op]
+        dtype = self._table.nodes[cut.handles[0]].attr["dtype"].type
+        shape = plans[0].variable.shape
+        assert shape is not None
+        position = self._position[cut.node]
+        applies = []
+        for number, (start, stop) in enumerate(cut.pairs):
+            prefix = f"{cut.node}/cs_rows_{start}"
+            place = position + number / len(cut.pairs)
+            rows = [stop - start, *shape[1:]]
+            piece = NodeDef(name=f"{prefix}/gradient", op="Slice", input=[inputs[gradient]])
+            for name, values in (("from", [start, *[0] * (len(shape) - 1)]), ("size", rows)):
+                piece.input.append(self._add(constant_node(f"{prefix}/{name}", np.array(values, np.int64))))
+            piece.attr["T"].type, piece.attr["Index"].type = dtype, tf.int64.as_datatype_enum
+            self._add(piece)
+            apply = NodeDef.FromString(node.SerializeToString())
+            apply.name = f"{prefix}/apply"
+            del apply.input[:]
+            given = list(inputs)
+            given[gradient] = piece.name
+            variables = [self._slice_variable(plan, prefix, start, stop, dtype) for plan in plans]
+            for index, (handle, _, _) in enumerate(variables):
+                given[index] = handle
+            apply.input.extend([*given, *control, *(f"^{begin}" for _, begin, _ in variables)])
+            applies.append(self._add(apply))
+            self._liveness.inherit(apply.name, cut.node)
+            done = self._liveness.alive(apply.name)
+            for plan, (handle, begin, load) in zip(plans, variables, strict=True):
+                end = self._end_of_slice(plan, handle, begin, done, start, dtype)
+                size = plan.variable.num_bytes // shape[0] * (stop - start)
+                self.events.append(Event("update", plan.index, load, size, place, place, ((end, place),)))
+            self.inserted.setdefault(cut.node, []).extend([piece.name, apply.name])
+        self._dropped.add(cut.node)
+        self._add(NodeDef(name=cut.node, op="NoOp", input=[f"^{name}" for name in applies]))
+
+    def _slice_variable(self, plan: _Plan, prefix: str, start: int, stop: int, dtype: int) -> tuple[str, str, str]:
+        """A variable for some rows of a weight; return (handle, op that gives it its value, load)."""
+        base = f"{prefix}/{plan.index}"
+        handle = NodeDef(name=base, op="VarHandleOp")
+        handle.attr["dtype"].type = dtype
+        handle.attr["shared_name"].s = base.encode()
+        assert plan.variable.shape is not None
+        rows = [stop - start, *plan.variable.shape[1:]]
+        handle.attr["shape"].shape.CopyFrom(tf.TensorShape(rows).as_proto())
+        self._add(handle)
+        numbers = [
+            (self._add(constant_node(f"{base}/cs_{name}", np.int64(value))), tf.int64.as_datatype_enum)
+            for name, value in (("start", start), ("stop", stop))
+        ]
+        load = self._call(f"{base}/load", SLICE_LOAD_TOKEN, plan, (), numbers)
+        begin = NodeDef(name=f"{base}/begin", op="AssignVariableOp", input=[handle.name, load.name])
+        begin.attr["dtype"].type = dtype
+        return handle.name, self._add(begin), load.name
+
+    def _end_of_slice(self, plan: _Plan, handle: str, begin: str, done: str, start: int, dtype: int) -> str:
+        """Store a slice's variable and release it; return the op after which it is gone."""
+        value = NodeDef(name=f"{handle}/value", op="ReadVariableOp", input=[handle, f"^{begin}", f"^{done}"])
+        value.attr["dtype"].type = dtype
+        self._add(value)
+        inputs = [(f"{handle}/cs_start", tf.int64.as_datatype_enum), (value.name, dtype)]
+        store = self._call(f"{handle}/store", SLICE_STORE_TOKEN, plan, (), inputs)
+        end = NodeDef(name=f"{handle}/end", op="DestroyResourceOp", input=[handle, f"^{store.name}"])
+        self._ends.append(self._add(end))
+        return end.name
+
     def _call(
         self, name: str, token: str, plan: _Plan, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
     ) -> NodeDef:
@@ -387,7 +481,8 @@ class _Rewriting:
         node.attr["token"].s = token.encode()
         node.attr["Tin"].list.type.extend([tf.int64.as_datatype_enum, *(dtype for _, dtype in inputs)])
         value = self._table.nodes[plan.variable.handle].attr["dtype"].type
-        node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if token == STORE_TOKEN else value)
+        stores = token in (STORE_TOKEN, SLICE_STORE_TOKEN)
+        node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if stores else value)
         self._add(node)
         return node
 

@@ -14,6 +14,8 @@ LOAD_TOKEN = "cs_load"  # a value that nothing writes over
 PRIVATE_LOAD_TOKEN = "cs_private_load"  # a value that an op may write over: a copy of its own
 GATHER_TOKEN = "cs_gather"
 STORE_TOKEN = "cs_store"
+SLICE_LOAD_TOKEN = "cs_load_rows"  # rows start to stop
+SLICE_STORE_TOKEN = "cs_store_rows"
 
 # A read of the global step after everything that a training step changes.
 GLOBAL_STEP_AFTER = "cs_global_step_after"
@@ -44,7 +46,7 @@ class Event:
         weight: Index into Program.streamed.
         node: The op that moves it.
         num_bytes: Bytes held from the move until the last finisher has run.
-        first: Position in the order of the step's ops of its first use.
+        first: Position in the order of the step's ops of its first use; slices of one op lie between two ops.
         last: Position of its last use.
         finishers: Ops after which it is free, with their positions.
     """
@@ -53,9 +55,9 @@ class Event:
     weight: int
     node: str
     num_bytes: int
-    first: int
-    last: int
-    finishers: tuple[tuple[str, int], ...] = ()
+    first: float
+    last: float
+    finishers: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

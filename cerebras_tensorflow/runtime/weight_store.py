@@ -44,8 +44,16 @@ class WeightStore(ABC):
         """Return the given rows of a weight: shape (*rows.shape, *weight.shape[1:])."""
 
     @abstractmethod
+    def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
+        """Return rows start to stop of a weight; the caller must not write to them."""
+
+    @abstractmethod
     def write(self, index: int, value: np.ndarray) -> None:
         """Replace a weight. The array must not change afterwards."""
+
+    @abstractmethod
+    def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
+        """Replace the rows of a weight from `start` on. The array must not change afterwards."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -83,9 +91,23 @@ class MemoryStore(WeightStore):
         self._check_rows(index, rows)
         return np.take(self.read(index), rows, axis=0)
 
+    def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
+        return self.read(index)[start:stop]
+
     def write(self, index: int, value: np.ndarray) -> None:
         self.bytes_written += value.nbytes
-        self._values[index] = value
+        whole = self._values[index]
+        if whole is None:
+            self._values[index] = private_copy(value)
+        else:
+            np.copyto(whole, value)
+
+    def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
+        self.bytes_written += value.nbytes
+        whole = self._values[index]
+        if whole is None:
+            raise StoreError(f"{self.specs[index].name} was never written to the store")
+        np.copyto(whole[start : start + len(value)], value)
 
     def flush(self) -> None:
         return
@@ -109,7 +131,7 @@ class FileStore(WeightStore):
         StoreError: If the folder's disk has less space than the weights need.
     """
 
-    def __init__(self, specs: Sequence[WeightSpec], folder: Path, max_pending_bytes: int = 256_000_000) -> None:
+    def __init__(self, specs: Sequence[WeightSpec], folder: Path, max_pending_bytes: int = 128_000_000) -> None:
         super().__init__(specs)
         self._offsets: list[int] = []
         end = 0
@@ -133,33 +155,29 @@ class FileStore(WeightStore):
         finally:
             os.unlink(path)
         self._max_pending_bytes = max_pending_bytes
-        self._pending: dict[int, tuple[np.ndarray, Future[None]]] = {}
+        self._pending: dict[int, list[Future[None]]] = {}
         self._pending_bytes = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="weight-store")
 
     def read(self, index: int) -> np.ndarray:
-        with self._changed:
-            pending = self._pending.get(index)
-        return self._read_from_file(index) if pending is None else pending[0]
-
-    def _read_from_file(self, index: int) -> np.ndarray:
-        spec = self.specs[index]
-        buffer = aligned_buffer(spec.num_bytes)
-        self._read_into(buffer.data, self._offsets[index], spec.name)
-        return buffer.view(dtype_from_name(spec.dtype)).reshape(spec.shape)
+        return self.read_slice(index, 0, _rows(self.specs[index]))
 
     def read_private(self, index: int) -> np.ndarray:
-        with self._changed:
-            pending = self._pending.get(index)
-        return self._read_from_file(index) if pending is None else private_copy(pending[0])
+        return self.read(index)
+
+    def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
+        self._wait_for(index)
+        spec = self.specs[index]
+        row_bytes = spec.num_bytes // _rows(spec)
+        buffer = aligned_buffer((stop - start) * row_bytes)
+        self._read_into(buffer.data, self._offsets[index] + start * row_bytes, spec.name)
+        shape = (stop - start, *spec.shape[1:]) if spec.shape else ()
+        return buffer.view(dtype_from_name(spec.dtype)).reshape(shape)
 
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
         self._check_rows(index, rows)
-        with self._changed:
-            pending = self._pending.get(index)
-        if pending is not None:
-            return np.take(pending[0], rows, axis=0)
+        self._wait_for(index)
         spec = self.specs[index]
         row_bytes = spec.num_bytes // spec.shape[0]
         unique, inverse = np.unique(rows, return_inverse=True)
@@ -172,26 +190,15 @@ class FileStore(WeightStore):
         return values[inverse.reshape(rows.shape)]
 
     def write(self, index: int, value: np.ndarray) -> None:
-        value = np.ascontiguousarray(value)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._pending_bytes == 0 or self._pending_bytes + value.nbytes <= self._max_pending_bytes
-            )
-            before = self._pending.get(index)
-            self._pending_bytes += value.nbytes
-            future = self._writer.submit(self._write_behind, index, value)
-            self._pending[index] = (value, future)
-        if before is not None:
-            before[1].result()
+        self._write_at(index, self._offsets[index], value)
+
+    def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
+        spec = self.specs[index]
+        self._write_at(index, self._offsets[index] + start * (spec.num_bytes // _rows(spec)), value)
 
     def flush(self) -> None:
-        while True:
-            with self._changed:
-                futures = [future for _, future in self._pending.values()]
-            if not futures:
-                return
-            for future in futures:
-                future.result()
+        for index in range(len(self.specs)):
+            self._wait_for(index)
 
     def drop_cache(self) -> None:
         """Write everything to the disk and let the system forget its copies, so that the next reads are cold."""
@@ -203,6 +210,33 @@ class FileStore(WeightStore):
         self._writer.shutdown(wait=True)
         os.close(self._file)
 
+    def _wait_for(self, index: int) -> None:
+        """Return when all writes of a weight so far have arrived."""
+        with self._changed:
+            futures = list(self._pending.get(index, ()))
+        for future in futures:
+            future.result()
+
+    def _write_at(self, index: int, offset: int, value: np.ndarray) -> None:
+        value = np.ascontiguousarray(value)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._pending_bytes == 0 or self._pending_bytes + value.nbytes <= self._max_pending_bytes
+            )
+            self._pending_bytes += value.nbytes
+            # One writer thread, so that two writes of the same bytes arrive in their order.
+            future = self._writer.submit(self._write_behind, index, offset, value)
+            self._pending.setdefault(index, []).append(future)
+            future.add_done_callback(lambda done: self._arrived(index, done, value.nbytes))
+
+    def _arrived(self, index: int, future: Future[None], num_bytes: int) -> None:
+        """A write has ended; one that failed stays, so that the next use of the weight raises its error."""
+        with self._changed:
+            self._pending_bytes -= num_bytes
+            if future.exception() is None:
+                self._pending[index].remove(future)
+            self._changed.notify_all()
+
     def _read_into(self, view: memoryview, offset: int, name: str) -> None:
         done = 0
         while done < len(view):
@@ -212,22 +246,19 @@ class FileStore(WeightStore):
             done += count
         self.bytes_read += done
 
-    def _write_behind(self, index: int, value: np.ndarray) -> None:
+    def _write_behind(self, index: int, offset: int, value: np.ndarray) -> None:
         view = value.reshape(-1).view(np.uint8).data
         done = 0
         try:
             while done < len(view):
-                done += os.pwritev(self._file, [view[done:]], self._offsets[index] + done)
-            self.bytes_written += done
+                done += os.pwritev(self._file, [view[done:]], offset + done)
         except OSError as error:
             raise StoreError(f"{self.specs[index].name} could not be written to the weight store: {error}") from error
-        finally:
-            with self._changed:
-                self._pending_bytes -= value.nbytes
-                current = self._pending.get(index)
-                if done == len(view) and current is not None and current[0] is value:
-                    del self._pending[index]
-                self._changed.notify_all()
+        self.bytes_written += done
+
+
+def _rows(spec: WeightSpec) -> int:
+    return spec.shape[0] if spec.shape else 1
 
 
 def aligned_buffer(num_bytes: int) -> np.ndarray:

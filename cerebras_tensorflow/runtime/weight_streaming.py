@@ -8,7 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.graph.program import GATHER_TOKEN, LOAD_TOKEN, PRIVATE_LOAD_TOKEN, STORE_TOKEN
+from cerebras_tensorflow.graph.program import (
+    GATHER_TOKEN,
+    LOAD_TOKEN,
+    PRIVATE_LOAD_TOKEN,
+    SLICE_LOAD_TOKEN,
+    SLICE_STORE_TOKEN,
+    STORE_TOKEN,
+)
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 
 
@@ -33,6 +40,8 @@ class StoreCalls:
                 PRIVATE_LOAD_TOKEN: tf.numpy_function(self._private_load, [index], tf.float32),
                 GATHER_TOKEN: tf.numpy_function(self._gather, [index, index], tf.float32),
                 STORE_TOKEN: tf.numpy_function(self._store_value, [index, value], tf.int32),
+                SLICE_LOAD_TOKEN: tf.numpy_function(self._load_slice, [index, index, index], tf.float32),
+                SLICE_STORE_TOKEN: tf.numpy_function(self._store_slice, [index, index, value], tf.int32),
             }
         self._tokens = {name.encode(): call.op.get_attr("token") for name, call in calls.items()}
 
@@ -65,6 +74,15 @@ class StoreCalls:
     def _store_value(self, index: np.int64, value: np.ndarray) -> np.int32:
         with _Recorded(self):
             self._store.write(int(index), value)
+        return np.int32(0)
+
+    def _load_slice(self, index: np.int64, start: np.int64, stop: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read_slice(int(index), int(start), int(stop))
+
+    def _store_slice(self, index: np.int64, start: np.int64, value: np.ndarray) -> np.int32:
+        with _Recorded(self):
+            self._store.write_slice(int(index), int(start), value)
         return np.int32(0)
 
     def record(self, error: BaseException) -> None:

@@ -25,16 +25,14 @@ sys.path.insert(0, str(ROOT))
 def parser() -> argparse.ArgumentParser:
     """The options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (
-        ("layers", 12), ("hidden", 768), ("heads", 12), ("vocabulary", 50257), ("sequence", 128), ("batch", 1), ("steps", 3),
-    ):  # fmt: skip
+    shape = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1, "steps": 3}
+    for name, value in shape.items():
         options.add_argument(f"--{name}", type=int, default=value)
     options.add_argument("--mode", choices=("pipelined", "weight_streaming"), default="weight_streaming")
     options.add_argument("--store", choices=("memory", "file"), default="file")
     options.add_argument("--store-dir", default="/tmp/bench_streaming")
     options.add_argument("--optimizer", default="adam", choices=("adam", "adamw", "sgd", "momentum"))
     options.add_argument("--window-mb", type=int, help="bytes of weights in memory at a time, in MB")
-    options.add_argument("--memory-budget-mb", type=int, help="memory_budget, in MB")
     options.add_argument("--clip", type=float, help="global norm to clip gradients to")
     options.add_argument("--plan", action="store_true", help="compile and print the plan only")
     options.add_argument("--cold", action="store_true", help="drop the store's pages from the cache before each step")

@@ -51,8 +51,10 @@ def transformer_loss(ids_BS: Any, labels_BS: Any, hidden: int = 32, layers: int 
         return v1.get_variable(name, shape, initializer=v1.random_normal_initializer(stddev=0.05))
 
     embedding_VH = weight("embedding", [VOCABULARY, hidden])
-    positions = weight("positions", [4 * SEQUENCE, hidden])  # a slice of it shares its memory
-    x_BSH = tf.cast(tf.nn.embedding_lookup(embedding_VH, ids_BS) + positions[:SEQUENCE], dtype)
+    # The product is written over its input where TensorFlow believes that nobody else refers to it; a slice hides that
+    # it is part of a weight.
+    positions = weight("positions", [4 * SEQUENCE, hidden])[:SEQUENCE] * 2.0
+    x_BSH = tf.cast(tf.nn.embedding_lookup(embedding_VH, ids_BS) + positions, dtype)
     for layer in range(layers):
         with v1.variable_scope(f"layer_{layer}"):
             gain_H = v1.get_variable("gain", [hidden], initializer=v1.ones_initializer())
@@ -113,8 +115,9 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 
 
 def train(built: Built, mode: str, steps: int, store_folder: Path | None = None, window_bytes: int = 40_000) -> Trained:
-    """Train in one mode; with a folder, the weights are in a file there."""
-    program = compile_step(built.step, mode, StreamingOptions(min_stream_bytes=1024, window_bytes=window_bytes))
+    """Train in one mode; with a folder, the weights are in a file there. Updates are cut into slices of 4 kB."""
+    options = StreamingOptions(min_stream_bytes=1024, window_bytes=window_bytes, slice_bytes=4096)
+    program = compile_step(built.step, mode, options)
     store = None
     if program.streamed:
         store = FileStore(program.streamed, store_folder) if store_folder else MemoryStore(program.streamed)

@@ -1,0 +1,111 @@
+"""Updates in slices: an element-wise optimizer changes a large weight a few rows at a time.
+
+The optimizer's op then never sees more than `slice_bytes` of a weight, so the memory of an update does not depend on
+the size of the weight. The results are those of the whole update, bit for bit: each element's arithmetic is the same,
+and slices end at whole SIMD packets, where TensorFlow's kernels switch from vector to scalar code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cerebras_tensorflow.graph.nodes import NodeTable
+from cerebras_tensorflow.graph.variables import Variable
+
+# Element-wise optimizer ops: how many of their first inputs are variables, and which input is the gradient.
+_NUM_VARIABLES = {
+    "ResourceApplyGradientDescent": 1,
+    "ResourceApplyMomentum": 2,
+    "ResourceApplyKerasMomentum": 2,
+    "ResourceApplyAdam": 3,
+    "ResourceApplyAdagrad": 2,
+    "ResourceApplyAdagradV2": 2,
+    "ResourceApplyRMSProp": 3,
+    "ResourceApplyAdadelta": 3,
+}
+GRADIENT_INPUT = {
+    "ResourceApplyGradientDescent": 2,
+    "ResourceApplyMomentum": 3,
+    "ResourceApplyKerasMomentum": 3,
+    "ResourceApplyAdam": 9,
+    "ResourceApplyAdagrad": 3,
+    "ResourceApplyAdagradV2": 4,
+    "ResourceApplyRMSProp": 7,
+    "ResourceApplyAdadelta": 6,
+}
+# Elements at which slices may end: a multiple of every packet size (16 floats with AVX-512) with room to spare.
+_PACKET_ELEMENTS = 64
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How one optimizer op is cut.
+
+    Attributes:
+        node: Name of the op.
+        handles: Names of the VarHandleOps it updates, in the order of its inputs.
+        bounds: Rows at which slices begin, and the number of rows.
+    """
+
+    node: str
+    handles: tuple[str, ...]
+    bounds: tuple[int, ...]
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """(start, stop) of each slice."""
+        return list(zip(self.bounds, self.bounds[1:], strict=False))
+
+
+def find_slices(table: NodeTable, streamed: Mapping[str, Variable], slice_bytes: int) -> list[Slices]:
+    """Return the optimizer ops of a graph that can be cut, and where.
+
+    Args:
+        table: The graph.
+        streamed: Variables that are streamed, by handle.
+        slice_bytes: Most bytes of one variable in a slice.
+    """
+    found = []
+    for name, node in table.nodes.items():
+        if node.op not in GRADIENT_INPUT:
+            continue
+        touching = {v.handle: v for v in streamed.values() for touch in v.touches if touch.node == name}
+        handles = [_root(table, endpoint.node) for endpoint in table.data_inputs(name)]
+        handles = [handle for handle in handles if handle in touching]
+        family = [touching[handle] for handle in handles]
+        if family and len(family) == _NUM_VARIABLES[node.op] and all(_is_free(v, name, table) for v in family):
+            bounds = _bounds(family[0], slice_bytes)
+            if len(bounds) > 2 and len({variable.shape for variable in family}) == 1:
+                found.append(Slices(name, tuple(handles), bounds))
+    return found
+
+
+def _root(table: NodeTable, name: str) -> str:
+    while table.nodes[name].op in ("Identity", "Switch"):
+        name = table.data_inputs(name)[0].node
+    return name
+
+
+def _is_free(variable: Variable, node: str, table: NodeTable) -> bool:
+    """Whether one op is a variable's only write, and nothing reads the result within the step."""
+    later = table.descendants([node])
+    return [touch.node for touch in variable.writes] == [node] and not any(
+        touch.node in later for touch in variable.reads
+    )
+
+
+def _bounds(variable: Variable, slice_bytes: int) -> tuple[int, ...]:
+    assert variable.shape is not None
+    if not variable.shape:
+        return (0, 1)
+    rows = variable.shape[0]
+    row_elements = int(np.prod(variable.shape[1:], dtype=np.int64))
+    step = max(1, slice_bytes // max(1, row_elements * variable.dtype.itemsize))
+    unit = _PACKET_ELEMENTS // int(np.gcd(_PACKET_ELEMENTS, max(1, row_elements)))
+    step = max(unit, step // unit * unit)
+    if rows <= step or (rows * row_elements) % _PACKET_ELEMENTS:
+        return (0, rows)
+    return (*range(0, rows, step), rows)
