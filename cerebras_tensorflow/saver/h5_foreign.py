@@ -16,33 +16,19 @@ import difflib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import h5py
-import ml_dtypes
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import h5_blocks, h5_format, string_tensor
-from cerebras_tensorflow.saver.h5_index import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION
+from cerebras_tensorflow.saver.h5_values import FileFacts, Item, item_of, small, text_of
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
 
 _STORAGE_VERSION = 0.5
 _METADATA_SUFFIX = ".__metadata__"
 _MAX_DEPTH = 64
-_ARRAY_TYPES = {"NumpyArrayH5Type", "TorchTensorH5Type", "NumpyArraySerializer", "TorchTensorSerializer"}
-_FULL_TYPES = {"FullTensorH5Type", "DeferredFullTensor"}
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A tensor: either a dataset, with how its bits are to be taken, or a small value that is already here."""
-
-    entry: TensorEntry
-    link: str = ""
-    view: np.dtype[Any] | None = None
-    value: np.ndarray[Any, Any] | None = None
 
 
 class ForeignH5Reader(TensorReader):
@@ -65,7 +51,7 @@ class ForeignH5Reader(TensorReader):
     def __init__(self, path: str | os.PathLike[str], accept_unindexed: bool = False) -> None:
         self.path = os.fspath(path)
         self.skipped: dict[str, str] = {}
-        self._items: dict[str, _Item] = {}
+        self._items: dict[str, Item] = {}
         _load_filters()
         try:
             self._size = os.stat(self.path).st_size
@@ -187,12 +173,12 @@ class ForeignH5Reader(TensorReader):
                 if node is not None and key in node.attrs:
                     value = node.attrs[key]
                     try:
-                        return np.asarray(value).tobytes() if key == "__BYTES__" else bytes.fromhex(_text(value))
+                        return np.asarray(value).tobytes() if key == "__BYTES__" else bytes.fromhex(text_of(value))
                     except ValueError as exc:
                         raise CorruptCheckpointError(f"{self.path}: object {name!r} is damaged: {exc}") from exc
         raise KeyError(f"{self.path}: no pickled object {name!r}")
 
-    def _item(self, name: str) -> _Item:
+    def _item(self, name: str) -> Item:
         item = self._items.get(name)
         if item is None:
             if name in self.skipped:
@@ -206,7 +192,7 @@ class ForeignH5Reader(TensorReader):
         if not self._file.id.valid:
             raise CheckpointError(f"{self.path}: this reader is closed")
 
-    def _open(self, name: str, item: _Item) -> Any:
+    def _open(self, name: str, item: Item) -> Any:
         self._check_open()
         with _hdf5_errors(self.path, name):
             return self._file[item.link]
@@ -244,7 +230,7 @@ class ForeignH5Reader(TensorReader):
         if plist.get_external_count() or dataset.is_virtual:
             raise CheckpointError(f"{self.path}: {name!r} keeps its values in another file, which is refused")
         try:
-            item = self._item_of(path, dataset)
+            item = item_of(FileFacts(self.path, self._size), path, dataset)
         except (TypeError, ValueError) as exc:
             self.skipped[name] = f"of a type that is no tensor: {_one_line(exc)}"
             return
@@ -253,69 +239,7 @@ class ForeignH5Reader(TensorReader):
         else:
             self._items[name] = item
 
-    def _item_of(self, path: str, dataset: Any) -> _Item | str:
-        """Return a dataset's tensor, or why it is none."""
-        attributes = dataset.attrs
-        kind = _text(attributes.get(h5_format.LEGACY_TYPE_ATTRIBUTE))
-        kind = kind or _text(attributes.get(h5_format.STORAGE_TYPE_ATTRIBUTE)) or ""
-        for key in ("string_value", "string_val"):
-            if key in attributes:
-                return _small(np.array(_text(attributes[key]).encode(), object))
-        if kind in ("NoneH5Type", "NoneSerializer") or _flag(attributes, "is_none"):
-            return "None"
-        if kind in ("ObjectH5Type", "ObjectSerializer") or "object_value" in attributes or "__BYTES__" in attributes:
-            return "a pickled Python object, which is never loaded"
-        if kind in _FULL_TYPES or _flag(attributes, "is_constructible"):
-            return self._full(attributes)
-        if "filepath" in attributes:
-            return "a tensor kept in another file, which is refused"
-        if dataset.shape is None:
-            return f"an empty dataset of kind {kind or 'unknown'}"
-        if kind and kind not in _ARRAY_TYPES and kind not in ("ScalarH5Type", "ScalarSerializer"):
-            return f"of kind {kind}, which stands for a tensor that is elsewhere"
-        return self._array(path, dataset)
-
-    def _array(self, path: str, dataset: Any) -> _Item | str:
-        attributes = dataset.attrs
-        dtype = dataset.dtype
-        num_stored = dataset.size * dtype.itemsize
-        if num_stored > max(ALWAYS_ALLOWED_BYTES, MAX_EXPANSION * self._size):
-            raise CorruptCheckpointError(
-                f"{self.path}: {path!r} declares {num_stored} bytes, in a file of {self._size}: damaged or hostile"
-            )
-        is_contiguous = dataset.chunks is None and dataset.size and dtype.kind != "O"
-        if is_contiguous and dataset.id.get_storage_size() != num_stored:
-            raise CorruptCheckpointError(f"{self.path}: {path!r} has {dataset.id.get_storage_size()} bytes stored")
-        element_type = _text(attributes.get(h5_format.ELEMENT_TYPE_ATTRIBUTE))
-        if element_type == h5_format.STRING_TYPE:
-            dims = _text(attributes[h5_format.STRING_SHAPE_ATTRIBUTE])
-            shape = tuple(int(dim) for dim in dims.split(",") if dim)
-            return _Item(TensorEntry(np.dtype(object), shape, num_stored), path, np.dtype("u1"))
-        if element_type:
-            view = h5_format.dtype_named(element_type)
-            return _Item(TensorEntry(view, dataset.shape, num_stored), path, np.dtype("u1"))
-        if _is_bfloat16(attributes):
-            if dtype.itemsize != 2 or dtype.kind not in "iu":
-                return f"marked as bfloat16, but stored as {dtype}"
-            # As the type that it has: HDF5 converts values, not bits, between signed and unsigned.
-            bits = dtype.newbyteorder("<")
-            return _Item(TensorEntry(np.dtype(ml_dtypes.bfloat16), dataset.shape, num_stored), path, bits)
-        if h5py.check_string_dtype(dtype) is not None or dtype.kind == "S":
-            return _Item(TensorEntry(np.dtype(object), dataset.shape, num_stored), path)
-        plain = np.dtype(h5_format.type_name(dtype.newbyteorder("=")))
-        return _Item(TensorEntry(plain, dataset.shape, num_stored), path)
-
-    def _full(self, attributes: Any) -> _Item | str:
-        try:
-            shape = tuple(int(dim) for dim in np.atleast_1d(attributes["shape"]))
-            value = np.asarray(attributes["fill_value"])
-        except (KeyError, TypeError, ValueError):
-            return "a constant whose shape is pickled, which is never loaded"
-        if value.dtype.kind not in "biuf" or h5_format.num_elements(shape) * value.itemsize > ALWAYS_ALLOWED_BYTES:
-            return f"a constant of shape {shape} that is too large to build unasked"
-        return _small(np.full(shape, value))
-
-    def _read_strings(self, name: str, item: _Item) -> np.ndarray[Any, Any]:
+    def _read_strings(self, name: str, item: Item) -> np.ndarray[Any, Any]:
         dataset = self._open(name, item)
         with _hdf5_errors(self.path, name):
             stored = dataset[()]
@@ -339,18 +263,18 @@ class ForeignH5Reader(TensorReader):
                 continue
             name = attribute.removesuffix(_METADATA_SUFFIX)
             try:
-                content = json.loads(_text(self._file.attrs[attribute]))
+                content = json.loads(text_of(self._file.attrs[attribute]))
                 leaf = content.get(attribute, content)
             except (ValueError, AttributeError) as exc:
                 raise CorruptCheckpointError(f"{self.path}: metadata of {name!r} is damaged: {exc}") from exc
             if "scalar_value" in leaf:
                 value = np.asarray(leaf["scalar_value"])
                 if value.dtype.kind in "biuf":
-                    self._items[name] = _small(value)
+                    self._items[name] = small(value)
                 else:
                     self.skipped[name] = f"the number {leaf['scalar_value']}, which no tensor type holds"
             elif "string_value" in leaf:
-                self._items[name] = _small(np.array(str(leaf["string_value"]).encode(), object))
+                self._items[name] = small(np.array(str(leaf["string_value"]).encode(), object))
             elif leaf.get("__LINKED__"):
                 links[name] = str(leaf.get("key"))
             elif name not in self._items and name not in self.skipped:
@@ -395,28 +319,6 @@ def _generation_of(file: Any, version: float | None) -> str:
             if any(key in node.attrs for key in ("is_none", "is_string", "is_scalar", "is_constructible")):
                 return "cerebras 1.7 or 1.8"
     return "plain HDF5"
-
-
-def _small(value: np.ndarray[Any, Any]) -> _Item:
-    num_bytes = sum(len(element) for element in value.reshape(-1)) if value.dtype.kind == "O" else value.nbytes
-    return _Item(TensorEntry(value.dtype, value.shape, num_bytes), value=value)
-
-
-def _is_bfloat16(attributes: Any) -> bool:
-    if _flag(attributes, h5_format.BFLOAT16_ATTRIBUTE):
-        return True
-    dtypes = attributes.get("dtypes")
-    return dtypes is not None and [_text(name) for name in np.atleast_1d(dtypes)] == ["torch.bfloat16"]
-
-
-def _flag(attributes: Any, key: str) -> bool:
-    return key in attributes and bool(np.all(attributes[key]))
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _one_line(exc: BaseException) -> str:
