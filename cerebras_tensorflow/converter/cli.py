@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from cerebras_tensorflow.converter import releases
 from cerebras_tensorflow.converter.configs import ConfigConversionError, family, from_hf, to_hf
 from cerebras_tensorflow.converter.convert import Conversion
 from cerebras_tensorflow.converter.models import MODELS
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.command == "list":
         return _list(options)
+    if releases.is_supported(options.model, options.src_fmt, options.tgt_fmt):
+        return _change_release(options)
     supported = _supported(options.model, options.src_fmt, options.tgt_fmt)
     if supported is not None:
         print(f"{supported}\n\nConversion failed.")
@@ -58,6 +61,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"convert_checkpoint: {type(exc).__name__}: {exc}", file=sys.stderr)
     print("\nConversion failed.")
     return EXIT_FAILED
+
+
+def _change_release(options: argparse.Namespace) -> int:
+    if options.command == "convert":
+        print(
+            f"A checkpoint of {options.src_fmt} loads in {options.tgt_fmt} as it is; only its config changes. Give "
+            "convert-config and the params file.\n\nConversion failed."
+        )
+        return EXIT_FAILED
+    path = Path(options.config_file)
+    try:
+        read_config(path, options.src_fmt)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        converted = releases.convert_config(options.model, content, options.src_fmt)
+    except ConfigConversionError as exc:
+        print(f"ConfigConversionError: {exc}", file=sys.stderr)
+        print("\nConversion failed.")
+        return EXIT_FAILED
+    print(f"Config saved to {_write_config(options, path, converted)}")
+    return 0
 
 
 def read_config(path: Path, source: str) -> Config:
@@ -183,6 +206,8 @@ def _table(names: Sequence[str], hide_notes: bool = False) -> str:
         if not model.has_head:
             notes += "; the CS model's head is dropped, and left out on the way to CS"
         rows.append((name, ", ".join(model.formats), "" if hide_notes else notes))
+    for name in releases.MODELS if len(names) > 1 else [name for name in names if name in releases.MODELS]:
+        rows.append((name, f"{releases.OLD}, {releases.NEW}", "" if hide_notes else "convert-config only"))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}".rstrip() for row in rows)
 
