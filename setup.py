@@ -7,6 +7,7 @@ from setuptools import find_packages, setup
 COMMANDS = [
     "csrun_wse = csrun.cli:csrun_wse",
     "csrun_cpu = csrun.cli:csrun_cpu",
+    "cs_input_analyzer = csrun.input_analyzer:cs_input_analyzer",
     "python-ws = csrun.interpreters:python_ws",
     "cs = csrun.shell.cli:main",
     "cs-system = csrun.system_cli:main",

@@ -22,12 +22,12 @@ USAGE_ERROR = 1
 
 def csrun_wse(argv: Sequence[str] | None = None) -> int:
     """Run a command on a CS system and return its exit code."""
-    return _guarded("csrun_wse", lambda: _csrun_wse(sys.argv[1:] if argv is None else argv))
+    return guarded("csrun_wse", lambda: _csrun_wse(sys.argv[1:] if argv is None else argv))
 
 
 def csrun_cpu(argv: Sequence[str] | None = None) -> int:
     """Run a command on CPUs only and return its exit code."""
-    return _guarded("csrun_cpu", lambda: _csrun_cpu(sys.argv[1:] if argv is None else argv))
+    return guarded("csrun_cpu", lambda: _csrun_cpu(sys.argv[1:] if argv is None else argv))
 
 
 def _csrun_wse(argv: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def _csrun_wse(argv: Sequence[str]) -> int:
     if parsed.wants_help:
         print(manual.wse_help(here))
         return 0
-    plan = make_plan(_request(parsed, here), _command(parsed, "csrun_wse"))
+    plan = make_plan(_request(parsed, here), command_of(parsed, "csrun_wse"))
     program = site_program(here, parsed, plan.command)
     if parsed.truth("dry-run", False):
         from csrun.executors import dry_run
@@ -58,7 +58,7 @@ def _csrun_cpu(argv: Sequence[str]) -> int:
         if parsed.truth(name, False):
             print(value)
             return 0
-    command = _command(parsed, "csrun_cpu")
+    command = command_of(parsed, "csrun_cpu")
     program = site_program(here, parsed, command)
     from csrun import launching
 
@@ -110,7 +110,12 @@ def _request(parsed: Parsed, here: site.Site) -> Request:
     return request
 
 
-def _command(parsed: Parsed, program: str) -> tuple[str, ...]:
+def command_of(parsed: Parsed, program: str) -> tuple[str, ...]:
+    """Return the command of a parsed line, after its warnings have been shown.
+
+    Raises:
+        UsageError: If there is none.
+    """
     for warning in parsed.warnings:
         _say(warning)
     if not parsed.command:
@@ -118,7 +123,7 @@ def _command(parsed: Parsed, program: str) -> tuple[str, ...]:
     return parsed.command
 
 
-def _guarded(program: str, run: Callable[[], int]) -> int:
+def guarded(program: str, run: Callable[[], int]) -> int:
     """Return the exit code of a launcher; errors become one line, signals the codes that shells give."""
     signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -45,6 +45,28 @@ CPU_OPTIONS = (
 )
 
 
+ANALYZER_OPTIONS = (
+    Option("available-nodes", "number", "Nodes that a launch may have", "number of nodes"),
+    MOUNT_DIRS,
+)
+
+
+def analyzer_help(here: Site) -> str:
+    """Return the help of cs_input_analyzer."""
+    defaults = {"available-nodes": str(here.nodes), "mount-dirs": ",".join(here.mount_dirs) or "none"}
+    return f"""Usage: cs_input_analyzer [OPTION]... COMMAND [ARGUMENT]...
+
+Run COMMAND, which compiles or validates a model, measure its input pipeline on this machine, and recommend how many
+input workers a launch needs for the rate that the simulated system is estimated to have.
+
+Options, --name VALUE or --name=VALUE, with hyphens or underscores; they end at the first other word:
+{_table(ANALYZER_OPTIONS, defaults)}
+      --help                  This text
+
+Example:
+  cs_input_analyzer --available-nodes 5 python run.py --params configs/params.yaml --mode train --compile_only"""
+
+
 def wse_help(here: Site) -> str:
     """Return the help of csrun_wse."""
     defaults = {

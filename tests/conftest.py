@@ -18,7 +18,7 @@ COMMANDS = {
     "cs": "csrun.shell.cli:main",
     "cs-system": "csrun.system_cli:main",
     "csctl": "csrun.jobs.cli:main",
-    "cs_input_analyzer": "csrun.input_analyzer:main",
+    "cs_input_analyzer": "csrun.input_analyzer:cs_input_analyzer",
 }
 
 

@@ -7,11 +7,13 @@
 | CEREBRAS_TLS_CERT | user | certificate (PEM) of the server that serves a system from another host |
 | CSAUTH_TOKEN | user | token for that server, as for csctl |
 | CSRUN_INPUT_FOLDER | csrun | folder in which the chief and the input workers of a launch find each other |
+| CSRUN_INPUT_REPORT | cs_input_analyzer | file for the measured rate of the input pipeline; measures only when set |
 | CSRUN_INPUT_WORKERS | csrun | number of input workers that stand by; 0: the chief reads its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
 | CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
 | CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
+| TF_XLA_FLAGS | us, for use_xla | lets XLA compile for the CPU too |
 | K8S_CS_IP | site | 1.7.1: when set, the run is on the CS system although no cs_ip is given |
 """
 
@@ -27,12 +29,16 @@ HOME = "CEREBRAS_HOME"
 TLS_CERT = "CEREBRAS_TLS_CERT"
 TOKEN = "CSAUTH_TOKEN"
 INPUT_FOLDER = "CSRUN_INPUT_FOLDER"
+INPUT_REPORT = "CSRUN_INPUT_REPORT"
 INPUT_WORKERS = "CSRUN_INPUT_WORKERS"
 JOB_ID = "CSRUN_JOB_ID"
 LAYOUT = "CSRUN_LAYOUT"
 ROLE = "CSRUN_ROLE"
 TASK = "CSRUN_TASK"
 K8S_CS_IP = "K8S_CS_IP"
+
+XLA_FLAGS = "TF_XLA_FLAGS"
+XLA_ON_CPU = "--tf_xla_cpu_global_jit"
 
 PIPELINED = "pipelined"
 WEIGHT_STREAMING = "weight_streaming"
@@ -51,6 +57,7 @@ class Environment:
     k8s_cs_ip: str | None
     input_folder: Path | None = None
     input_workers: int = 0
+    input_report: Path | None = None
     tls_certificate: Path | None = None
     token: str = ""
 
@@ -84,6 +91,14 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         k8s_cs_ip=environ.get(K8S_CS_IP) or None,
         input_folder=Path(folder) if folder else None,
         input_workers=int(workers),
+        input_report=Path(environ[INPUT_REPORT]) if environ.get(INPUT_REPORT) else None,
         tls_certificate=Path(environ[TLS_CERT]) if environ.get(TLS_CERT) else None,
         token=environ.get(TOKEN, ""),
     )
+
+
+def allow_xla_on_cpu() -> None:
+    """Let XLA compile for the CPU. TensorFlow reads the flags once, at its first session: call this before."""
+    flags = os.environ.get(XLA_FLAGS, "")
+    if XLA_ON_CPU not in flags:
+        os.environ[XLA_FLAGS] = f"{flags} {XLA_ON_CPU}".strip()

@@ -26,6 +26,7 @@ from tensorflow.core.framework import dataset_options_pb2
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.runtime import input_rate
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ def distributed(dataset: Any, environment: env.Environment | None = None) -> Any
         CerebrasError: If the workers do not start within START_TIMEOUT_S.
     """
     environment = env.read() if environment is None else environment
+    if environment.input_report is not None:
+        input_rate.write_report(dataset, environment.input_report)
     count, folder = environment.input_workers, environment.input_folder
     if count == 0 or folder is None or environment.role != "chief":
         return dataset

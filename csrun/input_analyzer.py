@@ -1,0 +1,116 @@
+"""cs_input_analyzer: how many input workers does this model need? Measured on this machine.
+
+It runs the given compile or validate command, during which the run measures its own input pipeline in one process, and
+compares that with the rate at which the simulated system is estimated to take samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cerebras_tensorflow.config import env
+from csrun import cli, interpreters, manual, process, site
+from csrun.options import command_hint, parse
+
+NO_RATE = 3
+REPORT_NAME = "compile_report.txt"
+ESTIMATE = re.compile(r"^\s*Samples/s:\s*([0-9.eE+]+)", re.M)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What the measurement means for a launch."""
+
+    samples_per_s: float
+    cpus_per_worker: int
+    workers: int | None
+
+
+def cs_input_analyzer(argv: Sequence[str] | None = None) -> int:
+    """Analyse the input of a command and return its exit code, or NO_RATE if nothing could be measured."""
+    return cli.guarded("cs_input_analyzer", lambda: _analyse(sys.argv[1:] if argv is None else argv))
+
+
+def recommend(report: Mapping[str, float], needed_samples_per_s: float | None) -> Recommendation:
+    """Return the number of workers that the needed rate takes.
+
+    Args:
+        report: What runtime/input_rate.py has measured.
+        needed_samples_per_s: Rate at which the system takes samples; None when no estimate is known.
+    """
+    rate = report["samples"] / report["wall_s"]
+    cpus = max(1, math.ceil(report["cpu_s"] / report["wall_s"]))
+    workers = None if needed_samples_per_s is None else max(1, math.ceil(needed_samples_per_s / rate))
+    return Recommendation(rate, cpus, workers)
+
+
+def _analyse(argv: Sequence[str]) -> int:
+    here = site.read(env.read().home)
+    parsed = parse(argv, manual.ANALYZER_OPTIONS)
+    if parsed.wants_help:
+        print(manual.analyzer_help(here))
+        return 0
+    command = cli.command_of(parsed, "cs_input_analyzer")
+    program = cli.site_program(here, parsed, command)
+    nodes = parsed.number("available-nodes") or here.nodes
+    print("Starting input performance analysis and resource estimator", flush=True)
+    print(f"Running: {shlex.join(command)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "input.json"
+        environ = {**os.environ, **interpreters.environment(command), env.INPUT_REPORT: str(path)}
+        try:
+            code = process.run(program if here.image else interpreters.resolved(command), environ)
+        except process.CommandError as exc:
+            raise process.CommandError(f"{exc}{command_hint(parsed)}", exc.exit_code) from exc
+        if not path.exists():
+            print(
+                "ERROR: the command did not come to its input pipeline, so there is nothing to measure. "
+                "Give a command that compiles or validates the model",
+                file=sys.stderr,
+            )
+            return code or NO_RATE
+        report = json.loads(path.read_text(encoding="utf-8"))
+    if not report["batches"]:
+        print("ERROR: the input pipeline ended before it could be measured: it needs a few batches", file=sys.stderr)
+        return code or NO_RATE
+    print(_text(report, recommend(report, _estimate(command)), nodes))
+    print("Finished Analysis")
+    return code
+
+
+def _text(report: Mapping[str, float], found: Recommendation, nodes: int) -> str:
+    lines = [
+        f"Measured on this machine, one process: {found.samples_per_s:.1f} samples/s "
+        f"({report['samples']:.0f} samples in {report['wall_s']:.1f} s, {report['cpu_s']:.1f} s of CPU time)"
+    ]
+    if found.workers is None:
+        lines.append(f"No {REPORT_NAME} was found, so how many workers the system needs is not known.")
+    else:
+        tasks = math.ceil(found.workers / nodes)
+        lines += [
+            f"Input workers for the system's estimated rate (simulated): {found.workers}",
+            f"Recommended: --total-nodes {nodes} --tasks-per-node {tasks} --cpus-per-task {found.cpus_per_worker}",
+            f"Estimated input rate then: {found.samples_per_s * tasks * nodes:.1f} samples/s on nodes like this one",
+        ]
+    return "\n".join(lines)
+
+
+def _estimate(command: Sequence[str]) -> float | None:
+    """Return the estimated samples/s of the newest compile report below the command's model_dir."""
+    model_dir = "model_dir"
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        name, separator, value = word.partition("=")
+        if name in ("--model_dir", "--model-dir", "-o"):
+            model_dir = value if separator else following
+    reports = sorted(Path(model_dir).rglob(REPORT_NAME), key=lambda path: path.stat().st_mtime)
+    match = ESTIMATE.search(reports[-1].read_text(encoding="utf-8")) if reports else None
+    return None if match is None else float(match.group(1))

@@ -1,0 +1,35 @@
+"""cs_input_analyzer on a real pipeline."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+SCRIPT = """
+import tensorflow as tf
+from cerebras_tensorflow.runtime import input_workers
+with tf.Graph().as_default():
+    input_workers.distributed(tf.data.Dataset.range(1000).map(lambda x: (x, x + 1)).batch(4))
+"""
+
+
+def test_the_report_has_the_measured_rate_and_a_recommendation(run, tmp_path: Path) -> None:
+    folder = tmp_path / "model_dir" / "tfcs_1"
+    folder.mkdir(parents=True)
+    (folder / "compile_report.txt").write_text("Estimated Overall Performance\n---\nSamples/s: 1000000.0\n")
+    words = ("python", "-c", SCRIPT, "--model_dir", str(tmp_path / "model_dir"))
+    done = run("cs_input_analyzer", "--available-nodes", "3", *words)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Starting input performance analysis and resource estimator"
+    assert lines[-1] == "Finished Analysis"
+    rate = float(re.search(r"one process: ([0-9.]+) samples/s \(800 samples", done.stdout).group(1))
+    workers = int(re.search(r"estimated rate \(simulated\): (\d+)", done.stdout).group(1))
+    assert abs(workers - 1_000_000 / rate) <= 1 + workers * 0.01
+    assert "Recommended: --total-nodes 3 --tasks-per-node" in done.stdout
+
+
+def test_a_command_without_a_pipeline_is_told_so(run) -> None:
+    done = run("cs_input_analyzer", "true")
+    assert done.returncode == 3
+    assert "did not come to its input pipeline" in done.stderr
