@@ -69,13 +69,16 @@ def _unused_settings(cs_config: Any) -> list[str]:
     if not isinstance(cs_config, CSConfig):
         return []
     defaults = CSConfig()
-    return [
-        f"{item.name}={getattr(cs_config, item.name)!r}"
-        for item in fields(cs_config)
-        if item.name not in _HONOURED
-        and getattr(cs_config, item.name) is not None
-        and getattr(cs_config, item.name) != getattr(defaults, item.name)
-    ]
+    settings: list[str] = []
+    for item in fields(cs_config):
+        value = getattr(cs_config, item.name)
+        if item.name in _HONOURED or value is None or value == getattr(defaults, item.name):
+            continue
+        if hasattr(value, "ListFields"):
+            settings += messages.set_fields(value, f"{item.name}.")
+        else:
+            settings.append(f"{item.name}={value!r}")
+    return settings
 
 
 def _tell(kind: str, settings: Iterable[str]) -> None:

@@ -24,6 +24,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
 
 train_v1 = tf.compat.v1.train
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,33 @@ def evaluation_ops(model: Model) -> EvaluationOps:
     with model.graph.as_default(), graph_semantics():
         for key, metric in (model.spec.eval_metric_ops or {}).items():
             if hasattr(metric, "result"):
-                updates[key], values[key] = tf.group(metric.updates), metric.result()
+                updates[key], values[key] = _keras_metric(model.graph, metric)
             else:
                 values[key], updates[key] = metric
         values["loss"], updates["loss"] = tf.compat.v1.metrics.mean(model.spec.loss)
     return EvaluationOps(updates, values, HostMetrics(host_call) if host_call is not None else None)
+
+
+def _keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
+    """Return the update op and the value of a Keras metric; its variables become local ones, which a run initializes.
+
+    Keras 3 keeps no list of its updates: they are the assignments to its variables, other than their initializers.
+    """
+    inner = [(variable, getattr(variable, "value", None)) for variable in metric.variables]
+    variables: list[Any] = [own if isinstance(own, tf.Variable) else variable for variable, own in inner]
+    for variable in variables:
+        for collection in ("local_variables", "metric_variables"):
+            graph.add_to_collection(collection, variable)
+    handles = {variable.handle.op.name for variable in variables}
+    initializers = {variable.initializer.name for variable in variables}
+    updates = [
+        operation
+        for operation in graph.get_operations()
+        if operation.type in _ASSIGNMENTS
+        and operation.inputs[0].op.name in handles
+        and operation.name not in initializers
+    ]
+    return tf.group(updates), tf.convert_to_tensor(metric.result())
 
 
 @contextmanager
@@ -135,6 +158,7 @@ def opened_model(
     path = request.checkpoint_path or checkpoints.newest_whole(request.model_dir)
     if path is None:
         run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
+    settings = running.session_config_of(request.config, target.mode)  # before any session
     pipeline = InputPipeline(request.input_fn, request.params, mode, request.config, request.config.tf_random_seed)
     sessions: list[ProgramSession] = []
 
@@ -144,9 +168,7 @@ def opened_model(
             model, model.step([*roots, local_init]), target.mode, request.config, request.compile_dir
         )
         store = running.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
-        session = ProgramSession(
-            compiled.program, model.graph, None, store, request.config.session_config, pipeline.next_batch
-        )
+        session = ProgramSession(compiled.program, model.graph, None, store, settings, pipeline.next_batch)
         sessions.append(session)
         session.run(local_init)
         if path is not None:

@@ -108,7 +108,7 @@ def _warm_values(variables: Mapping[str, Any], settings: WarmStartSettings) -> d
     path = settings.ckpt_to_initialize_from
     if problems and not settings.is_lenient:
         raise CheckpointError(f"cannot warm-start from {path}: {'; '.join(problems[:5])}")
-    if not found:
+    if wanted and not found:
         raise CheckpointError(f"cannot warm-start from {path}: it shares no variable with the model")
     run_log.info("Warm-starting %d of %d variables from %s.", len(found), len(variables), path)
     for problem in problems[:20]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
+from tensorflow.python.saved_model.model_utils import export_utils  # private: no public name since tf.estimator went
 
 from cerebras_tensorflow.estimator.host_call import validate_host_call
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -87,7 +88,7 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             loss=None if loss is None else _checked_loss(loss),
             train_op=train_op,
             eval_metric_ops=_checked_metrics(eval_metric_ops),
-            export_outputs=export_outputs,
+            export_outputs=_checked_exports(export_outputs, predictions, mode),
             scaffold=_checked_scaffold(scaffold),
             **{name: _checked_hooks(name, value) for name, value in hooks.items()},
         )
@@ -146,7 +147,7 @@ def _checked_metrics(metrics: Any) -> dict[str, Any]:
     if not isinstance(metrics, Mapping):
         raise TypeError(f"eval_metric_ops must be a dict, given: {metrics}")
     for key, value in metrics.items():
-        is_keras = hasattr(value, "result") and hasattr(value, "updates")
+        is_keras = hasattr(value, "result") and hasattr(value, "update_state")
         if not is_keras and (not isinstance(value, tuple) or len(value) != 2):
             raise TypeError(
                 f"Values of eval_metric_ops must be (metric_value, update_op) tuples, given: {value} for key: {key}"
@@ -160,6 +161,13 @@ def _checked_hooks(name: str, hooks: Any) -> tuple[Any, ...]:
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
             raise TypeError(f"All hooks must be SessionRunHook instances, given: {hook!r} in {name}")
     return hooks
+
+
+def _checked_exports(exports: Any, predictions: Any, mode: str) -> Any:
+    """Check export_outputs, which count in PREDICT; a single one becomes the default as well."""
+    if exports is None or mode != ModeKeys.PREDICT:
+        return exports
+    return export_utils.get_export_outputs(exports, predictions)
 
 
 def _checked_scaffold(scaffold: Any) -> Any:

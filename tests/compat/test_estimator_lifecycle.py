@@ -1,0 +1,580 @@
+"""tf.estimator.Estimator: train, evaluate, predict, checkpoints, as tf.estimator 2.15 documents them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import cerebras_tensorflow
+from tests.compat import models
+
+V1 = tf.compat.v1.train
+
+
+class Recorder(V1.SessionRunHook):
+    """Counts the calls that a hook gets."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.steps: list[int] = []
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+        self.step = V1.get_global_step()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self.calls.append("after_create_session")
+
+    def before_run(self, run_context: Any) -> Any:
+        self.calls.append("before_run")
+        return V1.SessionRunArgs({"step": self.step})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.calls.append("after_run")
+        self.steps.append(int(run_values.results["step"]))
+
+    def end(self, session: Any) -> None:
+        self.calls.append("end")
+
+
+class Listener(V1.CheckpointSaverListener):
+    """Records the calls that a saving listener gets."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.calls: list[tuple[str, int | None]] = []
+        self._stop_at = stop_at
+
+    def begin(self) -> None:
+        self.calls.append(("begin", None))
+
+    def before_save(self, session: Any, global_step_value: int) -> None:
+        self.calls.append(("before_save", global_step_value))
+
+    def after_save(self, session: Any, global_step_value: int) -> bool:
+        self.calls.append(("after_save", global_step_value))
+        return self._stop_at is not None and global_step_value >= self._stop_at
+
+    def end(self, session: Any, global_step_value: int) -> None:
+        self.calls.append(("end", global_step_value))
+
+
+def step_of(estimator: Any) -> int:
+    return int(estimator.get_variable_value("global_step"))
+
+
+# construction
+
+
+def test_model_fn_is_needed() -> None:
+    with pytest.raises(ValueError, match="model_fn must be provided"):
+        tf.estimator.Estimator(None)
+
+
+def test_params_need_a_model_fn_that_takes_them() -> None:
+    with pytest.raises(ValueError, match="does not include params argument"):
+        tf.estimator.Estimator(lambda features, labels, mode: None, params={"a": 1})
+
+
+@pytest.mark.parametrize("config", [3, "config", {"a": 1}], ids=["int", "str", "dict"])
+def test_config_must_be_a_run_config(config: Any) -> None:
+    with pytest.raises(ValueError, match="config must be an instance of `RunConfig`"):
+        tf.estimator.Estimator(models.linear, config=config)
+
+
+def test_two_model_dirs_that_differ_are_refused(tmp_path: Path) -> None:
+    config = tf.estimator.RunConfig(model_dir=str(tmp_path / "a"))
+    with pytest.raises(ValueError, match="`model_dir` are set both in constructor and `RunConfig`"):
+        tf.estimator.Estimator(models.linear, str(tmp_path / "b"), config)
+
+
+@pytest.mark.parametrize("where", ["constructor", "config", "both"])
+def test_model_dir_may_come_from_either(where: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "m")
+    config = tf.estimator.RunConfig(model_dir=folder if where != "constructor" else None)
+    estimator = tf.estimator.Estimator(models.linear, folder if where != "config" else None, config)
+    assert estimator.model_dir == folder == estimator.config.model_dir
+
+
+def test_model_dir_may_be_a_path(tmp_path: Path) -> None:
+    assert tf.estimator.Estimator(models.linear, tmp_path / "m").model_dir == str(tmp_path / "m")
+
+
+def test_model_dir_defaults_to_a_new_folder() -> None:
+    first, second = tf.estimator.Estimator(models.linear), tf.estimator.Estimator(models.linear)
+    assert first.model_dir != second.model_dir
+
+
+def test_params_are_a_copy() -> None:
+    params = {"rate": 0.5}
+    estimator = tf.estimator.Estimator(models.linear, params=params)
+    estimator.params["rate"] = 1.0
+    assert estimator.params == {"rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    "name", ["train", "evaluate", "predict", "export_saved_model", "model_dir", "params", "eval_dir"]
+)
+def test_public_members_cannot_be_overridden(name: str) -> None:
+    kind = type("Changed", (tf.estimator.Estimator,), {name: lambda self: None})
+    with pytest.raises(ValueError, match=f"cannot override members of Estimator.*{name}"):
+        kind(models.linear)
+
+
+def test_new_and_private_members_are_allowed_in_a_subclass() -> None:
+    kind = type("Extended", (tf.estimator.Estimator,), {"more": lambda self: 3, "_private": 1})
+    assert kind(models.linear).more() == 3
+
+
+def test_the_check_can_be_switched_off_as_old_scripts_do() -> None:
+    kind = type("Changed", (cerebras_tensorflow.CerebrasEstimator,), {"train": lambda self: 3})
+    kind._assert_members_are_not_overridden = lambda self: None  # type: ignore[attr-defined]
+    assert kind(models.linear).train() == 3
+
+
+def test_a_cerebras_estimator_is_an_estimator() -> None:
+    assert isinstance(cerebras_tensorflow.CerebrasEstimator(models.linear), tf.estimator.Estimator)
+    assert not isinstance(3, tf.estimator.Estimator)
+
+
+# training
+
+
+@pytest.mark.parametrize("name", ["steps", "max_steps"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_steps_must_be_positive(fresh: Any, name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"Must specify {name} > 0, given: {value}"):
+        fresh.train(models.repeated, **{name: value})
+
+
+def test_steps_and_max_steps_exclude_each_other(fresh: Any) -> None:
+    with pytest.raises(ValueError, match="Can not provide both steps and max_steps"):
+        fresh.train(models.repeated, steps=1, max_steps=1)
+
+
+def test_train_returns_the_estimator(fresh: Any) -> None:
+    assert fresh.train(models.repeated, steps=1) is fresh
+
+
+def test_steps_are_relative_and_max_steps_absolute(fresh: Any) -> None:
+    fresh.train(models.repeated, steps=2)
+    fresh.train(models.repeated, steps=2)
+    assert step_of(fresh) == 4
+    fresh.train(models.repeated, max_steps=5)
+    assert step_of(fresh) == 5
+    fresh.train(models.repeated, max_steps=5)
+    assert step_of(fresh) == 5
+
+
+def test_training_without_a_number_ends_with_the_input(fresh: Any) -> None:
+    assert step_of(fresh.train(models.once)) == 4
+
+
+def test_training_reduces_the_loss(trained: Any) -> None:
+    assert trained.evaluate(models.once)["loss"] < 1.0
+
+
+def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
+    def random_model(features: Any, labels: Any, mode: str) -> Any:
+        value = tf.compat.v1.get_variable("w", [4], initializer=tf.compat.v1.random_normal_initializer())
+        loss = tf.reduce_sum(value)
+        step = V1.get_global_step()
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=tf.compat.v1.assign_add(step, 1))
+
+    values = []
+    for number, seed in enumerate((1, 1, 2)):
+        config = tf.estimator.RunConfig(tf_random_seed=seed)
+        estimator = tf.estimator.Estimator(random_model, str(tmp_path / str(number)), config)
+        values.append(estimator.train(models.repeated, steps=1).get_variable_value("w"))
+    assert (values[0] == values[1]).all()
+    assert (values[0] != values[2]).any()
+
+
+@pytest.mark.parametrize("hooks", [[1], ["hook"], [object]], ids=["int", "str", "class"])
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_hooks_of_another_type_are_refused(fresh: Any, hooks: list[Any], method: str) -> None:
+    with pytest.raises(TypeError, match="Hooks must be a SessionRunHook"):
+        getattr(fresh, method)(models.once, hooks=hooks, steps=1)
+
+
+def test_a_hook_gets_its_calls_in_order(fresh: Any) -> None:
+    hook = Recorder()
+    fresh.train(models.repeated, hooks=[hook], steps=2)
+    assert hook.calls == ["begin", "after_create_session", *["before_run", "after_run"] * 2, "end"]
+
+
+@pytest.mark.parametrize("field", ["training_hooks", "training_chief_hooks"])
+def test_hooks_of_the_spec_run(tmp_path: Path, field: str) -> None:
+    hook = Recorder()
+
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        return models.linear(features, labels, mode, params)._replace(**{field: (hook,)})
+
+    tf.estimator.Estimator(model, str(tmp_path), params={}).train(models.repeated, steps=1)
+    assert hook.calls.count("after_run") == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: V1.StopAtStepHook(num_steps=2),
+        lambda folder: V1.StopAtStepHook(last_step=2),
+        lambda folder: V1.LoggingTensorHook(["global_step"], every_n_iter=1),
+        lambda folder: V1.StepCounterHook(every_n_steps=1, output_dir=str(folder)),
+        lambda folder: V1.GlobalStepWaiterHook(0),
+        lambda folder: V1.FinalOpsHook(None),
+        lambda folder: V1.FeedFnHook(lambda: {}),
+    ],
+    ids=["num_steps", "last_step", "logging", "counter", "waiter", "final_ops", "feed"],
+)
+def test_the_hooks_of_tensorflow_work(fresh: Any, tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    fresh.train(models.repeated, hooks=[make(tmp_path)], max_steps=2)
+    assert step_of(fresh) == 2
+
+
+def test_saving_listeners_get_their_calls(tmp_path: Path) -> None:
+    config = tf.estimator.RunConfig(save_checkpoints_steps=2)
+    listener = Listener()
+    estimator = tf.estimator.Estimator(models.linear, str(tmp_path), config, {})
+    estimator.train(models.repeated, max_steps=4, saving_listeners=[listener])
+    saves = [(kind, step) for step in (0, 2, 4) for kind in ("before_save", "after_save")]
+    assert listener.calls == [("begin", None), *saves, ("end", 4)]
+
+
+def test_a_listener_can_stop_the_run(tmp_path: Path) -> None:
+    config = tf.estimator.RunConfig(save_checkpoints_steps=2)
+    estimator = tf.estimator.Estimator(models.linear, str(tmp_path), config, {})
+    estimator.train(models.repeated, max_steps=100, saving_listeners=[Listener(stop_at=4)])
+    assert step_of(estimator) == 4
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    estimator = tf.estimator.Estimator(models.linear, str(tmp_path), params={"rate": 1e30})
+    with pytest.raises(tf.estimator.NanLossDuringTrainingError):
+        estimator.train(models.repeated, max_steps=50)
+
+
+def test_model_fn_sees_mode_params_and_config(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    def model(features: Any, labels: Any, mode: str, params: Any, config: Any) -> Any:
+        seen.update(mode=mode, params=params, config=config)
+        return models.linear(features, labels, mode, params)
+
+    estimator = tf.estimator.Estimator(model, str(tmp_path), params={"rate": 0.2})
+    estimator.train(models.repeated, steps=1)
+    assert (seen["mode"], seen["params"]["rate"]) == ("train", 0.2)
+    assert seen["config"].model_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, 3, {"loss": 1}], ids=["none", "int", "dict"])
+def test_another_return_of_model_fn_is_refused(tmp_path: Path, value: Any) -> None:
+    estimator = tf.estimator.Estimator(lambda features, labels, mode: value, str(tmp_path))
+    with pytest.raises(ValueError, match="model_fn should return an EstimatorSpec"):
+        estimator.train(models.repeated, steps=1)
+
+
+def test_labels_need_a_model_fn_that_takes_them(tmp_path: Path) -> None:
+    estimator = tf.estimator.Estimator(lambda features, mode: None, str(tmp_path))
+    with pytest.raises(ValueError, match="model_fn does not take labels, but input_fn returns labels"):
+        estimator.train(models.repeated, steps=1)
+
+
+# inputs
+
+
+def _tensors() -> Any:
+    return {"x": tf.constant(models.X)}, tf.constant(models.Y)
+
+
+@pytest.mark.parametrize(
+    "input_fn",
+    [
+        models.repeated,
+        _tensors,
+        lambda params: models.repeated(),
+        lambda mode: models.repeated(),
+        lambda config: models.repeated(),
+        lambda mode, params, config: models.repeated(),
+        lambda params, input_context=None: models.repeated(),
+        lambda params=None: models.repeated(),
+        lambda **kwargs: models.repeated(),
+        lambda: tf.data.Dataset.from_tensor_slices((models.X, models.Y)).batch(8).repeat(),
+        lambda: tf.compat.v1.data.make_one_shot_iterator(models.repeated()).get_next(),
+    ],
+    ids=["dataset", "tensors", "params", "mode", "config", "all", "context", "default", "kwargs", "array", "iterator"],
+)
+def test_input_fn_may_take_and_return_what_is_documented(fresh: Any, input_fn: Callable[..., Any]) -> None:
+    assert step_of(fresh.train(input_fn, steps=2)) == 2
+
+
+@pytest.mark.parametrize("result", [(1, 2, 3), [1]], ids=["three", "one"])
+def test_an_input_fn_of_another_length_is_refused(fresh: Any, result: Any) -> None:
+    with pytest.raises(ValueError, match="input_fn should return"):
+        fresh.train(lambda: result, steps=1)
+
+
+def test_a_functools_partial_is_an_input_fn(fresh: Any) -> None:
+    import functools
+
+    fresh.train(functools.partial(lambda params, more: models.repeated(), more=1), steps=1)
+    assert step_of(fresh) == 1
+
+
+# evaluation
+
+
+@pytest.mark.parametrize("name", ["loss", "mae", "global_step"])
+def test_evaluate_returns(trained: Any, name: str) -> None:
+    assert name in trained.evaluate(models.once)
+
+
+def test_the_loss_is_the_mean_over_batches(trained: Any) -> None:
+    weights, bias = trained.get_variable_value("w"), trained.get_variable_value("b")
+    errors = (models.X @ weights + bias - models.Y) ** 2
+    assert trained.evaluate(models.once)["loss"] == pytest.approx(errors.reshape(4, -1).mean(1).mean(), rel=1e-5)
+
+
+def test_the_global_step_is_the_checkpoints(trained: Any) -> None:
+    assert trained.evaluate(models.once)["global_step"] == 20
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 9])
+def test_evaluation_takes_at_most_the_steps(trained: Any, steps: int) -> None:
+    hook = Recorder()
+    trained.evaluate(models.once, steps=steps, hooks=[hook])
+    assert hook.calls.count("after_run") == min(steps, 4)
+
+
+@pytest.mark.parametrize("steps", [0, -3])
+def test_evaluation_steps_must_be_positive(trained: Any, steps: int) -> None:
+    with pytest.raises(ValueError, match=f"Must specify steps > 0, given: {steps}"):
+        trained.evaluate(models.once, steps=steps)
+
+
+def test_an_older_checkpoint_can_be_evaluated(trained: Any) -> None:
+    result = trained.evaluate(models.once, checkpoint_path=f"{trained.model_dir}/model.ckpt-5")
+    assert result["global_step"] == 5
+    assert result["loss"] > trained.evaluate(models.once)["loss"]
+
+
+@pytest.mark.parametrize("name, folder", [(None, "eval"), ("dev", "eval_dev")])
+def test_evaluations_have_event_files_of_their_own(trained: Any, name: str | None, folder: str) -> None:
+    trained.evaluate(models.once, name=name)
+    assert trained.eval_dir(name) == f"{trained.model_dir}/{folder}"
+    assert list(Path(trained.eval_dir(name)).glob("events.out.tfevents.*"))
+
+
+def test_evaluation_without_training_uses_initial_values(fresh: Any) -> None:
+    assert fresh.evaluate(models.once)["loss"] == pytest.approx(float((models.Y**2).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tf_keras", "keras"])
+def test_metrics_of_both_keras_generations_are_taken(tmp_path: Path, kind: str) -> None:
+    keras = pytest.importorskip(kind)
+
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = models.linear(features, labels, mode, params)
+        if mode != tf.estimator.ModeKeys.EVAL:
+            return spec
+        metric = keras.metrics.MeanSquaredError(name="mse")
+        metric.update_state(labels, spec.predictions["p"])
+        return spec._replace(eval_metric_ops={"mse": metric})
+
+    estimator = tf.estimator.Estimator(model, str(tmp_path), params={})
+    result = estimator.evaluate(models.once)
+    assert result["mse"] == pytest.approx(float((models.Y**2).mean()), rel=1e-4)
+
+
+# prediction
+
+
+def test_predictions_come_one_sample_at_a_time(trained: Any) -> None:
+    samples = list(trained.predict(models.once))
+    assert len(samples) == 32
+    assert samples[0]["p"].shape == (1,)
+    weights, bias = trained.get_variable_value("w"), trained.get_variable_value("b")
+    np.testing.assert_allclose([sample["p"] for sample in samples], models.X @ weights + bias, rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_may_come_in_batches(trained: Any) -> None:
+    batches = list(trained.predict(models.once, yield_single_examples=False))
+    assert [len(batch["p"]) for batch in batches] == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("keys", [["p"], ["twice"], ["p", "twice"]], ids=str)
+def test_predict_keys_choose(trained: Any, keys: list[str]) -> None:
+    assert sorted(next(iter(trained.predict(models.once, predict_keys=keys)))) == sorted(keys)
+
+
+def test_unknown_predict_keys_are_refused(trained: Any) -> None:
+    with pytest.raises(ValueError, match="Expected to run at least one output"):
+        list(trained.predict(models.once, predict_keys=["nothing"]))
+
+
+def test_predict_is_lazy(trained: Any) -> None:
+    assert len(list(itertools.islice(trained.predict(models.repeated), 40))) == 40
+
+
+def test_predict_takes_hooks(trained: Any) -> None:
+    hook = Recorder()
+    list(trained.predict(models.once, hooks=[hook]))
+    assert hook.calls.count("after_run") == 4
+
+
+def test_predictions_that_are_no_dict(tmp_path: Path) -> None:
+    def model(features: Any, labels: Any, mode: str) -> Any:
+        tf.compat.v1.get_variable("v", [])
+        return tf.estimator.EstimatorSpec(mode, predictions=features["x"])
+
+    estimator = tf.estimator.Estimator(model, str(tmp_path))
+    assert next(iter(estimator.predict(models.once))).shape == (3,)
+    with pytest.raises(ValueError, match="predict_keys argument is not valid in case of non-dict predictions"):
+        list(estimator.predict(models.once, predict_keys=["p"]))
+
+
+def test_num_samples_is_the_cerebras_classs_own(trained: Any) -> None:
+    estimator = cerebras_tensorflow.CerebrasEstimator(models.linear, trained.model_dir, params={})
+    assert len(list(estimator.predict(models.once, num_samples=5))) == 5
+    with pytest.raises(TypeError):
+        trained.predict(models.once, num_samples=5)
+
+
+# checkpoints
+
+
+def test_checkpoints_are_named_as_tensorflow_names_them(trained: Any) -> None:
+    state = tf.train.get_checkpoint_state(trained.model_dir)
+    assert [path.rsplit("/")[-1] for path in state.all_model_checkpoint_paths] == [
+        f"model.ckpt-{step}" for step in (0, 5, 10, 15, 20)
+    ]
+    assert trained.latest_checkpoint() == tf.train.latest_checkpoint(trained.model_dir)
+
+
+@pytest.mark.parametrize("name", ["w", "b", "global_step"])
+def test_variables_are_those_that_tensorflow_reads(trained: Any, name: str) -> None:
+    assert name in trained.get_variable_names()
+    reader = tf.train.load_checkpoint(trained.latest_checkpoint())
+    assert np.array_equal(reader.get_tensor(name), trained.get_variable_value(name))
+
+
+@pytest.mark.parametrize("method, arguments", [("get_variable_names", ()), ("get_variable_value", ("w",))])
+def test_variables_need_a_checkpoint(fresh: Any, method: str, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="Could not find trained model in model_dir"):
+        getattr(fresh, method)(*arguments)
+
+
+def test_latest_checkpoint_of_nothing_is_none(fresh: Any) -> None:
+    assert fresh.latest_checkpoint() is None
+
+
+@pytest.mark.parametrize("keep, left", [(1, 1), (2, 2), (0, 5), (None, 5)])
+def test_keep_checkpoint_max(tmp_path: Path, keep: int | None, left: int) -> None:
+    config = tf.estimator.RunConfig(save_checkpoints_steps=1, keep_checkpoint_max=keep)
+    tf.estimator.Estimator(models.linear, str(tmp_path), config, {}).train(models.repeated, max_steps=4)
+    assert len(list(tmp_path.glob("model.ckpt-*.index"))) == left
+
+
+# warm start
+
+
+def warm(tmp_path: Path, settings: Any, name: str = "warm") -> Any:
+    return tf.estimator.Estimator(models.linear, str(tmp_path / name), params={"rate": 0.0}, warm_start_from=settings)
+
+
+def test_a_path_warm_starts_everything(trained: Any, tmp_path: Path) -> None:
+    estimator = warm(tmp_path, trained.latest_checkpoint()).train(models.repeated, steps=1)
+    assert np.array_equal(estimator.get_variable_value("w"), trained.get_variable_value("w"))
+    assert step_of(estimator) == 1
+
+
+@pytest.mark.parametrize("pattern, warm_names", [(".*", "wb"), ("w", "w"), ("b", "b"), (["w", "b"], "wb"), (None, "")])
+def test_warm_start_settings_choose_variables(trained: Any, tmp_path: Path, pattern: Any, warm_names: str) -> None:
+    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start=pattern)
+    estimator = warm(tmp_path, settings).train(models.repeated, steps=1)
+    for name in "wb":
+        same = np.array_equal(estimator.get_variable_value(name), trained.get_variable_value(name))
+        assert same == (name in warm_names)
+
+
+def test_warm_start_maps_names(trained: Any, tmp_path: Path) -> None:
+    def renamed(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        with tf.compat.v1.variable_scope("new"):
+            return models.linear(features, labels, mode, params)
+
+    settings = tf.estimator.WarmStartSettings(
+        trained.latest_checkpoint(), var_name_to_prev_var_name={"new/w": "w", "new/b": "b"}
+    )
+    estimator = tf.estimator.Estimator(renamed, str(tmp_path), params={"rate": 0.0}, warm_start_from=settings)
+    estimator.train(models.repeated, steps=1)
+    assert np.array_equal(estimator.get_variable_value("new/w"), trained.get_variable_value("w"))
+
+
+def test_a_bare_path_is_lenient(trained: Any, tmp_path: Path) -> None:
+    def extended(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        tf.compat.v1.get_variable("head", [2], initializer=tf.compat.v1.ones_initializer())
+        return models.linear(features, labels, mode, params)
+
+    estimator = tf.estimator.Estimator(
+        extended, str(tmp_path), params={"rate": 0.0}, warm_start_from=trained.latest_checkpoint()
+    )
+    estimator.train(models.repeated, steps=1)
+    assert np.array_equal(estimator.get_variable_value("w"), trained.get_variable_value("w"))
+    assert estimator.get_variable_value("head").tolist() == [1.0, 1.0]
+
+
+def test_warm_start_does_not_touch_a_run_that_resumes(trained: Any, tmp_path: Path) -> None:
+    first = tf.estimator.Estimator(models.linear, str(tmp_path / "warm"), params={"rate": 0.0})
+    first.train(models.repeated, steps=1)
+    again = warm(tmp_path, trained.latest_checkpoint()).train(models.repeated, steps=1)
+    assert not np.any(again.get_variable_value("w"))
+
+
+@pytest.mark.parametrize("value", [3, ["path"], {"a": 1}], ids=["int", "list", "dict"])
+def test_another_warm_start_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="warm_start_from must be a path or WarmStartSettings"):
+        tf.estimator.Estimator(models.linear, warm_start_from=value)
+
+
+def test_warm_start_settings_need_a_checkpoint() -> None:
+    with pytest.raises(ValueError, match="`ckpt_to_initialize_from` MUST be set"):
+        tf.estimator.WarmStartSettings("")
+
+
+# summaries
+
+
+def tags(folder: str) -> set[str]:
+    found = set()
+    for path in Path(folder).glob("events.out.tfevents.*"):
+        for event in V1.summary_iterator(str(path)) if hasattr(V1, "summary_iterator") else ():
+            found.update(value.tag for value in event.summary.value)
+    return found
+
+
+def with_summary(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    spec = models.linear(features, labels, mode, params)
+    tf.compat.v1.summary.scalar("mine", spec.loss)
+    return spec
+
+
+def test_summaries_reach_event_files(tmp_path: Path) -> None:
+    config = tf.estimator.RunConfig(save_summary_steps=1)
+    tf.estimator.Estimator(with_summary, str(tmp_path), config, {}).train(models.repeated, steps=2)
+    assert {"mine", "loss"} <= tags(str(tmp_path))
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_summaries_contexts_switch_the_models_own(tmp_path: Path, is_enabled: bool) -> None:
+    from cerebras_tensorflow.estimator import summaries
+
+    config = tf.estimator.RunConfig(save_summary_steps=1)
+    with summaries.cs1_enable_summaries() if is_enabled else summaries.cs1_disable_summaries():
+        tf.estimator.Estimator(with_summary, str(tmp_path), config, {}).train(models.repeated, steps=2)
+    assert ("mine" in tags(str(tmp_path))) == is_enabled
+    assert "loss" in tags(str(tmp_path))
