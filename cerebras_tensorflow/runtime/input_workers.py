@@ -50,6 +50,8 @@ SHUFFLING = {
     "ShuffleDatasetV3",
     "ShuffleAndRepeatDataset",
     "ShuffleAndRepeatDatasetV2",
+    "RandomDataset",
+    "RandomDatasetV2",
 }
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
