@@ -33,7 +33,8 @@ check("tf.keras is tf_keras", tf.keras.layers.Layer is tf_keras.layers.Layer)
 Policy = tf.keras.mixed_precision.experimental.Policy
 policy = Policy("mixed_float16", loss_scale=None)
 check("Policy takes loss_scale None", policy.loss_scale is None)
-check("Policy has dynamic loss scale by default", type(Policy("mixed_float16").loss_scale).__name__ == "DynamicLossScale")
+default = Policy("mixed_float16").loss_scale
+check("Policy has dynamic loss scale by default", type(default).__name__ == "DynamicLossScale")
 check("Policy takes a number", type(Policy("mixed_float16", loss_scale=8.0).loss_scale).__name__ == "FixedLossScale")
 tf.keras.mixed_precision.experimental.set_policy(policy)
 check("set_policy sets the global policy", tf.keras.mixed_precision.experimental.global_policy() is policy)
@@ -91,7 +92,8 @@ with tf.Graph().as_default():
 
 from google.protobuf.json_format import MessageToJson, MessageToDict
 from cerebras_appliance.pb.stack.full_pb2 import FullConfig
-check("MessageToJson takes the dropped keyword", MessageToJson(FullConfig(), including_default_value_fields=False) == "{}")
+text = MessageToJson(FullConfig(), including_default_value_fields=False)
+check("MessageToJson takes the dropped keyword", text == "{}")
 check("True prints defaults", "targetNumReplicas" in MessageToDict(FullConfig(), including_default_value_fields=True))
 check("keyword and names together", "target_num_replicas" in MessageToJson(
     FullConfig(target_num_replicas=-1), preserving_proto_field_name=True, sort_keys=True,
