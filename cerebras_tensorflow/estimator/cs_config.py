@@ -22,6 +22,8 @@ class CSConfig:
         weight_store_dir: Folder of the file store; None: `<model_dir>/weight_store`.
         stream_window_bytes: Bytes of weights in memory at a time; None: twice the largest weight, at least 64 MB.
         min_stream_bytes: Variables smaller than this stay in memory.
+        use_xla: Compile clusters of ops with XLA. Pipelined only; the results then differ from weight streaming's in
+            the last bits.
 
     Raises:
         SettingsError: If a value of ours is out of range.
@@ -48,6 +50,7 @@ class CSConfig:
     weight_store_dir: str | None = None
     stream_window_bytes: int | None = None
     min_stream_bytes: int = 64 * 1024
+    use_xla: bool = False
 
     def __post_init__(self) -> None:
         if self.weight_store not in STORES:

@@ -110,8 +110,22 @@ def cs_config_of(config: Any) -> CSConfig:
     given = getattr(config, "cs_config", None)
     if isinstance(given, CSConfig):
         return given
-    names = ("weight_store", "weight_store_dir", "stream_window_bytes", "min_stream_bytes")
+    names = ("weight_store", "weight_store_dir", "stream_window_bytes", "min_stream_bytes", "use_xla")
     return CSConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
+
+
+def session_config_of(config: Any, mode: str) -> Any:
+    """Return the session settings of a run: the caller's, with XLA where it was asked for."""
+    result = tf.compat.v1.ConfigProto()
+    if config.session_config is not None:
+        result.CopyFrom(config.session_config)
+    if cs_config_of(config).use_xla:
+        if mode == WEIGHT_STREAMING:
+            run_log.warning("use_xla is ignored: weight streaming runs without XLA.")
+        else:
+            env.allow_xla_on_cpu()
+            result.graph_options.optimizer_options.global_jit_level = tf.compat.v1.OptimizerOptions.ON_2
+    return result
 
 
 def compile_model(model: Model, step: Step, mode: str, config: Any, compile_dir: str | None) -> Compiled:

@@ -121,6 +121,7 @@ class _Run:
         self._session: ProgramSession | None = None
         self._compiled: Compiled | None = None
         self._programming_s = 0.0
+        self._session_config = running.session_config_of(request.config, target.mode)  # before any session
         self._pipeline = InputPipeline(
             request.input_fn, request.params, ModeKeys.TRAIN, request.config, request.config.tf_random_seed
         )
@@ -226,7 +227,7 @@ class _Run:
         store = running.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
         self._pipeline.start()
         session = ProgramSession(
-            compiled.program, model.graph, model.train_node, store, request.config.session_config, self._next_batch
+            compiled.program, model.graph, model.train_node, store, self._session_config, self._next_batch
         )
         self._session, self._compiled = session, compiled
         session.run(ops.local_init)

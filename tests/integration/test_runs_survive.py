@@ -23,8 +23,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(home: Path) -> Start:
     """Starts toy_run.py."""
 
-    def begin(mode: str, model_dir: Path, max_steps: int, *words: str) -> subprocess.Popen[str]:
-        environ = {**os.environ, "CEREBRAS_EXECUTION_MODE": mode, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    def begin(mode: str, model_dir: Path, max_steps: int, *words: str, verbosity: str = "3") -> subprocess.Popen[str]:
+        environ = {**os.environ, "CEREBRAS_EXECUTION_MODE": mode, "TF_CPP_MIN_LOG_LEVEL": verbosity}
         arguments = [sys.executable, str(SCRIPT), str(model_dir), str(max_steps), *words]
         return subprocess.Popen(arguments, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -170,3 +170,11 @@ def test_the_log_has_the_lines_of_the_quickstart_in_order(start: Start, tmp_path
     remaining = iter(lines)
     for wanted in expected:
         assert any(line.startswith(wanted) for line in remaining), wanted
+
+
+def test_xla_compiles_where_it_is_asked_for(start: Start, tmp_path: Path) -> None:
+    process = start("pipelined", tmp_path / "xla", 10, "use_xla=1", verbosity="0")
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert "Compiled cluster using XLA!" in output
+    assert "use_xla is ignored" in finish(start("weight_streaming", tmp_path / "streamed", 2, "use_xla=1"))
