@@ -43,7 +43,7 @@ setup(
     package_dir={"cerebras_appliance": "cerebras_tensorflow/compat/roots/wheel/cerebras_appliance"},
     package_data={
         "cerebras_tensorflow": ["**/*.md", "py.typed", "compat/roots/**/*.py"],
-        "csrun": ["**/*.proto", "py.typed"],
+        "csrun": ["**/*.md", "**/*.proto", "py.typed"],
     },
     install_requires=[
         "tensorflow>=2.16,<2.22",
