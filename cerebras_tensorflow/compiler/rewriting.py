@@ -1,0 +1,361 @@
+"""The rewriting of a step's graph for weight streaming: loads, updates, gates in place of reads of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
+from cerebras_tensorflow.compiler.sliced_update import GRADIENT_INPUT, Slices
+from cerebras_tensorflow.graph.conditionals import Liveness
+from cerebras_tensorflow.graph.nodes import (
+    Endpoint,
+    GraphDef,
+    NodeDef,
+    NodeTable,
+    constant_node,
+    parse_input,
+)
+from cerebras_tensorflow.graph.ordering import first_reads
+from cerebras_tensorflow.graph.program import (
+    GATHER_TOKEN,
+    LOAD_TOKEN,
+    PRIVATE_LOAD_TOKEN,
+    SLICE_LOAD_TOKEN,
+    SLICE_STORE_TOKEN,
+    STORE_TOKEN,
+    Event,
+)
+from cerebras_tensorflow.graph.variables import REPLACING_OPS, Touch, Variable
+
+STEP_NODE = "cs_step"
+
+# Ops that never hand on or write over the buffer of an input. Everything else may: TensorFlow reuses the buffer of an
+# input that nothing else refers to, and a slice of a weight no longer shows that the memory is the store's.
+_READERS = frozenset(
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
+)
+_PASS_ON = frozenset({"Identity", "Reshape", "Cast"})
+
+
+@dataclass
+class Plan:
+    """The uses of one streamed variable."""
+
+    index: int
+    variable: Variable
+    before: list[Touch] = field(default_factory=list)  # reads of the value that the step starts with
+    after: list[Touch] = field(default_factory=list)  # reads of the updated value
+
+    @classmethod
+    def of(cls, index: int, variable: Variable, table: NodeTable) -> Plan:
+        before, after = first_reads(table, variable)
+        return cls(index, variable, before, after)
+
+    def value_uses(self, table: NodeTable) -> list[tuple[Touch, str]]:
+        """Pairs (read, op that uses the value read)."""
+        return [
+            (read, user)
+            for read in self.before
+            if read.op == "ReadVariableOp"
+            for user in table.consumers[read.node]
+            if any(endpoint.node == read.node for endpoint in table.data_inputs(user))
+        ]
+
+
+def _only_reads(table: NodeTable, user: str, source: str) -> bool:
+    """Whether an op, and those that it hands its input's buffer on to, never write over it."""
+    node = table.nodes[user]
+    if node.op in _READERS:
+        return True
+    if node.op == "Cast" and node.attr["SrcT"].type != node.attr["DstT"].type:
+        return True
+    if node.op not in _PASS_ON or table.data_inputs(user)[0].node != source:
+        return False
+    return all(_only_reads(table, consumer, user) for consumer in table.consumers[user])
+
+
+class Rewriting:
+    """The emission of one program's nodes."""
+
+    def __init__(self, table: NodeTable, order: list[str], plans: Sequence[Plan], window_bytes: int) -> None:
+        self._table = table
+        self._position = {name: position for position, name in enumerate(order)}
+        self._plans = plans
+        self._window_bytes = window_bytes
+        self._liveness = Liveness(table, order)
+        self._dropped: set[str] = set()  # original nodes that are replaced
+        self._redirect: dict[tuple[str, str], str] = {}  # (user, read) -> load
+        self._extra_control: dict[str, list[str]] = {}
+        self._new: dict[str, NodeDef] = {}
+        self._ends: list[str] = []  # what the step waits for
+        self._dropped_reads: set[str] = set()
+        self.events: list[Event] = []
+        self.most_held_bytes = 0
+        self.inserted: dict[str, list[str]] = {}  # original node -> new ones before it in the order
+
+    def run(self, train_node: str | None, slices: Mapping[str, Slices]) -> None:
+        demand = self._demand()
+        for plan in self._plans:
+            self._dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
+        self._dropped |= self._dropped_reads
+        for plan in self._plans:
+            others = [(position, num_bytes) for position, num_bytes, index in demand if index != plan.index]
+            self._shapes(plan)
+            self._gathers(plan)
+            self._loads(plan, others)
+            if plan.variable.writes and plan.variable.writes[0].node not in slices:
+                self._update(plan)
+        by_handle = {plan.variable.handle: plan for plan in self._plans}
+        for cut in slices.values():
+            self._sliced_update(cut, [by_handle[handle] for handle in cut.handles])
+        self.events.sort(key=lambda event: (event.first, event.weight))
+        self._gates()
+        if train_node:
+            self._add(NodeDef(name=STEP_NODE, op="NoOp", input=[f"^{train_node}", *(f"^{end}" for end in self._ends)]))
+
+    def graph_def(self) -> GraphDef:
+        """The rewritten graph, without the nodes that nothing needs any more."""
+        source = self._table.graph_def
+        result = GraphDef(versions=source.versions, library=source.library)
+        for node in source.node:
+            if node.name in self._dropped:
+                continue
+            new = NodeDef.FromString(node.SerializeToString())
+            del new.input[:]
+            control: list[str] = []
+            for text in node.input:
+                endpoint = parse_input(text)
+                load = self._redirect.get((node.name, endpoint.node))
+                if endpoint.is_control:
+                    control += self._control_of(endpoint.node)
+                elif load:
+                    new.input.append(load)
+                    control += self._control_of(endpoint.node)
+                else:
+                    new.input.append(text)
+            control += self._extra_control.get(node.name, ())
+            new.input.extend(f"^{name}" for name in dict.fromkeys(control))
+            result.node.append(new)
+        result.node.extend(self._new.values())
+        result.node.extend(self._liveness.new_nodes)
+        return result
+
+    def _control_of(self, name: str) -> list[str]:
+        """What a node waits for that had a control edge from a node, or took a read's value.
+
+        Of a read that is replaced, that is what the read itself waited for: its value is loaded whenever it fits.
+        What the read had to precede waits for the uses of its value already.
+        """
+        if name not in self._dropped or self._table.nodes[name].op != "ReadVariableOp":
+            return [name]
+        before = [endpoint.node for endpoint in self._table.inputs[name] if endpoint.is_control]
+        return [control for node in before for control in self._control_of(node)]
+
+    def _add(self, node: NodeDef) -> str:
+        self._new[node.name] = node
+        return node.name
+
+    def _demand(self) -> list[tuple[int, int, int]]:
+        """(position, bytes, weight) of every use of a streamed weight, in order."""
+        demand = []
+        for plan in self._plans:
+            size = plan.variable.num_bytes
+            demand += [(self._position[user], size, plan.index) for _, user in plan.value_uses(self._table)]
+            demand += [(self._position[write.node], size, plan.index) for write in plan.variable.writes[:1]]
+        return sorted(demand)
+
+    def _shapes(self, plan: Plan) -> None:
+        for touch in [t for t in plan.before + plan.after if t.op == "VariableShape"]:
+            out_type = tf.as_dtype(self._table.nodes[touch.node].attr["out_type"].type).as_numpy_dtype
+            assert plan.variable.shape is not None
+            self._dropped.add(touch.node)
+            self._add(constant_node(touch.node, np.array(plan.variable.shape, out_type)))
+
+    def _gathers(self, plan: Plan) -> None:
+        for touch in [t for t in plan.before if t.op == "ResourceGather"]:
+            node = self._table.nodes[touch.node]
+            ids = self._table.data_inputs(touch.node)[1]
+            dtype = node.attr["Tindices"].type
+            self._dropped.add(touch.node)
+            call = self._call(touch.node, GATHER_TOKEN, plan, touch.switches, [(str(ids), dtype)])
+            call.input.extend(
+                f"^{control}" for text in node.input if text.startswith("^") for control in self._control_of(text[1:])
+            )
+            position = self._position[touch.node]
+            for write in plan.variable.writes:
+                self._extra_control.setdefault(write.node, []).append(self._liveness.alive(touch.node))
+            self.events.append(Event("gather", plan.index, call.name, 0, position, position, ((call.name, position),)))
+
+    def _loads(self, plan: Plan, others: list[tuple[int, int]]) -> None:
+        """Give each group of uses its own load. Reads inside a branch are grouped by branch."""
+        by_branch: dict[tuple[Endpoint, ...], list[tuple[Touch, str]]] = {}
+        for read, user in plan.value_uses(self._table):
+            by_branch.setdefault(read.switches, []).append((read, user))
+        for switches, pairs in by_branch.items():
+            positions = sorted({self._position[user] for _, user in pairs})
+            for group in split_uses(positions, others, self._window_bytes):
+                members = [(read, user) for read, user in pairs if group[0] <= self._position[user] <= group[-1]]
+                name = members[0][0].node
+                if name in self._new:
+                    name = f"{name}/cs_load_{group[0]}"
+                only_read = all(_only_reads(self._table, user, read.node) for read, user in members)
+                self._call(name, LOAD_TOKEN if only_read else PRIVATE_LOAD_TOKEN, plan, switches, [])
+                for read, user in members:
+                    self._redirect[(user, read.node)] = name
+                finishers = tuple(sorted({(user, self._position[user]) for _, user in members}, key=lambda f: f[1]))
+                self.events.append(
+                    Event("load", plan.index, name, plan.variable.num_bytes, group[0], group[-1], finishers)
+                )
+                for write in plan.variable.writes:
+                    users = [user for _, user in members if user != write.node]
+                    self._extra_control.setdefault(write.node, []).extend(
+                        self._liveness.alive(user) for user in dict.fromkeys(users)
+                    )
+
+    def _update(self, plan: Plan) -> None:
+        """Let the variable exist from a load before its first write to a store after its last."""
+        variable = plan.variable
+        dtype = self._table.nodes[variable.handle].attr["dtype"].type
+        writes = sorted(variable.writes, key=lambda touch: self._position[touch.node])
+        first = writes[0]
+        prefix = f"{variable.handle}/cs_update"
+        moves = [t.node for t in writes] + [t.node for t in plan.after if t.op != "VariableShape"]
+        replaced_first = first.op in REPLACING_OPS and not self._liveness.branches(first.node)
+        begun: list[str] = []  # where the write's branch is not taken, the value must still wait for its load
+        if replaced_first:
+            start = first.node
+        else:
+            load = self._call(f"{prefix}/load", LOAD_TOKEN, plan, (), [])
+            assign = NodeDef(name=f"{prefix}/begin", op="AssignVariableOp", input=[variable.handle, load.name])
+            assign.attr["dtype"].type = dtype
+            self._add(assign)
+            start = load.name
+            begun = [assign.name]
+            for node in moves:
+                self._extra_control.setdefault(node, []).append(assign.name)
+        read = NodeDef(name=f"{prefix}/value", op="ReadVariableOp", input=[variable.handle])
+        read.attr["dtype"].type = dtype
+        done = [self._liveness.alive(touch.node) for touch in writes]
+        read.input.extend(f"^{name}" for name in dict.fromkeys(begun + done))
+        self._add(read)
+        store = self._call(f"{prefix}/store", STORE_TOKEN, plan, (), [(read.name, dtype)])
+        waits = [store.name, *(self._liveness.alive(name) for name in moves)]
+        end = NodeDef(name=f"{prefix}/end", op="DestroyResourceOp", input=[variable.handle])
+        end.input.extend(f"^{name}" for name in dict.fromkeys(waits))
+        self._add(end)
+        self._ends.append(end.name)
+        positions = [self._position[name] for name in moves]
+        finisher = ((end.name, max(positions)),)
+        self.events.append(
+            Event("update", plan.index, start, variable.num_bytes, min(positions), max(positions), finisher)
+        )
+
+    def _sliced_update(self, cut: Slices, plans: Sequence[Plan]) -> None:
+        """Run an optimizer op slice by slice, each on variables that exist from its load to its store."""
+        node = self._table.nodes[cut.node]
+        inputs = [str(endpoint) for endpoint in self._table.data_inputs(cut.node)]
+        control = [text for text in node.input if text.startswith("^") and text[1:] not in self._dropped_reads]
+        control += [f"^{name}" for name in dict.fromkeys(self._extra_control.pop(cut.node, ()))]
+        gradient = GRADIENT_INPUT[node.op]
+        dtype = self._table.nodes[cut.handles[0]].attr["dtype"].type
+        shape = plans[0].variable.shape
+        assert shape is not None
+        position = self._position[cut.node]
+        applies = []
+        for number, (start, stop) in enumerate(cut.pairs):
+            prefix = f"{cut.node}/cs_rows_{start}"
+            place = position + number / len(cut.pairs)
+            rows = [stop - start, *shape[1:]]
+            piece = NodeDef(name=f"{prefix}/gradient", op="Slice", input=[inputs[gradient]])
+            for name, values in (("from", [start, *[0] * (len(shape) - 1)]), ("size", rows)):
+                piece.input.append(self._add(constant_node(f"{prefix}/{name}", np.array(values, np.int64))))
+            piece.attr["T"].type, piece.attr["Index"].type = dtype, tf.int64.as_datatype_enum
+            self._add(piece)
+            apply = NodeDef.FromString(node.SerializeToString())
+            apply.name = f"{prefix}/apply"
+            del apply.input[:]
+            given = list(inputs)
+            given[gradient] = piece.name
+            variables = [self._slice_variable(plan, prefix, start, stop, dtype) for plan in plans]
+            for index, (handle, _, _) in enumerate(variables):
+                given[index] = handle
+            apply.input.extend([*given, *control, *(f"^{begin}" for _, begin, _ in variables)])
+            applies.append(self._add(apply))
+            self._liveness.inherit(apply.name, cut.node)
+            done = self._liveness.alive(apply.name)
+            for plan, (handle, begin, load) in zip(plans, variables, strict=True):
+                end = self._end_of_slice(plan, handle, begin, done, start, dtype)
+                size = plan.variable.num_bytes // shape[0] * (stop - start)
+                self.events.append(Event("update", plan.index, load, size, place, place, ((end, place),)))
+            self.inserted.setdefault(cut.node, []).extend([piece.name, apply.name])
+        self._dropped.add(cut.node)
+        self._add(NodeDef(name=cut.node, op="NoOp", input=[f"^{name}" for name in applies]))
+
+    def _slice_variable(self, plan: Plan, prefix: str, start: int, stop: int, dtype: int) -> tuple[str, str, str]:
+        """A variable for some rows of a weight; return (handle, op that gives it its value, load)."""
+        base = f"{prefix}/{plan.index}"
+        handle = NodeDef(name=base, op="VarHandleOp")
+        handle.attr["dtype"].type = dtype
+        handle.attr["shared_name"].s = base.encode()
+        assert plan.variable.shape is not None
+        rows = [stop - start, *plan.variable.shape[1:]]
+        handle.attr["shape"].shape.CopyFrom(tf.TensorShape(rows).as_proto())
+        self._add(handle)
+        numbers = [
+            (self._add(constant_node(f"{base}/cs_{name}", np.int64(value))), tf.int64.as_datatype_enum)
+            for name, value in (("start", start), ("stop", stop))
+        ]
+        load = self._call(f"{base}/load", SLICE_LOAD_TOKEN, plan, (), numbers)
+        begin = NodeDef(name=f"{base}/begin", op="AssignVariableOp", input=[handle.name, load.name])
+        begin.attr["dtype"].type = dtype
+        return handle.name, self._add(begin), load.name
+
+    def _end_of_slice(self, plan: Plan, handle: str, begin: str, done: str, start: int, dtype: int) -> str:
+        """Store a slice's variable and release it; return the op after which it is gone."""
+        value = NodeDef(name=f"{handle}/value", op="ReadVariableOp", input=[handle, f"^{begin}", f"^{done}"])
+        value.attr["dtype"].type = dtype
+        self._add(value)
+        inputs = [(f"{handle}/cs_start", tf.int64.as_datatype_enum), (value.name, dtype)]
+        store = self._call(f"{handle}/store", SLICE_STORE_TOKEN, plan, (), inputs)
+        end = NodeDef(name=f"{handle}/end", op="DestroyResourceOp", input=[handle, f"^{store.name}"])
+        self._ends.append(self._add(end))
+        return end.name
+
+    def _call(
+        self, name: str, token: str, plan: Plan, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
+    ) -> NodeDef:
+        """A call into the weight store: load, gather(ids) or store(value), dead where its branch is not taken."""
+        index = self._add(constant_node(f"{name}/cs_weight", np.int64(plan.index)))
+        for level, endpoint in enumerate(switches):
+            predicate = self._table.data_inputs(endpoint.node)[1]
+            switch = NodeDef(name=f"{name}/cs_switch_{level}", op="Switch", input=[index, str(predicate)])
+            switch.attr["T"].type = tf.int64.as_datatype_enum
+            index = str(Endpoint(self._add(switch), endpoint.port))
+        node = NodeDef(name=name, op="PyFunc", input=[index, *(text for text, _ in inputs)])
+        node.attr["token"].s = token.encode()
+        node.attr["Tin"].list.type.extend([tf.int64.as_datatype_enum, *(dtype for _, dtype in inputs)])
+        value = self._table.nodes[plan.variable.handle].attr["dtype"].type
+        stores = token in (STORE_TOKEN, SLICE_STORE_TOKEN)
+        node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if stores else value)
+        self._add(node)
+        return node
+
+    def _gates(self) -> None:
+        """Chain the events by gates; each event waits for its gate."""
+        waits, self.most_held_bytes = find_waits(self.events, self._window_bytes)
+        previous = None
+        for number, (event, finishers) in enumerate(zip(self.events, waits, strict=True)):
+            if event.kind == "gather":
+                continue
+            alive = dict.fromkeys(self._liveness.alive(name) for name in finishers)
+            if alive or previous is None:
+                inputs = [f"^{name}" for name in alive] + ([f"^{previous}"] if previous else [])
+                previous = self._add(NodeDef(name=f"cs_gate/{number}", op="NoOp", input=inputs))
+            if event.node in self._new:
+                self._new[event.node].input.append(f"^{previous}")
+            else:
+                self._extra_control.setdefault(event.node, []).append(previous)
