@@ -29,7 +29,6 @@ class Meter:
         self._clock = clock
         self._started = 0.0
         self._paused_s = 0.0
-        self._first_step_s = 0.0
         self._waited_before = 0.0
         self._mark = (0.0, 0, 0)
         self.batch_size = 0
