@@ -98,13 +98,15 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int) -> int:
     Raises:
         CommandError: If Slurm ended the job before the chief could end by itself.
     """
-    found = [end for task in plan.tasks if (end := _read_end(task_file(folder, task.rank))) is not None]
-    lost = [end for end in found if end.ended_at is None]
+    records = {task.rank: _read_end(task_file(folder, task.rank)) for task in plan.tasks}
+    found = [end for end in records.values() if end is not None]
+    # A task that was killed has left no end, or nothing at all if its wrapper had not come to its first line yet.
+    lost = [rank for rank, end in records.items() if end is None or end.ended_at is None]
     failed = sorted((end for end in found if end.exit_code), key=lambda end: end.ended_at or 0.0)
     chief_has_ended = any(end.rank == 0 and end.ended_at is not None for end in found)
-    if lost and srun_code != 0 and not (folder / STOP_FILE).exists():
-        who = ", ".join(f"task {end.rank} on {end.node}" for end in lost)
-        raise CommandError(f"{who} went away without a word: killed, or the node was lost. {RESUME}", srun_code)
+    if found and lost and srun_code != 0 and not (folder / STOP_FILE).exists():
+        names = ", ".join(_task_name(rank, records[rank]) for rank in lost[:3]) + (" ..." if len(lost) > 3 else "")
+        raise CommandError(f"{names} went away without a word: killed, or the node was lost. {RESUME}", srun_code)
     if failed:
         return failed[0].exit_code
     if chief_has_ended or srun_code == 0:
@@ -114,6 +116,10 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int) -> int:
         f"message is above. {RESUME}",
         srun_code,
     )
+
+
+def _task_name(rank: int, end: TaskEnd | None) -> str:
+    return f"task {rank}" if end is None else f"task {rank} on {end.node}"
 
 
 def _read_end(path: Path) -> TaskEnd | None:

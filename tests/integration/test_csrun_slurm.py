@@ -158,3 +158,49 @@ def test_a_lost_node_gives_a_clear_error_and_a_resumable_state(
         argv("csrun_wse", "--executor", "slurm", *LAYOUT, sys.executable, "-c", ""), capture_output=True, timeout=120
     )
     assert again.returncode == 0
+
+
+RESUMING = """
+import pathlib, sys, time
+checkpoint = pathlib.Path(sys.argv[1])
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+print("started", "at", step, flush=True)
+while step < 30:
+    step += 1
+    draft = checkpoint.with_suffix(".tmp")
+    draft.write_text(str(step))
+    draft.replace(checkpoint)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+def test_a_requeued_batch_job_resumes(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> None:
+    checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
+    words = argv("csrun_wse", "--executor", "slurm", "python", "-c", RESUMING, str(checkpoint))
+    quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\nexec {quoted}\n")
+    options = ["--parsable", "-N1", "--exclusive", "--requeue", "--open-mode=append", f"--output={output}"]
+    number = subprocess.run(["sbatch", *options, script], capture_output=True, text=True, check=True).stdout.strip()
+
+    def wait_for(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 90
+        while not condition():
+            assert time.monotonic() < deadline, output.read_text()
+
+    wait_for(lambda: checkpoint.exists() and int(checkpoint.read_text()) >= 3)
+    subprocess.run(["scontrol", "requeue", number], check=True)
+    # Slurm holds a requeued job back for two minutes unless it is told otherwise.
+    now = ["scontrol", "update", f"jobid={number}", "StartTime=now"]
+
+    def is_done() -> bool:
+        subprocess.run(
+            now, capture_output=True
+        )  # refused once the job runs again, without effect before it is requeued
+        return int(checkpoint.read_text()) == 30
+
+    wait_for(is_done)
+    started = re.findall(r"^started at (\d+)$", output.read_text(), re.M)
+    assert started[0] == "0"
+    assert int(started[-1]) >= 3
