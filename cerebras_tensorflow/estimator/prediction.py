@@ -31,7 +31,7 @@ def predict(
     with opened_model(request, target, ModeKeys.PREDICT) as (model, create):
         run_log.info("Done calling model_fn.")
         predictions = _chosen(model.spec.predictions, predict_keys)
-        fetched = list(predictions.values()) if isinstance(predictions, Mapping) else [predictions]
+        fetched = tf.nest.flatten(predictions, expand_composites=True)
         hooks = [*request.hooks, *getattr(model.spec, "prediction_hooks", ())]
         with model.graph.as_default():
             creator = running.SessionCreator(lambda: create(fetched))
@@ -40,6 +40,9 @@ def predict(
                     values = session.run(predictions)
                     if not yield_single_examples:
                         yield values
+                        given += _length(values) if num_samples is not None else 0
+                        if num_samples is not None and given >= num_samples:
+                            return
                         continue
                     for number in range(_length(values)):
                         if num_samples is not None and given >= num_samples:

@@ -88,12 +88,12 @@ def sparse_again() -> Any:
 
 def test_params_reach_an_input_fn_that_takes_them() -> None:
     _, batch = first_batch(lambda params: tf.constant([params["value"]]), {"value": 9})
-    assert list(batch.values())[0].tolist() == [9]
+    assert next(iter(batch.values())).tolist() == [9]
 
 
 def test_an_input_fn_without_arguments_is_called_without() -> None:
     _, batch = first_batch(lambda: tf.constant([4]), {"value": 9})
-    assert list(batch.values())[0].tolist() == [4]
+    assert next(iter(batch.values())).tolist() == [4]
 
 
 def test_mode_and_config_are_offered() -> None:
@@ -157,7 +157,7 @@ def test_shuffling_repeats_with_the_seed() -> None:
     def input_fn() -> Any:
         return tf.data.Dataset.range(100).shuffle(100).batch(100)
 
-    first, second = (list(first_batch(input_fn)[1].values())[0] for _ in range(2))
+    first, second = (next(iter(first_batch(input_fn)[1].values())) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert first.tolist() != list(range(100))
 
@@ -168,7 +168,7 @@ def test_a_lookup_table_of_the_input_is_initialized() -> None:
         return tf.data.Dataset.from_tensors(tf.constant(["b", "z"])).map(table.lookup)
 
     _, batch = first_batch(input_fn)
-    assert list(batch.values())[0].tolist() == [2, -1]
+    assert next(iter(batch.values())).tolist() == [2, -1]
 
 
 def test_closing_without_reading_ends_the_reading_thread() -> None:

@@ -68,7 +68,7 @@ def test_host_call_and_eval_metric_ops_exclude_each_other() -> None:
     value = tf.constant([1.0])
     host_call = (metrics_of, [value])
     assert CSEstimatorSpec("eval", loss=tf.constant(1.0), host_call=host_call).host_call == host_call
-    with pytest.raises(ValueError, match="Please specify only one of `host_call` or `eval_metric_ops`, not both."):
+    with pytest.raises(ValueError, match=r"Please specify only one of `host_call` or `eval_metric_ops`, not both\."):
         CSEstimatorSpec("eval", loss=tf.constant(1.0), host_call=host_call, eval_metric_ops=metrics_of(value))
 
 

@@ -1,0 +1,187 @@
+"""Training runs: how far they go, what they keep, what a run on the CS refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow import CerebrasEstimator
+from cerebras_tensorflow.errors import CerebrasError, SystemNotFoundError
+from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first
+from tests.unit.estimator.tiny import BATCH, SAMPLES, estimator, input_fn, model_fn, v1
+
+
+def steps_saved(model_dir: Path) -> list[int]:
+    return sorted(int(path.rpartition("-")[2]) for path in checkpoints_newest_first(str(model_dir)))
+
+
+def final_step(trained: CerebrasEstimator) -> int:
+    return int(trained.get_variable_value("global_step"))
+
+
+def test_both_modes_end_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for mode in ("pipelined", "weight_streaming"):
+        monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", mode)
+        trained = estimator(tmp_path / mode).train(input_fn(), steps=5)
+        weights.append({name: trained.get_variable_value(name).tobytes() for name in trained.get_variable_names()})
+    assert weights[0] == weights[1]
+    assert set(weights[0]) >= {"w", "w/Adam", "out", "global_step", "beta1_power"}
+
+
+def test_steps_count_from_the_restored_step_and_max_steps_does_not(mode: str, tmp_path: Path) -> None:
+    estimator(tmp_path).train(input_fn(), steps=2)
+    assert final_step(estimator(tmp_path).train(input_fn(), steps=2)) == 4
+    assert final_step(estimator(tmp_path).train(input_fn(), max_steps=5)) == 5
+
+
+def test_asking_for_no_further_steps_says_so_and_does_not_call_model_fn(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    estimator(tmp_path).train(input_fn(), max_steps=2)
+
+    def failing(params: Any, mode: str, y: Any, labels: Any) -> Any:
+        raise AssertionError("called")
+
+    with caplog.at_level(logging.INFO, "tensorflow"):
+        estimator(tmp_path, {"spec": failing}).train(input_fn(), max_steps=2)
+    assert "Skipping training since max_steps has already saved" in caplog.text
+
+
+def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(mode: str, tmp_path: Path) -> None:
+    def from_start_of(step: int) -> Any:
+        return lambda: input_fn()().skip(step)
+
+    unbroken = estimator(tmp_path / "a").train(from_start_of(0), max_steps=5)
+    estimator(tmp_path / "b").train(from_start_of(0), max_steps=3)
+    resumed = estimator(tmp_path / "b").train(from_start_of(3), max_steps=5)
+    for name in unbroken.get_variable_names():
+        assert unbroken.get_variable_value(name).tobytes() == resumed.get_variable_value(name).tobytes()
+
+
+def test_checkpoints_come_at_the_start_at_the_interval_and_at_the_end(mode: str, tmp_path: Path) -> None:
+    estimator(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=None).train(input_fn(), max_steps=5)
+    assert steps_saved(tmp_path) == [0, 2, 4, 5]
+    name = "model-ckpt-5" if mode == "weight_streaming" else "model.ckpt-5"
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / name)
+
+
+def test_old_checkpoints_are_retired(mode: str, tmp_path: Path) -> None:
+    estimator(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=2).train(input_fn(), max_steps=5)
+    assert steps_saved(tmp_path) == [4, 5]
+
+
+def test_the_end_of_the_input_ends_the_run_which_is_saved(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = estimator(tmp_path).train(input_fn(epochs=1), max_steps=100)
+    steps = SAMPLES // BATCH
+    assert final_step(trained) == steps
+    assert f"The input ended at step {steps}, before step 100" in caplog.text
+
+
+def test_performance_json_has_the_seven_fields_and_says_which_are_simulated(mode: str, tmp_path: Path) -> None:
+    estimator(tmp_path).train(input_fn(), max_steps=3)
+    found = json.loads((tmp_path / "performance" / "performance.json").read_text())
+    assert found.pop("simulated") == ["est_samples_per_sec"]
+    assert set(found) == {
+        "compile_time", "est_samples_per_sec", "programming_time", "samples_per_sec", "suspected_input_bottleneck",
+        "total_samples", "total_time",
+    }  # fmt: skip
+    assert found["total_samples"] == 3 * BATCH
+    assert found["samples_per_sec"] == pytest.approx(found["total_samples"] / found["total_time"], rel=0.1)
+    assert found["compile_time"] > 0 and found["est_samples_per_sec"] > 0
+
+
+def test_a_second_run_finds_the_compiled_program(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    estimator(tmp_path).train(input_fn(), max_steps=1)
+    assert "Cached compilation found" not in caplog.text
+    with caplog.at_level(logging.INFO, "tensorflow"):
+        estimator(tmp_path).train(input_fn(), max_steps=2)
+    assert "Cached compilation found for this model configuration" in caplog.text
+    assert json.loads((tmp_path / "performance" / "performance.json").read_text())["compile_time"] == 0
+    (folder,) = tmp_path.glob("tfcs_*")
+    assert {"schedule.txt", "memory_plan.txt", "compile_report.txt"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(mode: str, tmp_path: Path) -> None:
+    def spec(mode: str, y: Any, labels: Any) -> Any:
+        bad = tf.equal(v1.train.get_global_step(), 3)
+        loss = tf.reduce_mean(tf.square(y - labels)) + tf.where(bad, float("nan"), 0.0)
+        return {"loss": loss, "train_op": v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())}
+
+    run = estimator(tmp_path, {"spec": spec}, save_checkpoints_steps=2)
+    with pytest.raises(v1.train.NanLossDuringTrainingError, match=r"loss of step 4 is nan.*ckpt-2\."):
+        run.train(input_fn(), max_steps=10)
+    assert steps_saved(tmp_path) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "limits, text",
+    [
+        ({"steps": 1, "max_steps": 1}, "Can not provide both steps and max_steps"),
+        ({"steps": 0}, "Must specify steps > 0, given: 0"),
+        ({"max_steps": -1}, "Must specify max_steps > 0, given: -1"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(limits: dict[str, int], text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=text):
+        estimator(tmp_path).train(input_fn(), **limits)
+
+
+def test_user_hooks_are_refused_in_a_run_on_the_cs(cs_ip: str, tmp_path: Path) -> None:
+    run = estimator(tmp_path, cs_ip=cs_ip)
+    with pytest.raises(CerebrasError, match="hooks are not supported in a run on the CS system"):
+        run.train(input_fn(), hooks=[v1.train.LoggingTensorHook([], every_n_iter=1)], steps=1)
+    run.train(input_fn(), hooks=[v1.train.StopAtStepHook(1)], steps=2, use_cs=False)
+    assert final_step(run) == 1
+
+
+def test_eval_metric_ops_in_a_training_spec_are_refused_on_the_cs(cs_ip: str, tmp_path: Path) -> None:
+    def spec(mode: str, y: Any, labels: Any) -> Any:
+        return {"eval_metric_ops": {"mean": v1.metrics.mean(y)}}
+
+    run = estimator(tmp_path, {"spec": spec}, cs_ip=cs_ip)
+    with pytest.raises(CerebrasError) as raised:
+        run.train(input_fn(), steps=1)
+    text = "[Unsupported TensorFlow] Detected unsupported eval_metric_ops in CS system training run."
+    assert str(raised.value) == text
+    assert final_step(run.train(input_fn(), steps=1, use_cs=False)) == 1
+
+
+def test_an_address_that_nothing_answers_at_is_refused(mode: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemNotFoundError, match=r"127\.0\.0\.1:1"):
+        estimator(tmp_path, cs_ip="127.0.0.1:1").train(input_fn(), steps=1)
+
+
+def test_a_model_dir_with_other_shapes_is_refused_with_their_names(mode: str, tmp_path: Path) -> None:
+    estimator(tmp_path).train(input_fn(), steps=1)
+
+    def wider(features: Any, labels: Any, mode: str) -> Any:
+        v1.get_variable("extra", [3])
+        return model_fn(features, labels, mode, {})
+
+    with pytest.raises(CerebrasError, match="lacks 1 of this model's variables: extra"):
+        CerebrasEstimator(wider, str(tmp_path)).train(input_fn(), steps=1)
+
+
+def test_training_changes_the_weights_and_lowers_the_loss(mode: str, tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    class Keep(v1.train.SessionRunHook):
+        def before_run(self, run_context: Any) -> Any:
+            (loss,) = (op for op in run_context.session.graph.get_operations() if op.name == "Mean")
+            return v1.train.SessionRunArgs(loss.outputs[0])
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            losses.append(float(run_values.results))
+
+    estimator(tmp_path).train(input_fn(), hooks=[Keep()], steps=60)
+    assert len(losses) == 60
+    assert np.mean(losses[-10:]) < 0.9 * np.mean(losses[:10])
