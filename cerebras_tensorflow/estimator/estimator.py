@@ -230,7 +230,9 @@ class CerebrasEstimator:
             elif mode == ModeKeys.EVAL:
                 step = model.step([*evaluation_run.evaluation_ops(model).roots, local_init_of(model)])
             else:
-                step = model.step([*tf.nest.flatten(model.spec.predictions, expand_composites=True), local_init_of(model)])
+                step = model.step(
+                    [*tf.nest.flatten(model.spec.predictions, expand_composites=True), local_init_of(model)]
+                )
             folder = None if validate_only else self._compile_dir
             compiled = running.compile_model(model, step, target.mode, self._config, folder)
         finally:

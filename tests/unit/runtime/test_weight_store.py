@@ -1,0 +1,82 @@
+"""Both stores hold what was written, at once and after a flush."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
+
+SPECS = (
+    WeightSpec("a", "float32", (5, 3), 60),
+    WeightSpec("b", "bfloat16", (4,), 8),
+    WeightSpec("c", "float32", (), 4),
+)
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStore]:
+    make: Callable[[], WeightStore] = lambda: (  # noqa: E731
+        MemoryStore(SPECS) if request.param == "memory" else FileStore(SPECS, tmp_path / "store")
+    )
+    opened = make()
+    yield opened
+    opened.close()
+
+
+def test_a_write_is_visible_at_once_and_after_a_flush(store: WeightStore) -> None:
+    for number in range(20):
+        value = np.full((5, 3), number, np.float32)
+        store.write(0, value)
+        np.testing.assert_array_equal(store.read(0), value)
+    store.flush()
+    np.testing.assert_array_equal(store.read(0), value)
+    np.testing.assert_array_equal(store.read_private(0), value)
+
+
+def test_dtype_and_shape_come_back(store: WeightStore) -> None:
+    import ml_dtypes
+
+    store.write(1, np.arange(4).astype(ml_dtypes.bfloat16))
+    store.write(2, np.array(7, np.float32))
+    store.flush()
+    assert store.read(1).dtype == ml_dtypes.bfloat16 and store.read(1).astype(int).tolist() == [0, 1, 2, 3]
+    assert store.read(2).shape == () and store.read(2) == 7
+
+
+def test_a_private_copy_may_be_written_over(store: WeightStore) -> None:
+    store.write(0, np.ones((5, 3), np.float32))
+    store.read_private(0)[:] = 9
+    np.testing.assert_array_equal(store.read(0), np.ones((5, 3)))
+
+
+def test_rows_repeat_and_keep_the_shape_of_the_ids(store: WeightStore) -> None:
+    value = np.arange(15, dtype=np.float32).reshape(5, 3)
+    store.write(0, value)
+    store.flush()
+    ids = np.array([[4, 0], [4, 2]])
+    np.testing.assert_array_equal(store.read_rows(0, ids), value[ids])
+    assert store.read_rows(0, np.zeros((0,), np.int32)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("bad", [5, -1])
+def test_a_row_out_of_range_names_the_weight_and_its_rows(store: WeightStore, bad: int) -> None:
+    store.write(0, np.zeros((5, 3), np.float32))
+    with pytest.raises(StoreError, match=rf"index {bad} is not in \[0, 5\), the rows of a"):
+        store.read_rows(0, np.array([0, bad]))
+
+
+def test_a_disk_too_small_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"needs 1000000\.0 TB .* weight_store_dir"):
+        FileStore([WeightSpec("huge", "float32", (1,), 10**18)], tmp_path)
+
+
+def test_the_file_store_leaves_no_file(tmp_path: Path) -> None:
+    store = FileStore(SPECS, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    store.close()
