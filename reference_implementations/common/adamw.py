@@ -2,6 +2,9 @@
 
 Differs from the paper in two ways, both as the public Model Zoo has it: the decay is scaled by the learning rate, and
 bias correction can be left out. The slots are called `<variable>/AdamW` (first moment) and `<variable>/AdamW_1`.
+
+With a trust ratio it is LAMB (You et al., arXiv 1904.00962, Algorithm 2, in the epsilon-hat form that TensorFlow's Adam
+has): each variable's change, decay included, is scaled to the variable's own length.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
         weight_decay_rate: float = 0.0,
         exclude_from_weight_decay: tuple[str, ...] = (),
         use_bias_correction: bool = True,
+        use_trust_ratio: bool = False,
         name: str = "AdamW",
     ) -> None:
         super().__init__(use_locking=False, name=name)
@@ -31,6 +35,7 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
         self._weight_decay_rate = weight_decay_rate
         self._exclude_from_weight_decay = exclude_from_weight_decay
         self._use_bias_correction = use_bias_correction
+        self._use_trust_ratio = use_trust_ratio
 
     def _create_slots(self, var_list: list[tf.Variable]) -> None:
         for variable in var_list:
@@ -62,6 +67,8 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
         change = self._moment_step_size * m / (tf.sqrt(v) + self._epsilon)
         if self._is_decayed(variable):
             change += self._step_size * self._weight_decay_rate * variable
+        if self._use_trust_ratio:
+            change *= self._trust_ratio(variable, change)
         return tf.group(
             first_moment.assign(m, read_value=False),
             second_moment.assign(v, read_value=False),
@@ -80,6 +87,13 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
                 updates.append(beta1_power.assign(beta1_power * self._beta1, read_value=False))
                 updates.append(beta2_power.assign(beta2_power * self._beta2, read_value=False))
         return tf.group(*updates, name=name_scope)
+
+    def _trust_ratio(self, variable: tf.Variable, change: tf.Tensor) -> tf.Tensor:
+        """() float32: length of the variable over that of its change at learning rate 1; 1 where either is 0."""
+        length, change_length = tf.norm(variable), tf.norm(change)
+        is_defined = tf.logical_and(length > 0.0, change_length > 0.0)
+        ratio = length * self._step_size / tf.where(is_defined, change_length, 1.0)
+        return tf.where(is_defined, ratio, 1.0)
 
     def _is_decayed(self, variable: tf.Variable) -> bool:
         return self._weight_decay_rate > 0.0 and not any(

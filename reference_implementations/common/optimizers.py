@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from reference_implementations.common.adafactor import AdafactorOptimizer
 from reference_implementations.common.adamw import AdamWOptimizer
 from reference_implementations.common.schedules import learning_rate_tensor
 from reference_implementations.common.sections import OptimizerSettings
@@ -45,6 +46,9 @@ def make_optimizer(settings: OptimizerSettings, learning_rate: tf.Tensor) -> tf.
         return tf.compat.v1.train.AdamOptimizer(
             learning_rate, beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon
         )
+    if settings.optimizer_type == "adafactor":
+        return AdafactorOptimizer(learning_rate, tf.compat.v1.train.get_or_create_global_step())
+    is_lamb = settings.optimizer_type == "lamb"
     return AdamWOptimizer(
         learning_rate,
         beta1=settings.beta1,
@@ -53,6 +57,8 @@ def make_optimizer(settings: OptimizerSettings, learning_rate: tf.Tensor) -> tf.
         weight_decay_rate=settings.weight_decay_rate,
         exclude_from_weight_decay=settings.exclude_from_weight_decay,
         use_bias_correction=settings.use_bias_correction,
+        use_trust_ratio=is_lamb,
+        name="LAMB" if is_lamb else "AdamW",
     )
 
 

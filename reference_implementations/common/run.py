@@ -72,7 +72,7 @@ def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
         print(f"{Path(sys.argv[0]).name}: error: {exc}", file=sys.stderr)
         return EXIT_USAGE
     except CerebrasError as exc:
-        print(f"{Path(sys.argv[0]).name}: error: {type(exc).__name__}: {exc}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: error: {exc}", file=sys.stderr)
         return 1
     return 0
 
@@ -183,7 +183,7 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         return
     eval_steps = settings.eval_steps or None
     if is_training:
-        estimator.train(train_input_fn, steps=settings.steps, max_steps=settings.max_steps)
+        _train(estimator, train_input_fn, settings)
     if settings.mode in ("eval", "train_and_eval"):
         checkpoint = settings.checkpoint_path if settings.mode == "eval" else None
         estimator.evaluate(eval_input_fn, steps=eval_steps, checkpoint_path=checkpoint)
@@ -193,6 +193,16 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
     elif settings.mode == "predict":
         predict_input_fn = functools.partial(_import(model.predict_input_fn or model.eval_input_fn), params)
         save_predictions(estimator, predict_input_fn, settings, model_dir)
+
+
+def _train(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings) -> None:
+    from cerebras_tensorflow.estimator.hooks import NanLossError
+
+    try:
+        estimator.train(input_fn, steps=settings.steps, max_steps=settings.max_steps)
+    except NanLossError as exc:
+        # Of TensorFlow's tree; its message says the step and the last good checkpoint, so a traceback adds nothing.
+        raise CerebrasError(str(exc)) from exc
 
 
 def steps_to_skip(model_dir: Path, train_input: Mapping[str, Any], settings: RunSettings) -> int:

@@ -63,7 +63,7 @@ class CsSettings:
 class OptimizerSettings:
     """Section `optimizer`."""
 
-    optimizer_type: Literal["sgd", "momentum", "adam", "adamw"] = "adamw"
+    optimizer_type: Literal["sgd", "momentum", "adam", "adamw", "lamb", "adafactor"] = "adamw"
     # A number, a schedule, or a list of schedules that follow each other; common/schedules.py has their keys.
     learning_rate: float | dict[str, Any] | tuple[Any, ...] = 1e-3
     momentum: float = 0.9

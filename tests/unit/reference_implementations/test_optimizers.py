@@ -68,7 +68,7 @@ def test_the_gradient_is_clipped_to_a_value() -> None:
     np.testing.assert_allclose(weight, START - np.clip(START - TARGET, -1.5, 1.5), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw", "lamb", "adafactor"])
 def test_every_optimizer_comes_nearer_to_the_target(kind: Any) -> None:
     weight, others = train(OptimizerSettings(optimizer_type=kind, learning_rate=0.05), 10)
     assert np.all(np.abs(weight - TARGET) < np.abs(START - TARGET))
@@ -85,3 +85,47 @@ def test_a_row_that_no_sample_touches_still_decays() -> None:
         values = session.run(table)
     np.testing.assert_allclose(values[[0, 2, 3]], 0.95, rtol=1e-6)
     np.testing.assert_allclose(values[1], 0.85, rtol=1e-5)
+
+
+def test_lamb_scales_each_change_to_the_length_of_its_variable() -> None:
+    settings = OptimizerSettings(optimizer_type="lamb", learning_rate=0.1, beta2=0.99, weight_decay_rate=0.2)
+    weight, others = train(settings, 1)
+    # In the first step the corrected moments are the gradient and its square, so their quotient is the sign.
+    change = np.sign(START - TARGET) + 0.2 * START
+    ratio = np.linalg.norm(START) / np.linalg.norm(change)
+    np.testing.assert_allclose(weight, START - 0.1 * ratio * change, rtol=1e-5)
+    assert {"layer/kernel/LAMB", "layer/kernel/LAMB_1"} < set(others)
+
+
+def test_adafactor_follows_its_formula_on_a_vector_and_a_matrix() -> None:
+    rng = np.random.default_rng(3)
+    start = {"matrix": rng.normal(size=[3, 5]), "vector": rng.normal(size=[4])}
+    start["matrix"][1] = 0.0  # a row without gradient, whose mean square is next to nothing
+    start["matrix"][:, 2] = 0.0
+    start = {name: value.astype(np.float32) for name, value in start.items()}
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variables = [tf.compat.v1.get_variable(name, initializer=start[name], use_resource=True) for name in start]
+        loss = sum(0.5 * tf.reduce_sum(tf.square(variable)) for variable in variables)
+        step = training_step(loss, OptimizerSettings(optimizer_type="adafactor", learning_rate=0.01))
+        session.run(tf.compat.v1.global_variables_initializer())
+        for _ in range(4):
+            session.run(step)
+        found = dict(zip(start, session.run(variables), strict=True))
+        slots = {item.op.name: item.shape.as_list() for item in tf.compat.v1.global_variables() if "/" in item.op.name}
+    assert slots == {"matrix/Adafactor": [3], "matrix/Adafactor_1": [5], "vector/Adafactor": [4]}
+
+    rows, columns, v = np.zeros(3), np.zeros(5), np.zeros(4)
+    expected = {name: value.astype(np.float64) for name, value in start.items()}
+    for number in range(1, 5):
+        decay = 1 - number**-0.8
+        square = expected["matrix"] ** 2 + 1e-30  # the gradient of half the squares is the weight
+        rows = decay * rows + (1 - decay) * square.mean(axis=1)
+        columns = decay * columns + (1 - decay) * square.mean(axis=0)
+        v = decay * v + (1 - decay) * (expected["vector"] ** 2 + 1e-30)
+        moments = {"matrix": np.outer(rows, columns) / rows.mean(), "vector": v}
+        for name, weight in expected.items():
+            change = weight / np.sqrt(moments[name])
+            change /= max(1.0, np.sqrt((change**2).mean()))
+            expected[name] = weight - 0.01 * max(1e-3, np.sqrt((weight**2).mean())) * change
+    for name, weight in expected.items():
+        np.testing.assert_allclose(found[name], weight, rtol=1e-5)
