@@ -20,15 +20,15 @@ from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
+VERSION = 4  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
 _GRAPH, _MANIFEST = "program.pb", "program.json"
 
 
 def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
     """Return the hash of a compilation's inputs, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
-    settings = [VERSION, tf.__version__, mode, asdict(options), list(step.roots), step.train_node, list(step.sources)]
-    digest.update(json.dumps(settings).encode())
+    names = [list(step.roots), step.train_node, list(step.sources), step.global_step, list(step.weights)]
+    digest.update(json.dumps([VERSION, tf.__version__, mode, asdict(options), names]).encode())
     digest.update(step.graph_def.SerializeToString(deterministic=True))
     return digest.hexdigest()
 
@@ -39,15 +39,17 @@ def folder(compile_dir: str | os.PathLike[str], key: str) -> Path:
 
 
 def save(path: Path, program: Program, texts: dict[str, str]) -> None:
-    """Write a Program and its reports. The folder appears whole or not at all.
+    """Write a Program and its reports. The folder appears whole or not at all; of two writers the first wins.
 
     Args:
         path: From `folder`.
         program: The Program.
         texts: File name -> content, of the reports beside it.
     """
+    graph = program.graph_def.SerializeToString()
     manifest = {
         "version": VERSION,
+        "graph_sha256": hashlib.sha256(graph).hexdigest(),
         "mode": program.mode,
         "step_node": program.step_node,
         "streamed": [asdict(spec) for spec in program.streamed],
@@ -60,19 +62,27 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
     partial = path.with_name(f"{path.name}.partial.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    (partial / _GRAPH).write_bytes(program.graph_def.SerializeToString())
+    (partial / _GRAPH).write_bytes(graph)
     (partial / _MANIFEST).write_text(json.dumps(manifest))
     for name, text in texts.items():
         (partial / name).write_text(text, encoding="utf-8")
     shutil.rmtree(path, ignore_errors=True)
-    partial.rename(path)
+    try:
+        partial.rename(path)
+    except OSError:  # another run of the same model has just put the same Program there
+        if not path.is_dir():
+            raise
+        shutil.rmtree(partial)
 
 
 def load(path: Path) -> Program | None:
     """Return the Program of a folder, or None where there is none that can be read."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        graph_def = GraphDef.FromString((path / _GRAPH).read_bytes())
+        graph = (path / _GRAPH).read_bytes()
+        if hashlib.sha256(graph).hexdigest() != manifest["graph_sha256"]:
+            raise ValueError(f"{_GRAPH} is not what was written")
+        graph_def = GraphDef.FromString(graph)
         return Program(
             mode=manifest["mode"],
             graph_def=graph_def,

@@ -138,7 +138,12 @@ class FileStore(WeightStore):
         for spec in specs:
             self._offsets.append(end)
             end += -(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the weight store cannot use {folder} ({error}); choose another folder with weight_store_dir"
+            ) from error
         free = shutil.disk_usage(folder).free
         if free < end:
             raise StoreError(

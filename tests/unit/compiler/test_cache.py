@@ -1,0 +1,48 @@
+"""Compiled Programs come back as they were, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow.compiler import cache
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
+from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
+
+
+@pytest.fixture
+def program() -> Program:
+    graph = GraphDef()
+    graph.node.append(NodeDef(name="a", op="NoOp"))
+    weight = WeightSpec("w", "float32", (4, 2), 32)
+    event = Event("load", 0, "a", 32, 1, 2.5, (("b", 2.5),))
+    return Program("weight_streaming", graph, "cs_step", (weight,), (), (event,), 64, ("a",), ("a note",))
+
+
+def test_a_program_comes_back_as_it_was(program: Program, tmp_path: Path) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {"schedule.txt": "text"})
+    assert cache.load(tmp_path / "tfcs_1") == program
+    assert (tmp_path / "tfcs_1" / "schedule.txt").read_text() == "text"
+    assert [path.name for path in tmp_path.iterdir()] == ["tfcs_1"]
+
+
+@pytest.mark.parametrize("name", ["program.pb", "program.json"])
+def test_a_damaged_program_is_not_used(program: Program, tmp_path: Path, name: str) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {})
+    content = (tmp_path / "tfcs_1" / name).read_bytes()
+    (tmp_path / "tfcs_1" / name).write_bytes(content[:-2])
+    assert cache.load(tmp_path / "tfcs_1") is None
+
+
+def test_a_flipped_bit_in_the_graph_is_found(program: Program, tmp_path: Path) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {})
+    path = tmp_path / "tfcs_1" / "program.pb"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"a")] ^= 2
+    path.write_bytes(bytes(content))
+    assert cache.load(tmp_path / "tfcs_1") is None
+
+
+def test_nothing_there_is_no_program(tmp_path: Path) -> None:
+    assert cache.load(tmp_path / "tfcs_1") is None
