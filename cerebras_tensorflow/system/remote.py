@@ -17,7 +17,7 @@ from typing import Any
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemNotFoundError, SystemStateError
-from cerebras_tensorflow.system import jobs
+from cerebras_tensorflow.system import jobs, protocol
 from cerebras_tensorflow.system.interface import System
 
 PROTO = "cerebras_tensorflow/system/systems.proto"
@@ -70,11 +70,16 @@ class RemoteSystem(System):
         import grpc
 
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        protos, services = _protos()
-        begin = protos.Begin(execution_mode=execution_mode, description=description, user=jobs.user_name())
-        requests.put(protos.RunRequest(begin=begin))
+        messages = protocol.load(PROTO).messages
+        begin = messages.Begin(execution_mode=execution_mode, description=description, user=jobs.user_name())
+        requests.put(messages.RunRequest(begin=begin))
         with _channel(self.address) as channel:
-            events = services.SystemsStub(channel).Run(iter(requests.get, None), metadata=_metadata())
+            events = (
+                protocol.load(PROTO)
+                .services["Systems"]
+                .stub(channel)
+                .Run(iter(requests.get, None), metadata=_metadata())
+            )
             try:
                 job = _first_job(events, on_wait)
             except grpc.RpcError as exc:
@@ -89,7 +94,7 @@ class RemoteSystem(System):
                 message = f"{type(exc).__name__}: {exc}"
                 raise
             finally:
-                requests.put(protos.RunRequest(end=protos.End(phase=phase, message=message)))
+                requests.put(messages.RunRequest(end=messages.End(phase=phase, message=message)))
                 requests.put(None)
                 watcher.join(CALL_TIMEOUT_S)
 
@@ -107,11 +112,14 @@ def find(address: str) -> RemoteSystem | None:
         return None
     import grpc
 
-    protos, services = _protos()
+    messages = protocol.load(PROTO).messages
     with _channel(address) as channel:
         try:
-            found = services.SystemsStub(channel).Show(
-                protos.ShowRequest(), metadata=_metadata(), timeout=CALL_TIMEOUT_S
+            found = (
+                protocol.load(PROTO)
+                .services["Systems"]
+                .stub(channel)
+                .Show(messages.ShowRequest(), metadata=_metadata(), timeout=CALL_TIMEOUT_S)
             )
         except grpc.RpcError as exc:
             if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
@@ -162,9 +170,3 @@ def _channel(address: str) -> Any:
 def _metadata() -> tuple[tuple[str, str], ...]:
     token = env.read().token
     return (("auth-token", token),) if token else ()
-
-
-def _protos() -> Any:
-    import grpc
-
-    return grpc.protos_and_services(PROTO)

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 
+from cerebras_tensorflow.system import protocol
 from csrun.jobs import actions, resources
 from csrun.jobs.resources import Filters, ResourceError, Resources
 
@@ -23,11 +24,12 @@ AUTHORITY = "cluster-server.cerebras.local"
 NAMESPACE = "job-operator"
 CHUNK_BYTES = 1 << 20
 
-api, _services = grpc.protos_and_services(f"{PROTOS}/csctl.proto")
-messages = grpc.protos(f"{PROTOS}/resources.proto")
+CSCTL = protocol.load(f"{PROTOS}/csctl.proto")
+api = CSCTL.messages
+messages = protocol.load(f"{PROTOS}/resources.proto").messages
 
 
-class CsCtl(_services.CsCtlV1Servicer):  # type: ignore[name-defined]
+class CsCtl:
     """Answers csctl. Final.
 
     Args:
@@ -161,7 +163,7 @@ def client_config(address: str, certificate: bytes | None) -> str:
 
 def add_to(server: grpc.Server, home: Path, token: str) -> None:
     """Let a gRPC server answer csctl."""
-    _services.add_CsCtlV1Servicer_to_server(CsCtl(home, token), server)
+    CSCTL.services["CsCtlV1"].add_to(server, CsCtl(home, token))
 
 
 def _table(found: Resources) -> Any:

@@ -14,12 +14,13 @@ import grpc
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemStateError
-from cerebras_tensorflow.system import jobs, registry, remote
+from cerebras_tensorflow.system import jobs, protocol, registry, remote
 
-protos, _services = grpc.protos_and_services(remote.PROTO)
+PROTOCOL = protocol.load(remote.PROTO)
+protos = PROTOCOL.messages
 
 
-class Systems(_services.SystemsServicer):  # type: ignore[name-defined]
+class Systems:
     """Offers one system of a home. Final.
 
     Args:
@@ -85,7 +86,7 @@ class Systems(_services.SystemsServicer):  # type: ignore[name-defined]
 
 def add_to(server: grpc.Server, home: Path, name: str, token: str) -> None:
     """Let a gRPC server offer a system."""
-    _services.add_SystemsServicer_to_server(Systems(home, name, token), server)
+    PROTOCOL.services["Systems"].add_to(server, Systems(home, name, token))
 
 
 def _first_end(requests: Iterator[Any]) -> queue.SimpleQueue[Any]:

@@ -128,7 +128,7 @@ def call(address: str, name: str, request, token: str = "", channel=None):
     from csrun.jobs import server
 
     with channel or grpc.insecure_channel(address) as open_channel:
-        stub = server._services.CsCtlV1Stub(open_channel)
+        stub = server.CSCTL.services["CsCtlV1"].stub(open_channel)
         return getattr(stub, name)(request, metadata=(("auth-uid", "0"), ("auth-token", token)), timeout=20)
 
 

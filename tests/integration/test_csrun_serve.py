@@ -149,3 +149,10 @@ def test_the_launcher_leaves_a_served_system_to_the_run(serve, server_home: Path
     done = run("csrun_wse", "--executor", "embedded", "python", "-c", code, "--cs_ip", address)
     assert done.returncode == 0, done.stderr
     assert jobs.listed(server_home, jobs.FINISHED)[0].id == done.stdout.split()[-1]
+
+
+def test_a_process_with_tensorflow_can_hold_a_served_system(serve) -> None:
+    code = "import tensorflow\n" + HOLD
+    done = subprocess.run([sys.executable, "-c", code, serve()], input="", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("wsjob-")
