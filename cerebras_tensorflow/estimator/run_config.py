@@ -6,8 +6,10 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, ClassVar
 
+from cerebras_tensorflow.estimator.calls import parameters_of
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 
 _UNSET: Any = object()
@@ -84,9 +86,11 @@ class RunConfig:
             **others,
         }
         _check_ranges(self._settings)
-        task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {})
-        self._task_type = task.get("type", "worker")
-        self._task_id = int(task.get("index", 0))
+        tf_config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        self._cluster: dict[str, Any] = tf_config.get("cluster", {})
+        self._service = tf_config.get("service")
+        self._task_type = tf_config.get("task", {}).get("type", "worker")
+        self._task_id = int(tf_config.get("task", {}).get("index", 0))
 
     def __getattr__(self, name: str) -> Any:
         settings = self.__dict__.get("_settings", {})
@@ -111,8 +115,47 @@ class RunConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process saves and logs."""
-        return self._task_id == 0
+        """Whether this process saves and logs: the cluster's chief, or its first worker if it has none."""
+        has_chief = "chief" in self._cluster or "master" in self._cluster
+        return self._task_id == 0 and (self._task_type in ("chief", "master") or not has_chief)
+
+    @property
+    def cluster_spec(self) -> Any:
+        """The cluster of TF_CONFIG, as a tf.train.ClusterSpec."""
+        import tensorflow as tf
+
+        return tf.train.ClusterSpec(self._cluster)
+
+    @property
+    def master(self) -> str:
+        """Session target: this process."""
+        return ""
+
+    @property
+    def evaluation_master(self) -> str:
+        """Session target of evaluations: this process."""
+        return ""
+
+    @property
+    def num_ps_replicas(self) -> int:
+        """Parameter servers in TF_CONFIG."""
+        return len(self._cluster.get("ps", ()))
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """Workers in TF_CONFIG, the chief among them; 1 without a cluster."""
+        return sum(len(self._cluster.get(name, ())) for name in ("chief", "master", "worker")) or 1
+
+    @property
+    def service(self) -> Any:
+        """What TF_CONFIG says of the platform."""
+        return self._service
+
+    @property
+    def global_id_in_cluster(self) -> int:
+        """Index of this task among all workers, the chief first."""
+        before = len(self._cluster.get("chief", ())) + len(self._cluster.get("master", ()))
+        return self._task_id + (before if self._task_type == "worker" else 0)
 
     def replace(self, **changes: Any) -> RunConfig:
         """Return a copy with other values.
@@ -140,10 +183,23 @@ class RunConfig:
 
 
 def _check_ranges(settings: Mapping[str, Any]) -> None:
-    for name in ("save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):
+    for name in ("save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):
         value = settings.get(name)
         if value is not None and value < 0:
             raise ValueError(f"{name} should be >= 0, given: {value}")
+    for name in ("keep_checkpoint_every_n_hours", "log_step_count_steps"):
+        value = settings.get(name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} should be > 0, given: {value}")
+    seed = settings.get("tf_random_seed")
+    if seed is not None and not isinstance(seed, Integral):
+        raise ValueError(f"tf_random_seed must be integer, given: {seed!r}")
+    session_config = settings.get("session_config")
+    if session_config is not None and not hasattr(session_config, "inter_op_parallelism_threads"):
+        raise ValueError(f"session_config must be instance of ConfigProto, given: {session_config!r}")
+    device_fn = settings.get("device_fn")
+    if device_fn is not None and (not callable(device_fn) or parameters_of(device_fn) - {"self"} != {"op"}):
+        raise ValueError(f'device_fn must be callable with exactly one argument "op", given: {device_fn}')
 
 
 class CSRunConfig(RunConfig):
