@@ -17,9 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.calls import call_with
+from cerebras_tensorflow.runtime import input_workers
 
 PLACEHOLDER_PREFIX = "cs_input/"
 _AHEAD = 2  # batches read ahead of the step
+_LOOK_UP_S = 0.5  # how often a step that waits for its batch looks whether it should stop
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,20 @@ class InputPipeline:
         input_fn: Returns a Dataset, (features, labels) or features; may take params, mode, config, input_context.
         params, mode, config: Offered to it.
         seed: Seed of its graph.
+        should_stop: Asked while a batch is waited for; True ends the input.
     """
 
-    def __init__(self, input_fn: Callable[..., Any], params: Any, mode: str, config: Any, seed: int | None) -> None:
+    def __init__(
+        self,
+        input_fn: Callable[..., Any],
+        params: Any,
+        mode: str,
+        config: Any,
+        seed: int | None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._graph = tf.Graph()
+        self._should_stop = should_stop
         self._batches: queue.Queue[Any] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -61,7 +73,7 @@ class InputPipeline:
             result = call_with(input_fn, offered)
             self._initializers: list[Any] = []
             if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
-                iterator = tf.compat.v1.data.make_initializable_iterator(result)
+                iterator = tf.compat.v1.data.make_initializable_iterator(input_workers.distributed(result))
                 self._initializers.append(iterator.initializer)
                 result = iterator.get_next()
             features, labels = _features_and_labels(result)
@@ -88,10 +100,17 @@ class InputPipeline:
 
         Raises:
             tf.errors.OutOfRangeError: If the input has ended.
+            StopIteration: If the run is to stop and no batch has come.
             Exception: What the pipeline raised.
         """
         begin = time.perf_counter()
-        item = self._batches.get()
+        item: Any = None
+        while item is None:
+            try:
+                item = self._batches.get(timeout=_LOOK_UP_S)
+            except queue.Empty:
+                if self._should_stop():
+                    raise StopIteration from None
         self.waited_s += time.perf_counter() - begin
         if isinstance(item, BaseException):
             self._batches.put(item)

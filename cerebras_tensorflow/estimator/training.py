@@ -26,6 +26,8 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf import performance
 from cerebras_tensorflow.perf.meter import Meter
 from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.saver import retention
+from cerebras_tensorflow.saver.atomic import FolderLock
 
 train_v1 = tf.compat.v1.train
 
@@ -69,7 +71,8 @@ def train(request: TrainingRequest, target: Target) -> None:
     if last_step is not None and first_step >= last_step:
         run_log.info("Skipping training since max_steps has already saved: %s is at step %d.", start, first_step)
         return
-    with StopSignals() as signals:
+    with FolderLock(request.model_dir), StopSignals() as signals:
+        retention.clean_up(request.model_dir)
         _Run(request, target, start, last_step, signals).run()
     signals.exit_if_received()
 
@@ -123,7 +126,12 @@ class _Run:
         self._programming_s = 0.0
         self._session_config = running.session_config_of(request.config, target.mode)  # before any session
         self._pipeline = InputPipeline(
-            request.input_fn, request.params, ModeKeys.TRAIN, request.config, request.config.tf_random_seed
+            request.input_fn,
+            request.params,
+            ModeKeys.TRAIN,
+            request.config,
+            request.config.tf_random_seed,
+            lambda: signals.received is not None,
         )
         self._meter = Meter(lambda: self._pipeline.waited_s)
 
