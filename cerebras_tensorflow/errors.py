@@ -1,14 +1,14 @@
 """Every error of ours, as one tree. A caller's mistake stays a ValueError or TypeError.
 
-    CerebrasError
-    +-- SettingsError          a settings file or option we cannot accept (also a ValueError)
-    +-- CompileError           a graph that the requested mode cannot run
-    +-- SystemStateError       the simulated CS-2 is not in a state that allows what was asked
-    |   +-- ExecModeError      it is in the other execution mode
-    |   +-- SystemNotFoundError  nothing answers at that address
-    +-- CheckpointError        a checkpoint that cannot be read or written
-    |   +-- CorruptCheckpointError  it exists, but is truncated or damaged
-    +-- StoreError             the weight store cannot hold or return a weight
+CerebrasError
++-- SettingsError          a settings file or option we cannot accept (also a ValueError)
++-- CompileError           a graph that the requested mode cannot run
++-- SystemStateError       the simulated CS-2 is not in a state that allows what was asked
+|   +-- ExecModeError      it is in the other execution mode
+|   +-- SystemNotFoundError  nothing answers at that address
++-- CheckpointError        a checkpoint that cannot be read or written
+|   +-- CorruptCheckpointError  it exists, but is truncated or damaged
++-- StoreError             the weight store cannot hold or return a weight
 """
 
 
