@@ -31,7 +31,7 @@ class StreamingOptions:
 
     min_stream_bytes: int = 64 * 1024
     window_bytes: int | None = None
-    slice_bytes: int = 32_000_000
+    slice_bytes: int = 16_000_000
 
 
 def compile_weight_streaming(

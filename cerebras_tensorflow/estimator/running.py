@@ -26,6 +26,7 @@ from cerebras_tensorflow.graph.cost import flops, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.heap import return_large_buffers
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
 from cerebras_tensorflow.system import registry
@@ -185,6 +186,7 @@ def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightSt
         kind = "memory" if needed < _MEMORY_SHARE * free_memory_bytes() else "file"
     if kind == "memory":
         return MemoryStore(program.streamed)
+    return_large_buffers()
     return FileStore(program.streamed, Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store")))
 
 

@@ -131,7 +131,7 @@ class FileStore(WeightStore):
         StoreError: If the folder's disk has less space than the weights need.
     """
 
-    def __init__(self, specs: Sequence[WeightSpec], folder: Path, max_pending_bytes: int = 128_000_000) -> None:
+    def __init__(self, specs: Sequence[WeightSpec], folder: Path, max_pending_bytes: int = 64_000_000) -> None:
         super().__init__(specs)
         self._offsets: list[int] = []
         end = 0

@@ -97,6 +97,7 @@ def main() -> None:
     from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
     from cerebras_tensorflow.estimator.training import training_ops
     from cerebras_tensorflow.graph.cost import flops, output_bytes
+    from cerebras_tensorflow.runtime.heap import return_large_buffers
     from cerebras_tensorflow.runtime.session import ProgramSession
     from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore
 
@@ -123,6 +124,8 @@ def main() -> None:
     store: Any = None
     if program.streamed:
         folder = Path(options.store_dir)
+        if options.store == "file":
+            return_large_buffers()  # as the estimator does
         store = MemoryStore(program.streamed) if options.store == "memory" else FileStore(program.streamed, folder)
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
