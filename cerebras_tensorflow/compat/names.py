@@ -93,7 +93,8 @@ def _cerebras() -> Iterator[Name]:
     summaries = "cs1_enable_summaries cs1_disable_summaries"
     yield from _group("cerebras.tf.summary", CBCORE, "1.2-1.7", _OURS + "summaries", summaries)
     casts = "boundary_cast summarize_tensor summary_layer"
-    yield from _group("cerebras.tf.tf_helper", CBCORE, "1.2-1.7", _COMPAT + "tf_helper", casts)
+    casts_do = "boundary_cast returns its input; the others add a scalar summary of the norm"
+    yield from _group("cerebras.tf.tf_helper", CBCORE, "1.2-1.7", _COMPAT + "tf_helper", casts, NOTED, casts_do)
     yield from _group("cerebras.tf.tf_helper", CBCORE, "1.6", _COMPAT + "tf_helper", "GetWeights")
     yield from _group(
         "cerebras.tf.ws.ws_sparsify", CBCORE, "1.6", _COMPAT + "sparsify",
@@ -111,7 +112,7 @@ def _cerebras() -> Iterator[Name]:
     )
     yield from _group("cerebras_tensorflow.cs_estimator_spec", WHEEL, "1.7-1.8", _OURS + "spec", "CSEstimatorSpec")
     yield from _group("cerebras_tensorflow.graph_extraction", WHEEL, "1.7-1.8", _OURS + "summaries", summaries)
-    yield from _group("cerebras_tensorflow.summary", WHEEL, "1.7-1.8", _COMPAT + "tf_helper", casts)
+    yield from _group("cerebras_tensorflow.summary", WHEEL, "1.7-1.8", _COMPAT + "tf_helper", casts, NOTED, casts_do)
     reader = "cerebras_tensorflow.saver.checkpoint_reader"
     yield from _group(reader, WHEEL, "1.8", reader, "CheckpointReader")
     yield from _group("cerebras_appliance", WHEEL, "1.7-1.8", _COMPAT + "appliance", "DEFAULT_COMPILE_DIR")
@@ -125,7 +126,11 @@ def _cerebras() -> Iterator[Name]:
     )  # fmt: skip
     yield from _group(
         "cerebras_appliance.run_utils", WHEEL, "1.7-1.8", _COMPAT + "appliance",
-        "get_debug_args write_debug_args update_debug_args_with_autogen_policy",
+        "get_debug_args write_debug_args",
+    )  # fmt: skip
+    yield from _group(
+        "cerebras_appliance.run_utils", WHEEL, "1.8", _COMPAT + "appliance", "update_debug_args_with_autogen_policy",
+        NOTED, "does nothing: the simulated system has no placement to steer",
     )  # fmt: skip
     yield from _group(
         "cerebras_appliance.cluster_client", WHEEL, "1.6", _COMPAT + "appliance", "VolumeMount", NOTED, "kept"

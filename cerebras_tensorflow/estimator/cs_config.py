@@ -20,7 +20,7 @@ class CSConfig:
     Attributes:
         weight_store: "memory", "file", or "auto": memory while the weights take less than a quarter of the free one.
         weight_store_dir: Folder of the file store; None: `<model_dir>/weight_store`.
-        stream_window_bytes: Bytes of weights in memory at a time; None: twice the largest weight, at least 64 MB.
+        stream_window_bytes: Bytes of weights in memory at a time; None: chosen from their sizes, at least 64 MB.
         min_stream_bytes: Variables smaller than this stay in memory.
         use_xla: Compile clusters of ops with XLA. Pipelined only; the results then differ from weight streaming's in
             the last bits.
