@@ -18,11 +18,14 @@ COMMANDS = [
     "cs-checkpoint = cerebras_tensorflow.saver.cli:inspect",
 ]
 
+SSH = ["asyncssh>=2.17"]
 TEST = [
+    *SSH,
     "pytest>=8",
     "pandas>=2",
     "hypothesis>=6",
     "pexpect>=4.9",
+    "psutil>=5.9",
     "ruff>=0.6",
     "mypy>=1.11",
     "import-linter>=2",
@@ -61,6 +64,7 @@ setup(
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],
         "interop": INTEROP,
+        "ssh": SSH,
         "test": TEST,
     },
     entry_points={"console_scripts": COMMANDS},

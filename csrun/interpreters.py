@@ -46,6 +46,13 @@ def environment(command: Sequence[str]) -> dict[str, str]:
     return {**({} if mode is None else {env.EXECUTION_MODE: mode}), "PYTHONPATH": _python_path(roots)}
 
 
+def for_own_modules() -> dict[str, str]:
+    """Return this process's environment for `python -m csrun...`, which finds us installed or run from a checkout."""
+    root = str(Path(__file__).parents[1])
+    path = os.pathsep.join(dict.fromkeys(filter(None, [*os.environ.get("PYTHONPATH", "").split(os.pathsep), root])))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def _python_path(roots: Sequence[str]) -> str:
     """Return PYTHONPATH with folders of old names in front; compat/names.py says what each one holds."""
     package = Path(config.__file__).parents[1]

@@ -6,10 +6,12 @@ import ipaddress
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from cerebras_tensorflow.errors import SettingsError
+from csrun.shell.ssh import SshSettings, served
 
 MAX_THREADS = 128
 """A waiting run keeps a thread."""
@@ -36,6 +38,7 @@ class Settings:
         token_file: File with the token that clients must present; None: none, on loopback only.
         config: File to write for the published csctl's --csconfig; None: none.
         system: Name of the system that other hosts reach under this address.
+        ssh: How its `cs>` shell is reached; None: not at all.
     """
 
     host: str
@@ -45,13 +48,15 @@ class Settings:
     token_file: Path | None
     config: Path | None
     system: str
+    ssh: SshSettings | None = None
 
 
 def serve(home: Path, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        SettingsError: If TLS or the token is missing beyond loopback, or the address cannot be had.
+        SettingsError: If TLS or the token is missing beyond loopback, nobody could log in to the shell, or an address
+            cannot be had.
     """
     import grpc
 
@@ -81,10 +86,14 @@ def serve(home: Path, settings: Settings) -> None:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    server.start()
-    print(f"Serving {name} and the jobs of {home} on {reachable}. Ctrl-C ends it.", flush=True)
-    ended.wait()
-    server.stop(grace=1.0).wait()
+    with ExitStack() as stack:
+        if settings.ssh is not None:
+            at = stack.enter_context(served(home, name, settings.ssh))
+            print(f"The shell: ssh admin@{settings.ssh.host} -p {at.port}, host key {at.fingerprint}.", flush=True)
+        server.start()
+        stack.callback(lambda: server.stop(grace=1.0).wait())
+        print(f"Serving {name} and the jobs of {home} on {reachable}. Ctrl-C ends it.", flush=True)
+        ended.wait()
 
 
 def _checked_token(settings: Settings) -> str:

@@ -7,10 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import facts, jobs, registry
+
+if TYPE_CHECKING:
+    from csrun.shell.ssh import SshSettings
 
 MODES = {"pipelined": env.PIPELINED, "weight-streaming": env.WEIGHT_STREAMING}
 
@@ -67,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--tls-key", type=Path, metavar="PEM")
     serving.add_argument("--token-file", type=Path, metavar="FILE", help="clients present it as CSAUTH_TOKEN")
     serving.add_argument("--write-csconfig", type=Path, metavar="FILE", help="write what csctl --csconfig reads")
+    serving.add_argument("--ssh", metavar="HOST:PORT", help="offer the system's cs> shell over ssh (default: not)")
+    serving.add_argument("--ssh-admin-keys", type=Path, metavar="FILE", help="keys that may log in as admin and change")
+    serving.add_argument("--ssh-viewer-keys", type=Path, metavar="FILE", help="keys that may log in else, and look")
+    serving.add_argument("--ssh-password-file", type=Path, metavar="FILE", help="the password of admin (default: none)")
+    serving.add_argument(
+        "--ssh-host-key", type=Path, metavar="FILE", help="made when missing (default: in CEREBRAS_HOME)"
+    )
     serving.set_defaults(run=_serve)
     return parser
 
@@ -74,22 +85,41 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> str:
     from csrun import serving  # gRPC takes a while to load
 
-    host, separator, port = arguments.listen.rpartition(":")
-    if not separator or not port.isdigit():
-        raise ValueError(f"--listen {arguments.listen!r}: expected HOST:PORT")
+    home = env.read().home
     serving.serve(
-        env.read().home,
+        home,
         serving.Settings(
-            host,
-            int(port),
+            *_host_port("--listen", arguments.listen),
             arguments.tls_cert,
             arguments.tls_key,
             arguments.token_file,
             arguments.write_csconfig,
             arguments.system,
+            _ssh_settings(home, arguments),
         ),
     )
     return "Ended."
+
+
+def _ssh_settings(home: Path, arguments: argparse.Namespace) -> SshSettings | None:
+    if arguments.ssh is None:
+        return None
+    from csrun.shell.ssh import HOST_KEY_FILE, SshSettings
+
+    return SshSettings(
+        *_host_port("--ssh", arguments.ssh),
+        arguments.ssh_admin_keys,
+        arguments.ssh_viewer_keys,
+        arguments.ssh_password_file,
+        arguments.ssh_host_key or home / HOST_KEY_FILE,
+    )
+
+
+def _host_port(option: str, text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit():
+        raise ValueError(f"{option} {text!r}: expected HOST:PORT")
+    return host, int(port)
 
 
 def _mode(text: str) -> str:

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
+from csrun import interpreters
 
 SERVER = "cerebras_tensorflow.runtime.input_worker_process"
 REQUEST_FILE = "input-request"
@@ -76,7 +77,7 @@ def started(folder: Path, count: int) -> Iterator[None]:
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                env=_own_environment(),
+                env=interpreters.for_own_modules(),
                 preexec_fn=die_with_parent(),
                 start_new_session=True,
             )
@@ -117,13 +118,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _failure_file(folder: Path, index: int) -> Path:
     return folder / f"input-worker-{index}.failed"
-
-
-def _own_environment() -> dict[str, str]:
-    # The worker must find this package whether it is installed or run from a checkout.
-    root = str(Path(__file__).parents[1])
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{root}" if path else root}
 
 
 if __name__ == "__main__":

@@ -183,7 +183,9 @@ def remove(home: Path, name: str) -> None:
     _change(home, name, lambda _: None, "removed")
 
 
-def change(home: Path, name: str, transition: Callable[[SystemState], SystemState], what: str) -> SystemState:
+def change(
+    home: Path, name: str, transition: Callable[[SystemState], SystemState], what: str, who: str | None = None
+) -> SystemState:
     """Return a system after an administrator's change.
 
     Args:
@@ -191,17 +193,22 @@ def change(home: Path, name: str, transition: Callable[[SystemState], SystemStat
         name: Name of the system.
         transition: One of the changes of state.py.
         what: The change in words, for the log.
+        who: Who makes it, for the log; this process's user by default.
 
     Raises:
         SystemStateError: If this user may not change it, a job runs on it, or its state does not allow the change.
     """
-    after = _change(home, name, transition, what)
+    after = _change(home, name, transition, what, who)
     assert after is not None
     return after
 
 
 def _change(
-    home: Path, name: str, transition: Callable[[SystemState], SystemState | None], what: str
+    home: Path,
+    name: str,
+    transition: Callable[[SystemState], SystemState | None],
+    what: str,
+    who: str | None = None,
 ) -> SystemState | None:
     check_administrator(home)
     # The lock of the queue first, then the systems' own, as a starting job takes them: no job starts in between.
@@ -222,7 +229,7 @@ def _change(
                 connection.execute("DELETE FROM systems WHERE name = ?", (name,))
             else:
                 _update(connection, after)
-            _note(connection, name, what)
+            _note(connection, name, what, who)
     return after
 
 
@@ -353,7 +360,8 @@ def _update(connection: sqlite3.Connection, state: SystemState) -> None:
     )
 
 
-def _note(connection: sqlite3.Connection, system: str, what: str) -> None:
+def _note(connection: sqlite3.Connection, system: str, what: str, who: str | None = None) -> None:
     connection.execute(
-        "INSERT INTO changes (system, at, who, what) VALUES (?, ?, ?, ?)", (system, time.time(), jobs.user_name(), what)
+        "INSERT INTO changes (system, at, who, what) VALUES (?, ?, ?, ?)",
+        (system, time.time(), who or jobs.user_name(), what),
     )

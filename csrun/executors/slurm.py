@@ -80,12 +80,11 @@ def answers() -> bool:
 def _environment(plan: LaunchPlan, number: int) -> dict[str, str]:
     from cerebras_tensorflow.config import env
 
-    environ = {name: value for name, value in os.environ.items() if name not in SIZES_OF_ANOTHER_STEP}
+    environ = {
+        name: value for name, value in interpreters.for_own_modules().items() if name not in SIZES_OF_ANOTHER_STEP
+    }
     ours = {env.JOB_ID: str(number), env.LAYOUT: layout(plan), "PYTHONUNBUFFERED": "1"}
-    # The wrapper must find this package on every node, whether it is installed or run from a checkout.
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(dict.fromkeys(filter(None, [*environ.get("PYTHONPATH", "").split(os.pathsep), root])))
-    return {**environ, **ours, "PYTHONPATH": path, **interpreters.environment(plan.command)}
+    return {**environ, **ours, **interpreters.environment(plan.command)}
 
 
 def _write_stop(folder: Path, number: signal.Signals) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Iterable, Sequence
 
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import registry
 from csrun.shell import prompts
-from csrun.shell.commands import OK, REFUSED, Session, execute
+from csrun.shell.commands import OK, REFUSED, Login, Session, execute
 
 PROMPT = "cs> "
 LEAVING = ("exit", "quit", "logout")
@@ -19,16 +20,21 @@ LEAVING = ("exit", "quit", "logout")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the shell and return the exit code: 0, 1 for a refused command, 2 for one that it does not know."""
     arguments = _parser().parse_args(argv)
+    return run(arguments.system, arguments.command or (), Login())
+
+
+def run(system_name: str | None, lines: Sequence[str], login: Login) -> int:
+    """Carry out lines, or else what a person or a script enters on standard input; return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        system = registry.find_here(arguments.system)
-        if arguments.command:
+        system = registry.find_here(system_name)
+        if lines:
             # Answers to questions come from standard input, so that `yes | cs -c "system standby"` works.
-            return _script(_session(system), arguments.command)
+            return _script(_session(system, login), lines)
         if sys.stdin.isatty():
-            return _interactive(system)
-        return _script(_session(system), iter(sys.stdin.readline, ""))
+            return _interactive(system, login)
+        return _script(_session(system, login), iter(sys.stdin.readline, ""))
     except (CerebrasError, ValueError) as exc:
         print(f"cs: {exc}", file=sys.stderr)
         return REFUSED
@@ -48,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _session(system: registry.LocalSystem) -> Session:
-    return Session(system.home, system.name, _say, prompts.chosen_from_lines(sys.stdin, _say))
+def _session(system: registry.LocalSystem, login: Login) -> Session:
+    return Session(system.home, system.name, _say, prompts.chosen_from_lines(sys.stdin, _say), login)
 
 
 def _script(session: Session, lines: Iterable[str]) -> int:
@@ -66,8 +72,10 @@ def _script(session: Session, lines: Iterable[str]) -> int:
     return OK
 
 
-def _interactive(system: registry.LocalSystem) -> int:
-    prompt = prompts.make_prompt(str(system.home / "cs_history"))
+def _interactive(system: registry.LocalSystem, login: Login) -> int:
+    # The file is the administrators'; who may only look keeps the lines of this login.
+    is_kept = login.may_change and os.access(system.home, os.W_OK)
+    prompt = prompts.make_prompt(str(system.home / "cs_history") if is_kept else None)
     choose = prompts.chosen_at_terminal(_say)
     lines: list[str] = []
     while True:
@@ -81,7 +89,7 @@ def _interactive(system: registry.LocalSystem) -> int:
             return OK
         lines.append(line)
         try:
-            execute(Session(system.home, system.name, _say, choose, lines), line)
+            execute(Session(system.home, system.name, _say, choose, login, lines), line)
         except CerebrasError as exc:
             _say(f"ERROR: {exc}")
         except KeyboardInterrupt:

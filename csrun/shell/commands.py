@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cerebras_tensorflow.errors import SystemStateError
 from cerebras_tensorflow.system import jobs, registry, state
-from cerebras_tensorflow.system.state import MODE_TITLES
+from cerebras_tensorflow.system.state import MODE_TITLES, SystemState
 
 OK = 0
 REFUSED = 1
@@ -24,6 +25,19 @@ TICK = "\N{HEAVY CHECK MARK}"
 
 
 @dataclass(frozen=True)
+class Login:
+    """Who is at the shell.
+
+    Attributes:
+        who: Name for the log of changes; None: this process's user.
+        may_change: Whether they are let change anything. The file's permission must allow it besides.
+    """
+
+    who: str | None = None
+    may_change: bool = True
+
+
+@dataclass(frozen=True)
 class Session:
     """What a command works with.
 
@@ -32,6 +46,7 @@ class Session:
         system: Name of the system that the shell is logged in to.
         say: Prints a line.
         choose: Puts a question with choices and returns the chosen one, or None when the user gives up.
+        login: Who is at the shell.
         history: The lines entered so far.
     """
 
@@ -39,7 +54,23 @@ class Session:
     system: str
     say: Callable[[str], None]
     choose: Callable[[str, Sequence[str]], str | None]
+    login: Login = Login()
     history: Sequence[str] = ()
+
+    def check_administrator(self) -> None:
+        """Check that whoever is at the shell may change the system.
+
+        Raises:
+            SystemStateError: If not.
+        """
+        if not self.login.may_change:
+            raise SystemStateError(f"only administrators may change this system; {self.login.who} may look")
+        registry.check_administrator(self.home)
+
+    def change(self, transition: Callable[[SystemState], SystemState], what: str) -> SystemState:
+        """Return the system after an administrator's change."""
+        self.check_administrator()
+        return registry.change(self.home, self.system, transition, what, self.login.who)
 
 
 @dataclass(frozen=True)
@@ -71,7 +102,7 @@ def execmode_show(session: Session, arguments: Sequence[str]) -> int:
 def execmode_setup(session: Session, arguments: Sequence[str]) -> int:
     """Let an administrator choose the mode; in standby only."""
     before = registry.read(session.home, session.system)
-    registry.check_administrator(session.home)
+    session.check_administrator()
     state.with_mode(before, before.execution_mode)  # refuse before asking
     if arguments:
         wanted = " ".join(arguments).replace("_", " ").replace("-", " ").lower()
@@ -86,31 +117,27 @@ def execmode_setup(session: Session, arguments: Sequence[str]) -> int:
             session.say("Nothing was changed.")
             return REFUSED
     mode = next(mode for mode, known in MODE_TITLES.items() if known == title)
-    registry.change(
-        session.home, session.system, lambda before: state.with_mode(before, mode), f"config execmode setup {mode}"
-    )
+    session.change(lambda before: state.with_mode(before, mode), f"config execmode setup {mode}")
     return OK
 
 
 def system_standby(session: Session, arguments: Sequence[str]) -> int:
     """Put the system in standby, after a question."""
-    registry.check_administrator(session.home)
+    session.check_administrator()
     state.to_standby(registry.read(session.home, session.system))  # refuse before asking
     if "--yes" in arguments:
         session.say(STANDBY_QUESTION + f" {TICK} yes")
     elif session.choose(STANDBY_QUESTION, ["yes", "no"]) != "yes":
         session.say("Nothing was changed.")
         return REFUSED
-    registry.change(session.home, session.system, state.to_standby, "system standby")
+    session.change(state.to_standby, "system standby")
     session.say(f"{session.system} is in STANDBY.")
     return OK
 
 
 def system_activate(session: Session, arguments: Sequence[str]) -> int:
     """Reboot the system into its configured mode, and wait for it."""
-    after = registry.change(
-        session.home, session.system, lambda before: state.activated(before, time.time()), "system activate"
-    )
+    after = session.change(lambda before: state.activated(before, time.time()), "system activate")
     session.say(f"{session.system} is rebooting (simulated).")
     time.sleep(max(0.0, after.boot_ends_at - time.time()))
     session.say(f"{session.system} is ACTIVE in {MODE_TITLES[after.execution_mode]} mode.")

@@ -38,12 +38,16 @@ def chosen_at_terminal(say: Callable[[str], None]) -> Callable[[str, Sequence[st
     return choose
 
 
-def make_prompt(history_file: str) -> PromptSession[str]:
-    """Return the reader of the `cs>` prompt: line editing, history, completion by Tab, help by `?`."""
+def make_prompt(history_file: str | None) -> PromptSession[str]:
+    """Return the reader of the `cs>` prompt: line editing, completion by Tab, help by `?`, history.
+
+    Args:
+        history_file: Where the lines are kept for the next time; None: nowhere.
+    """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.completion import Completer, Completion
-    from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     class CommandCompleter(Completer):
@@ -63,7 +67,7 @@ def make_prompt(history_file: str) -> PromptSession[str]:
         run_in_terminal(lambda: print(help_text(text.split())))
 
     return PromptSession(
-        history=FileHistory(history_file),
+        history=InMemoryHistory() if history_file is None else FileHistory(history_file),
         completer=CommandCompleter(),
         complete_while_typing=False,
         key_bindings=bindings,

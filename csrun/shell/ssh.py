@@ -1,0 +1,214 @@
+"""The `cs>` shell over ssh: who is let in, and what they may do. By asyncssh; off unless `cs-system serve --ssh` asks.
+
+`admin` logs in with a key of the administrators' list or with the password, and may change the system. Any other name
+logs in with a key of the viewers' list and may look. Both lists are files like ~/.ssh/authorized_keys, read at each
+login. Nothing but the shell is offered: no file transfer, no forwarding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cerebras_tensorflow.errors import SettingsError
+from csrun.shell.commands import Login
+
+ADMINISTRATOR = "admin"
+HOST_KEY_FILE = "ssh_host_key"
+LOGIN_TIMEOUT_S = 60.0
+WRONG_PASSWORD_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """How the shell is reached.
+
+    Attributes:
+        host, port: Where to listen; port 0: any free one.
+        admin_keys: File with the keys that may log in as `admin`; None: none.
+        viewer_keys: File with the keys that may log in under any other name; None: none.
+        password_file: File with the password of `admin`, which only its owner may read; None: no password.
+        host_key: File with the server's key; made when it is missing.
+    """
+
+    host: str
+    port: int
+    admin_keys: Path | None
+    viewer_keys: Path | None
+    password_file: Path | None
+    host_key: Path
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A server that listens: its port and the fingerprint of its key."""
+
+    port: int
+    fingerprint: str
+
+
+@contextmanager
+def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening]:
+    """Serve the shell of a system from a thread of its own, until the end of the context.
+
+    Raises:
+        SettingsError: If nobody could log in, the address cannot be had, or asyncssh is not installed.
+    """
+    try:
+        import asyncssh
+    except ImportError as exc:
+        raise SettingsError('the shell over ssh needs asyncssh: pip install "cerebras_tensorflow[ssh]"') from exc
+    _check(settings)
+    key = _host_key(asyncssh, settings.host_key)
+    started: Future[tuple[int, Callable[[], object]]] = Future()
+
+    async def listen_until_told() -> None:
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        acceptor = await _listen(asyncssh, home, system, settings, key)
+        started.set_result((acceptor.get_port(), lambda: loop.call_soon_threadsafe(end.set)))
+        await end.wait()
+        acceptor.close()
+
+    def run() -> None:
+        try:
+            asyncio.run(listen_until_told())  # at its end the logins are cancelled, and end their shells
+        except BaseException as exc:
+            if started.done():
+                raise
+            started.set_exception(exc)
+
+    thread = threading.Thread(target=run, name="ssh", daemon=True)
+    thread.start()
+    try:
+        port, end = started.result()
+    except OSError as exc:
+        raise SettingsError(f"cannot listen on {settings.host}:{settings.port} for ssh: {exc}") from exc
+    try:
+        yield Listening(port, key.get_fingerprint())
+    finally:
+        end()
+        thread.join()
+
+
+class Gate:
+    """Lets users in: what asyncssh asks of the owner of a connection. Final."""
+
+    def __init__(self, settings: SshSettings) -> None:
+        self._settings = settings
+        self._connection: Any = None
+        self._proof = ""
+
+    def connection_made(self, connection: Any) -> None:
+        """Remember the connection."""
+        self._connection = connection
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Do nothing: the session of the connection ends by itself."""
+
+    def begin_auth(self, username: str) -> bool:
+        """Say that everybody has to prove who they are."""
+        return True
+
+    def public_key_auth_supported(self) -> bool:
+        """Say that keys are taken."""
+        return True
+
+    def validate_public_key(self, username: str, key: Any) -> bool:
+        """Return whether a key is in the list for a user; that the user has it is checked after this."""
+        import asyncssh
+
+        path = self._settings.admin_keys if username == ADMINISTRATOR else self._settings.viewer_keys
+        if path is None:
+            return False
+        host = self._host()
+        found = asyncssh.read_authorized_keys(str(path)).validate(key, host, host)
+        self._proof = key.get_fingerprint()
+        return found is not None
+
+    def password_auth_supported(self) -> bool:
+        """Return whether there is a password."""
+        return self._settings.password_file is not None
+
+    async def validate_password(self, username: str, password: str) -> bool:
+        """Return whether a password is the administrator's; a wrong one costs a pause."""
+        path = self._settings.password_file
+        self._proof = "password"
+        is_right = path is not None and hmac.compare_digest(password.encode(), _password(path).encode())
+        if is_right and username == ADMINISTRATOR:
+            return True
+        await asyncio.sleep(WRONG_PASSWORD_PAUSE_S)
+        return False
+
+    def auth_completed(self) -> None:
+        """Note who has been let in."""
+        username = self._connection.get_extra_info("username")
+        login = Login(f"{username} ({self._proof}) from {self._host()}", may_change=username == ADMINISTRATOR)
+        self._connection.set_extra_info(login=login)
+
+    def _host(self) -> str:
+        return str(self._connection.get_extra_info("peername")[0])
+
+
+async def _listen(asyncssh: Any, home: Path, system: str, settings: SshSettings, key: Any) -> Any:
+    from csrun.shell.ssh_session import serve_login
+
+    class Server(Gate, asyncssh.SSHServer):
+        """A gate that asyncssh knows as one."""
+
+    return await asyncssh.create_server(
+        lambda: Server(settings),
+        settings.host,
+        settings.port,
+        server_host_keys=[key],
+        process_factory=lambda process: serve_login(process, home, system),
+        encoding=None,
+        line_editor=False,
+        agent_forwarding=False,
+        x11_forwarding=False,
+        allow_scp=False,
+        gss_host=None,
+        kbdint_auth=False,
+        login_timeout=LOGIN_TIMEOUT_S,
+        keepalive_interval=10,
+    )
+
+
+def _check(settings: SshSettings) -> None:
+    if not (settings.admin_keys or settings.viewer_keys or settings.password_file):
+        raise SettingsError(
+            "nobody could log in: --ssh needs --ssh-admin-keys, --ssh-viewer-keys or --ssh-password-file"
+        )
+    for path in filter(None, (settings.admin_keys, settings.viewer_keys, settings.password_file)):
+        if not os.access(path, os.R_OK):
+            raise SettingsError(f"{path} cannot be read")
+    if settings.password_file is not None:
+        if settings.password_file.stat().st_mode & 0o077:
+            raise SettingsError(f"others may read {settings.password_file}: chmod 600 it")
+        if not _password(settings.password_file):
+            raise SettingsError(f"{settings.password_file} is empty: expected a password")
+
+
+def _password(path: Path) -> str:
+    return path.read_text(encoding="utf-8").rstrip("\r\n")
+
+
+def _host_key(asyncssh: Any, path: Path) -> Any:
+    if not path.exists():
+        key = asyncssh.generate_private_key("ssh-ed25519")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(key.export_private_key())
+        draft.replace(path)
+    try:
+        return asyncssh.read_private_key(str(path))
+    except (OSError, asyncssh.KeyImportError) as exc:
+        raise SettingsError(f"{path} is no private key for the ssh server: {exc}") from exc
