@@ -2,7 +2,7 @@
 # Brings up a real Slurm on this one machine: munged, slurmctld and several slurmd, all on loopback, all in one folder.
 # For tests and for people who want to try `csrun_wse --executor slurm`. Nothing under /etc is read or written.
 #
-#   eval "$(scripts/slurm_lab/start.sh)"      prints `export SLURM_CONF=...` once all nodes are idle
+#   eval "$(scripts/slurm_lab/start.sh)"      prints `export SLURM_CONF=...` once all nodes are idle; 2: no Slurm here
 #   scripts/slurm_lab/stop.sh                 ends it
 #
 #   SLURM_LAB_DIR    folder of the lab, a short absolute path   (default: slurm_lab in $TMPDIR or /tmp)
@@ -18,16 +18,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 PATH=$PATH:/usr/sbin:/sbin
 
 for program in munged slurmctld slurmd srun; do
-    if ! command -v "$program" >/dev/null; then
-        if [ "$(id -u)" != 0 ]; then
-            echo "$program is missing: apt-get install slurmctld slurmd slurm-client munge" >&2
-            exit 2
-        fi
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq </dev/null >/dev/null
-        apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge </dev/null >/dev/null 2>&1
-        break
-    fi
+    command -v "$program" >/dev/null && continue
+    "$here/../debian_packages.sh" slurmctld slurmd slurm-client munge
+    break
 done
 if [ -e "$dir/slurmctld.pid" ] && kill -0 "$(cat "$dir/slurmctld.pid")" 2>/dev/null; then
     echo "a lab runs in $dir already; end it with $here/stop.sh" >&2
