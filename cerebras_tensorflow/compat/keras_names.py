@@ -7,6 +7,7 @@
 | layer.dtype_policy, .compute_dtype, .variable_dtype can be assigned | read-only properties |
 | Conv2D's positional arguments of 2.2 | `groups` was inserted in 2.3 |
 | an unseeded initializer draws anew at each call | returns the same values again since 2.10 |
+| tensorflow.python.keras.layers takes tf.keras's policies | another Keras since 2.6 |
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from cerebras_tensorflow.compat.finder import FINDER
 from cerebras_tensorflow.logs import run_log
 
 _ON = ("1", "true", "True")
@@ -34,6 +36,7 @@ def restore(tensorflow: ModuleType) -> None:
     _let_unseeded_initializers_draw_anew(tf_keras.initializers)
     _accept_positional_groups(tf_keras.layers)
     _add_experimental_mixed_precision(tensorflow, tf_keras)
+    FINDER.watch("tensorflow.python.keras.layers", lambda private: _let_private_layers_be(tf_keras.layers, private))
 
 
 def _point_to_keras_2(tensorflow: Any, tf_keras: Any) -> None:
@@ -48,6 +51,13 @@ def _point_to_keras_2(tensorflow: Any, tf_keras: Any) -> None:
         if name == api.__name__ or name.startswith(f"{api.__name__}."):
             sys.modules[name.replace(api.__name__, "tensorflow.keras", 1)] = module
     tensorflow.keras = api
+
+
+def _let_private_layers_be(layers: Any, private: Any) -> None:
+    """Put tf_keras's layers in the place of those in tensorflow.python.keras.layers, whose policies are others."""
+    for name in dir(layers):
+        if not name.startswith("_") and hasattr(private, name) and callable(getattr(layers, name)):
+            setattr(private, name, getattr(layers, name))
 
 
 def _let_dtypes_be_assigned(layer: Any) -> None:

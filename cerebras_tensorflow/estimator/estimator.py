@@ -29,7 +29,8 @@ class CerebrasEstimator:
     """Runs a model_fn.
 
     The interpreter decides the execution mode (`python-ws`: weight streaming; `python`: pipelined), the config's
-    cs_ip the system.
+    cs_ip the system. In tf.nn.sparse_softmax_cross_entropy_with_logits and what is built on it, a label of -1 (variable
+    sequence length) gives no loss and no gradient.
 
     Args:
         model_fn: model_fn(features, labels, mode, params, config) -> CSEstimatorSpec or EstimatorSpec; it may leave
@@ -44,6 +45,8 @@ class CerebrasEstimator:
         ValueError: If model_dir contradicts the config's, or model_fn does not take features.
         SettingsError: If model_dir cannot be written.
     """
+
+    _ignores_negative_labels = True
 
     def __init__(
         self,
@@ -147,6 +150,7 @@ class CerebrasEstimator:
                     listeners=tuple(saving_listeners or ()),
                     steps=steps,
                     last_step=max_steps,
+                    ignores_negative_labels=self._ignores_negative_labels,
                 ),
                 target,
             )
@@ -223,7 +227,9 @@ class CerebrasEstimator:
         target = running.choose_target(self._config, use_cs=True)
         pipeline = InputPipeline(input_fn, self._params, mode, self._config, self._config.tf_random_seed)
         try:
-            model = call_model_fn(self._model_fn, pipeline, mode, self._params, self._config)
+            model = call_model_fn(
+                self._model_fn, pipeline, mode, self._params, self._config, self._ignores_negative_labels
+            )
             run_log.info("Done calling model_fn.")
             if mode == ModeKeys.TRAIN:
                 step = training_run.training_ops(model).step
@@ -335,6 +341,7 @@ class CerebrasEstimator:
             steps=steps,
             checkpoint_path=os.fspath(checkpoint_path) if checkpoint_path else None,
             name=name,
+            ignores_negative_labels=self._ignores_negative_labels,
         )
 
 

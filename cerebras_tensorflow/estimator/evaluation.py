@@ -37,6 +37,7 @@ class InferenceRequest:
         steps: Batches to take; None: all.
         checkpoint_path: Checkpoint to use; None: the newest of model_dir.
         name: Of this evaluation; its event files go to `<model_dir>/eval_<name>`.
+        ignores_negative_labels: Whether labels of -1 give no loss.
     """
 
     model_fn: Callable[..., Any]
@@ -50,6 +51,7 @@ class InferenceRequest:
     steps: int | None
     checkpoint_path: str | None
     name: str | None = None
+    ignores_negative_labels: bool = False
 
 
 def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
@@ -183,7 +185,9 @@ def opened_model(
     try:
         if target.mode == WEIGHT_STREAMING:
             run_log.info("Running the TF Client")
-        model = call_model_fn(request.model_fn, pipeline, mode, request.params, request.config)
+        model = call_model_fn(
+            request.model_fn, pipeline, mode, request.params, request.config, request.ignores_negative_labels
+        )
         yield model, create
     finally:
         pipeline.close()

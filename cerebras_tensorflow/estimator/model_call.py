@@ -12,6 +12,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator.calls import call_with, parameters_of
 from cerebras_tensorflow.estimator.inputs import BatchInputs
+from cerebras_tensorflow.estimator.variable_length import ignore_negative_labels
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.logs import run_log
 
@@ -25,12 +26,14 @@ class Model:
         spec: The EstimatorSpec that it returned.
         inputs: The batch's placeholders.
         global_step: The global step variable.
+        ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
     """
 
     graph: tf.Graph
     spec: Any
     inputs: BatchInputs
     global_step: Any
+    ignores_negative_labels: bool = False
 
     @property
     def train_node(self) -> str | None:
@@ -51,8 +54,9 @@ class Model:
         names += [*weights, *self.inputs.names]
         names += [self.train_node] if self.train_node else []
         names = list(dict.fromkeys(names))
+        graph_def = prune(self.graph.as_graph_def(), names)
         return Step(
-            graph_def=prune(self.graph.as_graph_def(), names),
+            graph_def=ignore_negative_labels(graph_def) if self.ignores_negative_labels else graph_def,
             roots=names,
             train_node=self.train_node,
             sources=self.inputs.names,
@@ -68,7 +72,14 @@ class BatchSource(Protocol):
         """Make them."""
 
 
-def call_model_fn(model_fn: Callable[..., Any], pipeline: BatchSource, mode: str, params: Any, config: Any) -> Model:
+def call_model_fn(
+    model_fn: Callable[..., Any],
+    pipeline: BatchSource,
+    mode: str,
+    params: Any,
+    config: Any,
+    ignores_negative_labels: bool = False,
+) -> Model:
     """Call a model_fn in a new graph.
 
     Raises:
@@ -95,7 +106,7 @@ def call_model_fn(model_fn: Callable[..., Any], pipeline: BatchSource, mode: str
                 raise ValueError(
                     f"model_fn should return an EstimatorSpec. It returned {spec!r:.200} ({type(spec).__name__})."
                 )
-    return Model(graph, spec, inputs, global_step)
+    return Model(graph, spec, inputs, global_step, ignores_negative_labels)
 
 
 @contextmanager

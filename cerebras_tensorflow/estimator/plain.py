@@ -33,6 +33,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
     """
 
     _counts_all = True
+    _ignores_negative_labels = False  # tf.estimator leaves them to the op, which refuses them
 
     def __init__(
         self,

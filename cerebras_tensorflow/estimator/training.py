@@ -41,6 +41,7 @@ class TrainingRequest:
         hooks, listeners: The caller's.
         steps: Steps to take from where the run starts; None: see last_step.
         last_step: Global step at which to stop; None: when the input ends.
+        ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
     """
 
     model_fn: Callable[..., Any]
@@ -54,6 +55,7 @@ class TrainingRequest:
     listeners: Sequence[Any]
     steps: int | None
     last_step: int | None
+    ignores_negative_labels: bool = False
 
 
 def train(request: TrainingRequest, target: Target) -> None:
@@ -179,7 +181,14 @@ class _Run:
 
     def _call_model(self) -> Model:
         request = self._request
-        return call_model_fn(request.model_fn, self._pipeline, ModeKeys.TRAIN, request.params, request.config)
+        return call_model_fn(
+            request.model_fn,
+            self._pipeline,
+            ModeKeys.TRAIN,
+            request.params,
+            request.config,
+            request.ignores_negative_labels,
+        )
 
     def _check_restrictions(self, model: Model) -> None:
         if not self._target.is_cs:
