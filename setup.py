@@ -60,6 +60,7 @@ setup(
         "grpcio-tools>=1.60",
         "ml_dtypes>=0.4",
         "hdf5plugin>=4.3",
+        "tabulate>=0.9",
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],

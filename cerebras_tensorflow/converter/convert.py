@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.converter.configs import family
-from cerebras_tensorflow.converter.rules import CS, HF, TF, Array, Config, Model, Place, Tensor
+from cerebras_tensorflow.converter.layouts import Array
+from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, Model, Place, Tensor, family
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.interface import TensorReader
 
@@ -43,6 +43,7 @@ class Conversion:
         source: Its format.
         target: The target's format.
         drop_unmatched_keys: Leave out what no rule knows instead of refusing.
+        is_sparse: The source marks pruned weights by not-a-number; they become zero.
 
     Raises:
         UnmatchedKeysError: If the source holds tensors that no rule knows.
@@ -57,14 +58,20 @@ class Conversion:
         source: str,
         target: str,
         drop_unmatched_keys: bool = False,
+        is_sparse: bool = False,
     ) -> None:
         self._model, self._config, self._reader = model, config, reader
         self._source, self._target = family(source), family(target)
+        self._is_sparse = is_sparse
         tensors = model.tensors(config)
         self._by_key = {tensor.key: tensor for tensor in tensors}
         self._stored = {self._bare(name): name for name in reader.names()}
-        self.outputs = _outputs(model, tensors, self._target)
-        self._check(tensors, drop_unmatched_keys)
+        self._check_matched(tensors, drop_unmatched_keys)
+        kept = [tensor for tensor in tensors if not (tensor.is_optional and self._find(tensor) is None)]
+        self.outputs = _outputs(model, kept, self._target)
+        for output in self.outputs:
+            for tensor in output.tensors:
+                self._place(tensor)
 
     def __iter__(self) -> Iterator[tuple[str, Array]]:
         for output in self.outputs:
@@ -89,40 +96,64 @@ class Conversion:
         joined = output.place.layout.join(parts, self._config)
         return _dtype(joined.dtype, self._target), joined.shape
 
+    def describe(self, output: Output) -> str:
+        """Return which names of the source become an output, and how, as --debug prints it."""
+        places = [self._place(tensor) for tensor in output.tensors]
+        actions = {place.layout.action for place in (*places, output.place)} - {None}
+        names = ", ".join(dict.fromkeys(self._stored[place.name] for place in places))
+        return f"Matched {names} -> {output.name} action: {', '.join(sorted(map(str, actions))) or None}"
+
     def _canonical(self, tensor: Tensor) -> Array:
         place = self._place(tensor)
         stored = self._reader.read(self._stored[place.name])
+        if self._is_sparse and stored.dtype.kind in "fV":
+            stored = np.where(np.isnan(stored), np.zeros((), stored.dtype), stored)
         return place.layout.split(stored, place.part, self._config)
 
+    def _find(self, tensor: Tensor) -> Place | None:
+        """Where the source has a value, or one that stands in for it; None where it has neither."""
+        place = _place_in(tensor, self._source)
+        if place is not None:
+            for name in (place.name, *tensor.copies.get(self._source, ())):
+                if name in self._stored:
+                    return Place(name, place.layout, place.part)
+        # A tied output layer may stand in for the table too: HDF5 files keep one of two equal values.
+        for other in self._by_key.values():
+            if other.same_as == tensor.key and (place := _place_in(other, self._source)) and place.name in self._stored:
+                return place
+        return self._find(self._by_key[tensor.same_as]) if tensor.same_as is not None else None
+
     def _place(self, tensor: Tensor) -> Place:
-        """Where the source has a value, or the one that stands in for it."""
-        place = tensor.places.get(self._source)
-        if (place is None or place.name not in self._stored) and tensor.same_as is not None:
-            place = self._by_key[tensor.same_as].places[self._source]
-        if place is None or place.name not in self._stored:
+        found = self._find(tensor)
+        if found is None:
+            place = _place_in(tensor, self._source)
             raise CheckpointError(
                 f"{self._reader.path}: no tensor {place.name if place else tensor.key!r}, which {self._model.name} "
                 "needs. Is it a checkpoint of this model, and is the config its own?"
             )
-        return place
+        return found
 
     def _bare(self, name: str) -> str:
-        """A name of the source without the prefix that some files carry."""
+        """A name of the source without the prefix that some files carry, and as today's files have it."""
         if self._source == HF:
-            return name.removeprefix(self._model.hf_prefix)
-        if self._source == CS:
+            name = name.removeprefix(self._model.hf_prefix)
+        if self._source in (CS, CS_OLD):
             # One from the file's dict, another from the wrapper that releases since 1.8 put around the model.
-            return name.removeprefix("model.").removeprefix("model.")
+            name = name.removeprefix("model.").removeprefix("model.")
+        for pattern, replacement in self._model.renamed.get(self._source, ()):
+            name = re.sub(f"^{pattern}$", replacement, name)
         return name
 
-    def _check(self, tensors: list[Tensor], drop_unmatched_keys: bool) -> None:
-        known = {tensor.places[self._source].name for tensor in tensors if self._source in tensor.places}
-        if self._source == CS:
-            known |= set(self._model.cs_copies)
-            if not self._model.has_head:
-                known |= {"lm_head.weight", "lm_head.bias"}
-        # A tied output layer is stored by some files although the table has it in one place only.
-        known |= {tensor.key for tensor in tensors if tensor.same_as is not None and self._source != TF}
+    def _check_matched(self, tensors: list[Tensor], drop_unmatched_keys: bool) -> None:
+        known = set()
+        for tensor in tensors:
+            place = _place_in(tensor, self._source)
+            if place is not None and (_place_in(tensor, self._target) is not None or tensor.same_as is not None):
+                known |= {place.name, *tensor.copies.get(self._source, ())}
+            if tensor.same_as is not None and self._source != TF:
+                known.add(tensor.key)  # some files store a tied output layer
+        if self._source == CS and self._model.head:
+            known |= {name for name in self._stored if name.startswith(tuple(self._model.head.split(", ")))}
         ignored = re.compile(self._model.ignored.get(self._source, "(?!)"))
         unmatched = [
             name
@@ -133,33 +164,34 @@ class Conversion:
             logger.warning("Key not matched: %s", name)
         if unmatched and not drop_unmatched_keys:
             raise UnmatchedKeysError(
-                f"Unable to match all keys. {len(unmatched)} of {len(self._stored)} tensors of {self._reader.path} are "
-                f"known to no rule of {self._model.name}, first {unmatched[0]!r}. Is it a checkpoint of this model? To "
-                "leave them out give --drop-unmatched-keys."
+                "Unable to match all keys. If you want to proceed by dropping keys that couldn't matched, rerun with "
+                f"--drop-unmatched-keys. ({len(unmatched)} of {len(self._stored)} tensors of {self._reader.path} are "
+                f"known to no rule of {self._model.name}, first {unmatched[0]!r}. Is it a checkpoint of this model?)"
             )
         if unmatched:
             logger.warning("proceeding even though some keys weren't matched")
-        for output in self.outputs:
-            for tensor in output.tensors:
-                self._place(tensor)
+
+
+def _place_in(tensor: Tensor, kind: str) -> Place | None:
+    """Where a kind of format has a tensor; the oldest release has Hugging Face's names but for a few."""
+    if kind != CS_OLD:
+        return tensor.places.get(kind)
+    return tensor.places.get(CS_OLD) or tensor.places.get(HF)
 
 
 def _outputs(model: Model, tensors: list[Tensor], target: str) -> list[Output]:
     grouped: dict[str, list[tuple[Place, Tensor]]] = {}
     for tensor in tensors:
-        place = tensor.places.get(target)
+        place = _place_in(tensor, target)
         if place is not None:
             grouped.setdefault(place.name, []).append((place, tensor))
     outputs = []
     for name, members in grouped.items():
         ordered = sorted(members, key=lambda member: member[0].part)
-        full_name = name
-        if target == HF and not name.startswith(("lm_head", "cls.", "bert.")):
-            full_name = model.hf_prefix + name
-        outputs.append(Output(full_name, tuple(tensor for _, tensor in ordered), ordered[0][0]))
-    if target == CS:
-        by_name = {output.name: output for output in outputs}
-        outputs += [Output(copy, by_name[key].tensors, by_name[key].place) for copy, key in model.cs_copies.items()]
+        values, place = tuple(tensor for _, tensor in ordered), ordered[0][0]
+        for full in (name, *values[0].copies.get(target, ())):
+            prefix = model.hf_prefix if target == HF and not full.startswith(model.hf_heads) else ""
+            outputs.append(Output(prefix + full, values, place))
     return outputs
 
 

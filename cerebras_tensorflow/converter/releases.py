@@ -1,21 +1,29 @@
-"""Configs between releases of the PyTorch Model Zoo: cs-1.7 and cs-1.8 mean different things by a few settings.
+"""Between releases of the PyTorch Model Zoo: what a few settings mean, and how cs-1.6 called its tensors.
 
-Checkpoints of the one load in the other as they are, once the config says what they were trained with.
+From 1.7 on the names stay; only configs change then. Rules of 1.6 are those of 1.7, except for tensors' names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from cerebras_tensorflow.converter.configs import ConfigConversionError
+import numpy as np
 
-Section = dict[str, Any]
+from cerebras_tensorflow.converter.configs import dimensions
+from cerebras_tensorflow.converter.convert import Conversion
+from cerebras_tensorflow.converter.rules import CS_OLD, REQUIRED, Config, ConfigConversionError, Model
+from cerebras_tensorflow.converter.torch_file import Leaf, TorchReader
+from cerebras_tensorflow.saver.interface import TensorReader
 
-OLD, NEW = "cs-1.7", "cs-1.8"
+logger = logging.getLogger(__name__)
+
+_NEW = "cs-1.8"
+RELEASES = (CS_OLD, "cs-1.7", _NEW)
 
 
-def _bert_config(model: Section, is_upgrade: bool) -> Section:
+def _bert_config(model: Config, is_upgrade: bool) -> Config:
     """1.7: pooler and masked-token head follow rules; 1.8: each has a setting."""
     encoder = model.get("encoder_nonlinearity")
     if encoder is None:
@@ -27,44 +35,105 @@ def _bert_config(model: Section, is_upgrade: bool) -> Section:
     pooler, head = model.get("pooler_nonlinearity", encoder), model.get("mlm_nonlinearity", encoder)
     if pooler != encoder:
         raise ConfigConversionError(
-            f"pooler_nonlinearity was introduced in cs-1.8; before, it had to be encoder_nonlinearity, so {pooler} "
-            f"cannot be expressed. Only {encoder} is supported."
+            "pooler_nonlinearity was introduced in CS 1.8. Before that, it had to be the same as "
+            f"encoder_nonlinearity, but got {pooler}. Only {encoder} is supported."
         )
     if head != "gelu":
         raise ConfigConversionError(
-            f"mlm_nonlinearity was introduced in cs-1.8; before, it had to be gelu, so {head} cannot be expressed. "
-            "Only gelu is supported."
+            f"mlm_nonlinearity was introduced in CS 1.8. Before that, it had to be gelu, but got {head}. Only gelu is "
+            "supported."
         )
     return model
 
 
-def _t5_config(model: Section, _is_upgrade: bool) -> Section:
+def _t5_config(model: Config, _is_upgrade: bool) -> Config:
     """The setting changed its meaning to the opposite."""
     key = "use_pre_encoder_decoder_layer_norm"
     return model | {key: not model[key]} if key in model else model
 
 
-_RULES: dict[str, Callable[[Section, bool], Section]] = {
-    "bert": _bert_config,
-    "bert-sequence-classifier": _bert_config,
-    "bert-token-classifier": _bert_config,
-    "bert-q&a": _bert_config,
-    "bert-summarization": _bert_config,
-    "t5": _t5_config,
-    "transformer": _t5_config,
-}
-MODELS = tuple(sorted(_RULES))
+def _rule(name: str) -> Callable[[Config, bool], Config]:
+    return _t5_config if name in ("t5", "transformer") else _bert_config
 
 
-def is_supported(model: str, source: str, target: str) -> bool:
-    """Whether a model has a rule between two releases."""
-    return model in _RULES and {source, target} == {OLD, NEW}
+def is_between_releases(model: Model, source: str, target: str) -> bool:
+    """Whether two formats are releases that a model is converted between."""
+    return CS_OLD in model.formats and source in RELEASES and target in RELEASES and source != target
 
 
-def convert_config(model: str, content: Section, source: str) -> Section:
+def pairs(model: Model) -> list[tuple[str, str]]:
+    """Return the conversions between releases that a model has, one direction of each."""
+    return [
+        (first, second)
+        for number, first in enumerate(RELEASES)
+        for second in RELEASES[number + 1 :]
+        if is_between_releases(model, first, second)
+    ]
+
+
+def convert_config(model: Model, content: Config, source: str, target: str) -> Config:
     """Return a whole params file of the other release; all sections but `model` stay.
 
     Raises:
         ConfigConversionError: If the release cannot express a setting.
     """
-    return content | {"model": _RULES[model](dict(content["model"]), source == OLD)}
+    section = dict(content["model"])
+    if _NEW in (source, target):
+        section = _rule(model.name)(section, target == _NEW)
+    return content | {"model": section}
+
+
+def conversion(
+    model: Model, section: Config, reader: TensorReader, source: str, target: str, drop_unmatched_keys: bool
+) -> Conversion:
+    """Return a checkpoint's conversion from or to cs-1.6: the model's tensors under other names, and nothing else.
+
+    Raises:
+        ConfigConversionError: If the config does not say how many layers there are.
+        CheckpointError: As `Conversion`.
+    """
+    values = dimensions(model, section, "cs-1.8")
+    if values.get("num_decoder_layers", 0) is None:
+        values["num_decoder_layers"] = values["num_layers"]
+    missing = [key.cs for key in model.config_keys if key.hf.endswith("layers") and values[key.hf] is REQUIRED]
+    if missing:
+        raise ConfigConversionError(f"the config lacks {', '.join(map(str, missing))}")
+    if any(name.startswith("optimizer.") for name in reader.names()):
+        logger.warning("the optimizer's state is left out: %s and %s order it differently", source, target)
+    return Conversion(model, values, reader, source, target, drop_unmatched_keys)
+
+
+def renamed_tree(model: Model, reader: TorchReader, target: str) -> Any:
+    """Return the content of a torch file for the other of cs-1.7 and cs-1.8."""
+    tree = reader.tree
+    if not _loses_prefix(model, target):
+        return tree
+    state = tree.get("model", tree)
+    bare = {name.removeprefix("model."): value for name, value in state.items()}
+    return tree | {"model": bare} if "model" in tree else bare
+
+
+def renamed(model: Model, reader: TensorReader, target: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of an HDF5 file for the other of cs-1.7 and cs-1.8."""
+    for name in reader.names():
+        new = name.replace("model.model.", "model.", 1) if _loses_prefix(model, target) else name
+        yield new, reader.read(name)
+
+
+def flattened(
+    tree: Any, reader: TensorReader, prefix: str = "", with_numbers: bool = True
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors, and the numbers, of nested content under names joined by dots, as HDF5 holds them."""
+    if isinstance(tree, (dict, list, tuple)):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in items:
+            yield from flattened(value, reader, f"{prefix}.{key}" if prefix else str(key), with_numbers)
+    elif isinstance(tree, Leaf):
+        yield prefix, reader.read(tree.name)
+    elif with_numbers and isinstance(tree, (bool, int, float)):
+        yield prefix, np.asarray(tree)
+
+
+def _loses_prefix(model: Model, target: str) -> bool:
+    """T5's names in 1.7 have no `model.`; BERT's readers take them either way."""
+    return target == RELEASES[1] and model.name in ("t5", "transformer")

@@ -1,7 +1,7 @@
 """What a table of name rules is made of.
 
 Each tensor of a model has one canonical value: the PyTorch Model Zoo's, a linear layer as (outputs, inputs). A table
-says for each format under which name and in which layout that value is stored; conversion reads it either way.
+says for each kind of format under which name and in which layout that value is stored; conversion reads it either way.
 """
 
 from __future__ import annotations
@@ -10,70 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+from cerebras_tensorflow.converter.layouts import PLAIN, Layout
+from cerebras_tensorflow.errors import CerebrasError
 
-Array = np.ndarray[Any, Any]
 Config = dict[str, Any]
 
-HF, CS, TF = "hf", "cs", "tf"
+# Kinds of formats. Releases of the PyTorch Model Zoo share their names from 1.7 on; before, they were close to HF's.
+HF, CS, CS_OLD, TF = "hf", "cs", "cs-1.6", "tf"
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a stored tensor and canonical values follow from each other.
+class ConfigConversionError(CerebrasError):
+    """A config that the target format cannot express."""
 
-    Attributes:
-        parts: Canonical values in one stored tensor.
-        split: Stored -> the canonical value of a part.
-        join: Canonical values of all parts -> stored.
+
+def family(format_name: str) -> str:
+    """Return the kind of a format.
+
+    >>> family("cs-1.8"), family("cs-1.6"), family("hf")
+    ('cs', 'cs-1.6', 'hf')
     """
-
-    parts: int
-    split: Callable[[Array, int, Config], Array]
-    join: Callable[[list[Array], Config], Array]
-
-
-PLAIN = Layout(1, lambda stored, _part, _config: stored, lambda parts, _config: parts[0])
-TRANSPOSED = Layout(1, lambda stored, _part, _config: stored.T, lambda parts, _config: parts[0].T)
-
-
-def _third(stored: Array, part: int) -> Array:
-    size = stored.shape[-1] // 3
-    return stored[..., part * size : (part + 1) * size].T
-
-
-# GPT-2 in Hugging Face: q, k and v beside each other in one (inputs, 3 outputs), its bias in one (3 outputs,).
-THIRDS = Layout(
-    3,
-    lambda stored, part, _config: _third(stored, part),
-    lambda parts, _config: np.concatenate([part.T for part in parts], axis=-1),
-)
-
-
-def _pairs_from_halves(rows: Array, config: Config) -> Array:
-    """Rows of each head from (first halves, second halves) to pairs, the order that rotary positions take in CS."""
-    heads = rows.shape[0] // config["head_size"]
-    shaped = rows.reshape(heads, 2, config["head_size"] // 2, *rows.shape[1:])
-    return np.swapaxes(shaped, 1, 2).reshape(rows.shape)
-
-
-def _halves_from_pairs(rows: Array, config: Config) -> Array:
-    heads = rows.shape[0] // config["head_size"]
-    shaped = rows.reshape(heads, config["head_size"] // 2, 2, *rows.shape[1:])
-    return np.swapaxes(shaped, 1, 2).reshape(rows.shape)
-
-
-# Llama's q and k: rotation pairs lie half a head apart in Hugging Face and in our TensorFlow model, side by side in CS.
-HALVES = Layout(
-    1,
-    lambda stored, _part, config: _pairs_from_halves(stored, config),
-    lambda parts, config: _halves_from_pairs(parts[0], config),
-)
-HALVES_TRANSPOSED = Layout(
-    1,
-    lambda stored, _part, config: _pairs_from_halves(stored.T, config),
-    lambda parts, config: _halves_from_pairs(parts[0], config).T,
-)
+    return CS if format_name.startswith("cs-") and format_name != CS_OLD else format_name
 
 
 @dataclass(frozen=True)
@@ -91,48 +47,126 @@ class Tensor:
 
     Attributes:
         key: Its name in the PyTorch Model Zoo, and ours for it.
-        places: Format -> place; a format without one does not store it.
+        places: Kind of format -> place; a kind without one does not store it.
         same_as: Key of a value that stands in where the source does not store this one (tied weights).
+        copies: Kind of format -> further names under which it stores the same value; any of them serves as source.
+        is_optional: Some checkpoints of the model do without it.
     """
 
     key: str
     places: dict[str, Place] = field(default_factory=dict)
     same_as: str | None = None
+    copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    is_optional: bool = False
+
+
+REQUIRED = object()
 
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One setting under its name in each format; None where a format does not have it."""
+    """One setting under its name in each kind of format; None where a kind does not have it.
 
-    hf: str | None
+    Attributes:
+        default: Value where the source config does not say; REQUIRED: it has to.
+        cs_default: The same for configs of the PyTorch Model Zoo, where that is another one.
+    """
+
+    hf: str
     cs: str | None
     tf: str | None = None
-    default: Any = None  # of the Hugging Face config
+    default: Any = REQUIRED
+    cs_default: Any = REQUIRED
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A setting of one format that must have one value, because the other formats cannot say anything else."""
+    """A setting of one format that must have one value, because the other formats cannot say anything else.
+
+    Attributes:
+        default: Value of a config that does not say; None: nothing is checked then.
+        is_written: Also put into converted configs.
+    """
 
     format: str
     key: str
     value: Any
-    is_written: bool = False  # also put into converted configs
+    default: Any = None
+    is_written: bool = False
+
+
+# (source config, values under Hugging Face's names so far, kind of the source) -> values to put over these.
+ReadRule = Callable[[Config, Config, str], Config]
+# (values under Hugging Face's names, values under the target's names so far, target) -> values to put over these.
+WriteRule = Callable[[Config, Config, str], Config]
+
+
+# (whole source config, source) -> None; raises where the config cannot leave its format.
+SourceCheck = Callable[[Config, str], None]
+
+
+def _accept(_config: Config, _source: str) -> None:
+    pass
+
+
+def _nothing(_config: Config, _values: Config, _format: str) -> Config:
+    return {}
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model: its tensors as a function of the config, its settings, and words about it."""
+    """One model: its tensors as a function of the config, its settings, and words about it.
+
+    Attributes:
+        name: As --model takes it.
+        tensors: Takes the config under Hugging Face's names.
+        config_keys: Settings that are copied.
+        constants: Settings that are checked.
+        formats: What it can be converted between.
+        hf_class: None where Hugging Face has no such model.
+        cs_class: In the PyTorch Model Zoo.
+        hf_prefix: Of the names in a file of the model with its head; files may also lack it.
+        hf_heads: Starts of names that do not take the prefix.
+        model_type: Hugging Face's word for the architecture.
+        read: Settings that copying alone does not bring into Hugging Face's terms.
+        write: Settings that copying alone does not bring out of them.
+        check_source: Refuses configs of the PyTorch Model Zoo that depend on the release.
+        read_keys: Settings that `read` and `check_source` look at, by kind of format.
+        ignored: Kind of format -> pattern of names that carry no weight.
+        renamed: Kind of format -> (pattern, replacement) of names that older files have.
+        head: Start of the names of the head that a headless variant leaves out; empty where there is nothing to leave.
+        caveat: What `list` says beside the classes.
+    """
 
     name: str
-    tensors: Callable[[Config], list[Tensor]]  # takes the config under Hugging Face's names
+    tensors: Callable[[Config], list[Tensor]]
     config_keys: tuple[ConfigKey, ...]
     constants: tuple[Constant, ...]
     formats: tuple[str, ...]
-    hf_prefix: str  # of the tensors in a file of the model with its head; files may also lack it
-    hf_class: str
+    hf_class: str | None
     cs_class: str
-    ignored: dict[str, str] = field(default_factory=dict)  # format -> pattern of names that carry no weight
-    # CS stores some values twice: copy -> key.
-    cs_copies: dict[str, str] = field(default_factory=dict)
-    has_head: bool = True
+    hf_prefix: str = ""
+    hf_heads: tuple[str, ...] = ("lm_head",)
+    model_type: str = ""
+    read: ReadRule = _nothing
+    write: WriteRule = _nothing
+    check_source: SourceCheck = _accept
+    read_keys: dict[str, frozenset[str]] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    head: str = ""
+    caveat: str = ""
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the conversions that there are, one direction of each."""
+        found = []
+        for number, first in enumerate(self.formats):
+            for second in self.formats[number + 1 :]:
+                if self.converts(first, second):
+                    found.append((first, second))
+        return found
+
+    def converts(self, source: str, target: str) -> bool:
+        """Whether there is a conversion between two formats of this table; between releases see releases.py."""
+        kinds = {family(source), family(target)}
+        return source in self.formats and target in self.formats and len(kinds) == 2 and CS_OLD not in kinds

@@ -1,4 +1,4 @@
-"""Files of torch.save, read and written without torch, and read without running what they hold.
+"""Files of torch.save, read without torch and without running what they hold.
 
 The format: a zip file, uncompressed, with a pickle (protocol 2) that names tensors and, for each storage, a member with
 its raw bytes. A pickle can call any function; only the few that rebuild plain tensors are let through.
@@ -7,12 +7,11 @@ its raw bytes. A pickle can call any function; only the few that rebuild plain t
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +19,12 @@ import ml_dtypes
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver.atomic import PartialFile, reporting
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
 
 ZIP_SIGNATURE = b"PK\x03\x04"
 _LEGACY_SIGNATURE = b"\x80\x02"
 
-_STORAGES: dict[str, Any] = {
+STORAGES: dict[str, Any] = {
     "FloatStorage": np.float32,
     "DoubleStorage": np.float64,
     "HalfStorage": np.float16,
@@ -38,7 +36,6 @@ _STORAGES: dict[str, Any] = {
     "ByteStorage": np.uint8,
     "BoolStorage": np.bool_,
 }
-_STORAGE_OF = {np.dtype(dtype): name for name, dtype in _STORAGES.items()}
 
 
 def is_torch_file(path: str) -> bool:
@@ -46,6 +43,13 @@ def is_torch_file(path: str) -> bool:
     with open(path, "rb") as file:
         start = file.read(4)
     return start == ZIP_SIGNATURE or start.startswith(_LEGACY_SIGNATURE)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The place of a tensor in the nested content of a file."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,8 @@ class TorchReader(TensorReader):
             self._file.close()
             raise CorruptCheckpointError(f"{self.path}: not a file of torch.save, or damaged: {exc}") from exc
         self._tensors: dict[str, _Tensor] = {}
-        self._collect(content, "")
+        # What the file holds, with a Leaf in the place of each tensor.
+        self.tree = self._collect(content, "")
 
     def names(self) -> list[str]:
         return sorted(self._tensors)
@@ -175,15 +180,16 @@ class TorchReader(TensorReader):
         name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
         return info.header_offset + 30 + name_bytes + extra_bytes, info.file_size
 
-    def _collect(self, content: Any, prefix: str) -> None:
+    def _collect(self, content: Any, prefix: str) -> Any:
         if isinstance(content, _Tensor):
             self._tensors[prefix] = content
-        elif isinstance(content, dict):
-            for key, value in content.items():
-                self._collect(value, f"{prefix}.{key}" if prefix else str(key))
-        elif isinstance(content, list):
-            for number, value in enumerate(content):
-                self._collect(value, f"{prefix}.{number}")
+            return Leaf(prefix)
+        if isinstance(content, dict):
+            start = f"{prefix}." if prefix else ""
+            return {key: self._collect(value, f"{start}{key}") for key, value in content.items()}
+        if isinstance(content, (list, tuple)):
+            return type(content)(self._collect(value, f"{prefix}.{number}") for number, value in enumerate(content))
+        return content
 
 
 class _PlainTensors(pickle.Unpickler):
@@ -200,8 +206,8 @@ class _PlainTensors(pickle.Unpickler):
             return _rebuild_tensor
         if module == "torch._utils" and name == "_rebuild_parameter":
             return _rebuild_parameter
-        if module == "torch" and name in _STORAGES:
-            return np.dtype(_STORAGES[name])
+        if module == "torch" and name in STORAGES:
+            return np.dtype(STORAGES[name])
         if module == "torch" and name == "Size":
             return tuple
         raise CheckpointError(
@@ -222,104 +228,3 @@ def _rebuild_tensor(storage: _Storage, offset: int, shape: Any, strides: Any, *_
 
 def _rebuild_parameter(tensor: _Tensor, *_: Any) -> _Tensor:
     return tensor
-
-
-class TorchWriter(TensorWriter):
-    """A file of torch.save being written, tensor by tensor; `torch.load(path, weights_only=True)` reads it.
-
-    Args:
-        path: Final path.
-        key: Where given, the tensors are in a dict under this key, as Model Zoo checkpoints have them under `model`.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], key: str | None = None) -> None:
-        self.path = os.path.abspath(path)
-        self._key = key
-        self._entries: dict[str, TensorEntry] = {}
-        self._partial: PartialFile | None = PartialFile(self.path)
-        self._stream = os.fdopen(os.dup(self._partial.fd), "wb")
-        self._zip = zipfile.ZipFile(self._stream, "w", zipfile.ZIP_STORED, allowZip64=True)
-
-    def add(self, name: str, array: Any) -> None:
-        array = np.asarray(array)
-        self.add_chunks(name, array.dtype, array.shape, [as_bytes(array)])
-
-    def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
-        dtype = np.dtype(dtype)
-        if name in self._entries:
-            raise ValueError(f"{name}: added before")
-        if dtype not in _STORAGE_OF:
-            raise ValueError(f"{name}: a torch file cannot hold {dtype}")
-        expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        member = zipfile.ZipInfo(f"archive/data/{len(self._entries)}")
-        done = 0
-        with reporting(self.path), self._zip.open(member, "w", force_zip64=True) as stream:
-            for chunk in chunks:
-                view = flat_view(chunk)
-                done += view.size
-                stream.write(view.data)
-        if done != expected:
-            raise ValueError(f"{name}: the chunks hold {done} bytes, {expected} are needed")
-        self._entries[name] = TensorEntry(dtype, tuple(int(dim) for dim in shape), done)
-
-    def commit(self) -> None:
-        if self._partial is None:
-            raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
-        try:
-            with reporting(self.path):
-                self._zip.writestr(zipfile.ZipInfo("archive/data.pkl"), _pickled(self._entries, self._key))
-                self._zip.writestr(zipfile.ZipInfo("archive/byteorder"), b"little")
-                self._zip.writestr(zipfile.ZipInfo("archive/version"), b"3\n")
-                self._zip.close()
-                self._stream.close()
-            self._partial.commit()
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        if self._partial is not None:
-            # A zip file that is not closed writes its directory when it is collected, into a file that is gone by then.
-            with contextlib.suppress(ValueError, OSError):
-                self._zip.close()
-            with contextlib.suppress(OSError):
-                self._stream.close()
-            self._partial.discard()
-            self._partial = None
-
-
-def _pickled(entries: dict[str, TensorEntry], key: str | None) -> bytes:
-    """The pickle of a dict of tensors, opcode by opcode: naming torch's functions needs no torch."""
-    body = b"".join(_text(name) + _tensor(number, entry) for number, (name, entry) in enumerate(entries.items()))
-    tensors = b"}(" + body + b"u"
-    content = tensors if key is None else b"}(" + _text(key) + tensors + b"u"
-    return b"\x80\x02" + content + b"."
-
-
-def _tensor(number: int, entry: TensorEntry) -> bytes:
-    num_elements = entry.num_bytes // entry.dtype.itemsize
-    storage_class = f"ctorch\n{_STORAGE_OF[entry.dtype]}\n".encode()
-    storage = (
-        b"(" + _text("storage") + storage_class + _text(str(number)) + _text("cpu") + _number(num_elements) + b"tQ"
-    )
-    strides, stride = [], 1
-    for dim in reversed(entry.shape):
-        strides.append(stride)
-        stride *= dim
-    shape = b"(" + b"".join(map(_number, entry.shape)) + b"t"
-    stride_tuple = b"(" + b"".join(map(_number, reversed(strides))) + b"t"
-    hooks = b"ccollections\nOrderedDict\n)R"
-    return (
-        b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + _number(0) + shape + stride_tuple + b"\x89" + hooks + b"tR"
-    )
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode()
-    return b"X" + struct.pack("<I", len(encoded)) + encoded
-
-
-def _number(value: int) -> bytes:
-    if value < 2**31:
-        return b"J" + struct.pack("<i", value)
-    encoded = value.to_bytes(value.bit_length() // 8 + 1, "little")
-    return b"\x8a" + bytes([len(encoded)]) + encoded

@@ -12,7 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cerebras_tensorflow.converter.torch_file import TorchReader, TorchWriter
+from cerebras_tensorflow.converter.torch_file import Leaf, TorchReader
+from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 
 VALUES = {
@@ -112,3 +113,32 @@ def test_an_add_of_the_wrong_size_or_twice_is_refused(tmp_path: Path) -> None:
             writer.add("a", np.zeros(3, np.float32))
         with pytest.raises(ValueError, match="cannot hold"):
             writer.add("c", np.zeros(3, np.complex64))
+
+
+def test_nested_content_comes_back_as_it_was(tmp_path: Path) -> None:
+    tree = {
+        "model": {"w": Leaf("w")},
+        "optimizer": {
+            "state": {0: {"exp_avg": Leaf("m"), "step": 7}},
+            "param_groups": [{"lr": 0.1, "betas": (0.9, 1)}],
+        },
+        "global_step": 2**40,
+        "low": -(2**40),
+        "name": "run",
+        "flags": [True, False, None],
+    }
+    with TorchWriter(tmp_path / "a.mdl", tree=tree) as writer:
+        writer.add("w", np.arange(3, dtype=np.float32))
+        writer.add("m", np.ones([2, 2], np.float16))
+    with TorchReader(tmp_path / "a.mdl") as reader:
+        leaves = {"w": "model.w", "m": "optimizer.state.0.exp_avg"}
+
+        def named(value: object) -> object:
+            if isinstance(value, Leaf):
+                return Leaf(leaves[value.name])
+            if isinstance(value, dict):
+                return {key: named(item) for key, item in value.items()}
+            return type(value)(map(named, value)) if isinstance(value, (list, tuple)) else value
+
+        assert reader.tree == named(tree)
+        np.testing.assert_array_equal(reader.read("model.w"), [0, 1, 2])

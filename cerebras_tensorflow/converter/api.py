@@ -1,0 +1,247 @@
+"""Conversions from file to file: what the command does, for programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cerebras_tensorflow.converter import releases
+from cerebras_tensorflow.converter.configs import from_hf, to_hf, warn_unmatched
+from cerebras_tensorflow.converter.convert import Conversion
+from cerebras_tensorflow.converter.models import MODELS
+from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, ConfigConversionError, Model, family
+from cerebras_tensorflow.converter.sharded import open_any, stem
+from cerebras_tensorflow.converter.torch_file import TorchReader
+from cerebras_tensorflow.converter.torch_writer import TorchWriter
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.saver.atomic import write_file
+from cerebras_tensorflow.saver.interface import TensorEntry, TensorReader, TensorWriter
+from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
+from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+
+logger = logging.getLogger(__name__)
+
+
+class UnsupportedConversionError(CerebrasError):
+    """A model, or a pair of formats, that there is no table for."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How results are written.
+
+    Attributes:
+        output_dir: Folder of the results; None: beside each input.
+        export_h5_checkpoint: HDF5 instead of a torch file.
+        export_safetensors: safetensors instead of a torch file, towards hf.
+        drop_unmatched_keys: Leave out tensors that no rule knows instead of refusing.
+        verify: Read the written checkpoint back and compare.
+        debug: Print which names become which.
+    """
+
+    output_dir: str | None = None
+    export_h5_checkpoint: bool = False
+    export_safetensors: bool = False
+    drop_unmatched_keys: bool = False
+    verify: bool = False
+    debug: bool = False
+
+
+def convert_config_from_file(
+    model: str, src_fmt: str, tgt_fmt: str, config_file: str, options: Options | None = None
+) -> str:
+    """Convert a model's config alone; return the path of the new one.
+
+    Raises:
+        UnsupportedConversionError: If there is no table for it.
+        ConfigConversionError: If the target cannot express a setting, or the file is not a config of the source.
+    """
+    table, options = _table(model, src_fmt, tgt_fmt), options or Options()
+    if releases.is_between_releases(table, src_fmt, tgt_fmt):
+        read_config(config_file, src_fmt)
+        converted = releases.convert_config(table, _content(config_file, src_fmt), src_fmt, tgt_fmt)
+    else:
+        converted = convert_config(model, src_fmt, tgt_fmt, read_config(config_file, src_fmt))
+    return _write_config(options, config_file, tgt_fmt, converted)
+
+
+def convert_config(model: str, src_fmt: str, tgt_fmt: str, config: Config) -> Config:
+    """Return a config as the target's file holds it, from what the source's file says of the model.
+
+    Raises:
+        UnsupportedConversionError, ConfigConversionError: As `convert_config_from_file`.
+    """
+    table = _table(model, src_fmt, tgt_fmt)
+    warn_unmatched(table, config, src_fmt)
+    return from_hf(table, to_hf(table, config, src_fmt), tgt_fmt)
+
+
+def convert_checkpoint_from_file(
+    model: str, src_fmt: str, tgt_fmt: str, checkpoint_file: str, config_file: str, options: Options | None = None
+) -> tuple[str, str]:
+    """Convert a checkpoint and its config, one tensor at a time; return the paths of both.
+
+    Nothing is written unless the config can be converted and every tensor is known.
+
+    Raises:
+        UnsupportedConversionError, ConfigConversionError: As `convert_config_from_file`.
+        UnmatchedKeysError: If the checkpoint holds tensors that no rule knows.
+        CheckpointError: If it lacks one, cannot be read, or `verify` finds a difference.
+    """
+    table, options = _table(model, src_fmt, tgt_fmt), options or Options()
+    logger.info("Loading config & checkpoint...")
+    section = read_config(config_file, src_fmt)
+    is_release = releases.is_between_releases(table, src_fmt, tgt_fmt)
+    if is_release:
+        converted = releases.convert_config(table, _content(config_file, src_fmt), src_fmt, tgt_fmt)
+    else:
+        warn_unmatched(table, section, src_fmt)
+        values = to_hf(table, section, src_fmt)
+        converted = from_hf(table, values, tgt_fmt)
+    path = _target_path(options, checkpoint_file, tgt_fmt)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open_any(checkpoint_file) as reader:
+        if is_release and CS_OLD not in (src_fmt, tgt_fmt):
+            _copy(options, table, reader, path, tgt_fmt)
+        else:
+            if is_release:
+                conversion = releases.conversion(table, section, reader, src_fmt, tgt_fmt, options.drop_unmatched_keys)
+            else:
+                is_sparse = family(src_fmt) == CS and bool(_content(config_file, src_fmt).get("sparsity"))
+                drop = options.drop_unmatched_keys
+                conversion = Conversion(table, values, reader, src_fmt, tgt_fmt, drop, is_sparse)
+                if is_sparse:
+                    logger.info("Pruned weights become zero: the output checkpoint will be dense.")
+            _write(options, conversion, path, tgt_fmt)
+    return path, _write_config(options, config_file, tgt_fmt, converted)
+
+
+def read_config(path: str, source: str) -> Config:
+    """Return the settings of a model from a config file: JSON for hf, the `model` section of YAML for the others.
+
+    Raises:
+        ConfigConversionError: If the file is missing or is not what the format says.
+    """
+    content = _content(path, source)
+    if family(source) != HF:
+        content = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise ConfigConversionError(f"{path}: no settings of a model; is it a config of {source}?")
+    return content
+
+
+def _content(path: str, source: str) -> Any:
+    kind = "JSON" if family(source) == HF else "YAML"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+    except OSError as exc:
+        raise ConfigConversionError(f"cannot read the config {path!r}: {exc.strerror}") from exc
+    except (ValueError, yaml.YAMLError) as exc:
+        raise ConfigConversionError(f"{path} is not {kind}, which a config of {source} is: {exc}") from exc
+
+
+def _table(name: str, source: str, target: str) -> Model:
+    if name not in MODELS:
+        raise UnsupportedConversionError(f"no table of a model {name!r}; known: {', '.join(sorted(MODELS))}")
+    model = MODELS[name]
+    if not model.converts(source, target) and not releases.is_between_releases(model, source, target):
+        raise UnsupportedConversionError(f"{name} is not converted from {source} to {target}")
+    return model
+
+
+def _target_path(options: Options, checkpoint: str, target: str) -> str:
+    source, kind = stem(checkpoint), family(target)
+    folder = options.output_dir or os.path.dirname(source)
+    suffix = {HF: ".safetensors" if options.export_safetensors else ".bin", TF: ".ckpt"}.get(kind, ".mdl")
+    return os.path.join(folder, f"{os.path.basename(source)}_to_{target}{suffix}")
+
+
+def _write_config(options: Options, source: str, target: str, config: Config) -> str:
+    folder = Path(options.output_dir) if options.output_dir else Path(source).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    is_hf = family(target) == HF
+    path = folder / f"{Path(source).stem}_to_{target}{'.json' if is_hf else '.yaml'}"
+    text = json.dumps(config, indent=4) + "\n" if is_hf else yaml.safe_dump(config, indent=4)
+    write_file(str(path), text.encode())
+    return str(path)
+
+
+def _write(options: Options, conversion: Conversion, path: str, target: str) -> None:
+    logger.info("Saving...")
+    is_wrapped = family(target) in (CS, CS_OLD)
+    with _writer(options, path, conversion, target) as writer:
+        for output in conversion.outputs:
+            if options.debug:
+                print(conversion.describe(output))
+            # HDF5 has the dict of a Model Zoo checkpoint flattened.
+            name = f"model.{output.name}" if is_wrapped and options.export_h5_checkpoint else output.name
+            writer.add(name, conversion.value(output))
+    if options.verify:
+        prefix = "model." if is_wrapped else ""
+        with open_any(path) as written:
+            for output in conversion.outputs:
+                _compare(path, written, prefix + output.name, conversion.value(output))
+        logger.info("Verified %d tensors of %s", len(conversion.outputs), path)
+
+
+def _writer(options: Options, path: str, conversion: Conversion, target: str) -> TensorWriter:
+    kind = family(target)
+    if kind == TF:
+        return BundleWriter(path)
+    if kind == HF and options.export_safetensors:
+        entries = {}
+        for output in conversion.outputs:
+            dtype, shape = conversion.specification(output)
+            num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            entries[output.name] = TensorEntry(dtype, tuple(shape), num_bytes)
+        return SafetensorsWriter(path, entries)
+    return _h5_writer(path) if options.export_h5_checkpoint else TorchWriter(path, None if kind == HF else "model")
+
+
+def _h5_writer(path: str) -> TensorWriter:
+    # h5py takes a while to import; only here.
+    from cerebras_tensorflow.saver.h5_writer import H5Writer
+
+    return H5Writer(path)
+
+
+def _copy(options: Options, table: Model, reader: TensorReader, path: str, target: str) -> None:
+    """All that a checkpoint holds, optimizer state too, under the names of the other of cs-1.7 and cs-1.8."""
+    if isinstance(reader, TorchReader):
+        tree = releases.renamed_tree(table, reader, target)
+        is_h5 = options.export_h5_checkpoint
+        renamed = functools.partial(releases.flattened, tree, reader, with_numbers=is_h5)
+        if is_h5:
+            _add_all(_h5_writer(path), renamed())
+        else:
+            # The tree names tensors as the source does.
+            _add_all(TorchWriter(path, tree=tree), ((name, reader.read(name)) for name in reader.names()))
+    else:
+        renamed = functools.partial(releases.renamed, table, reader, target)
+        _add_all(_h5_writer(path), renamed())
+    if options.verify:
+        with open_any(path) as written:
+            for name, value in renamed():
+                _compare(path, written, name, value)
+
+
+def _add_all(writer: TensorWriter, values: Iterable[tuple[str, Any]]) -> None:
+    with writer:
+        for name, value in values:
+            writer.add(name, value)
+
+
+def _compare(path: str, written: TensorReader, name: str, expected: np.ndarray[Any, Any]) -> None:
+    found = written.read(name)
+    if found.dtype != expected.dtype or found.shape != expected.shape or found.tobytes() != expected.tobytes():
+        raise CerebrasError(f"{path}: {name} is not what was written; is the disk sound?")

@@ -1,0 +1,13 @@
+"""The name tables: for each model every tensor's place in every format, and every setting's name.
+
+Sources: the public Model Zoo's checkpoints (cs), transformers' classes (hf), ../../../reference_implementations (tf).
+"""
+
+from __future__ import annotations
+
+from cerebras_tensorflow.converter.models import bert, gpt2, gptj, llama, neox, t5
+from cerebras_tensorflow.converter.rules import Model
+
+MODELS: dict[str, Model] = {
+    model.name: model for module in (gpt2, gptj, neox, bert, t5, llama) for model in module.MODELS
+}

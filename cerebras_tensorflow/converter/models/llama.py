@@ -1,0 +1,162 @@
+"""Llama: in CS a GPT2LMHeadModel with rotary positions, root-mean-square norms and a gated feed-forward."""
+
+from __future__ import annotations
+
+from cerebras_tensorflow.converter.layouts import HALVES, HALVES_TRANSPOSED
+from cerebras_tensorflow.converter.models.gpt2 import TABLE
+from cerebras_tensorflow.converter.models.parts import (
+    RUN_STATE,
+    SLOTS,
+    checked,
+    headless,
+    last_norm,
+    linear,
+    norm,
+    plain,
+    tied,
+    with_defaults,
+    written,
+)
+from cerebras_tensorflow.converter.rules import (
+    CS,
+    HF,
+    TF,
+    Config,
+    ConfigConversionError,
+    ConfigKey,
+    Model,
+    Place,
+    Tensor,
+    family,
+)
+
+_GATED = {"silu": "swiglu", "relu": "reglu", "gelu": "geglu"}  # hidden_act <-> nonlinearity of CS
+_THETA = 10000.0
+
+
+def _tensors(config: Config) -> list[Tensor]:
+    found = [plain(TABLE, "embed_tokens.weight", "input_embedding/embedding_weights")]
+    for i in range(config["num_hidden_layers"]):
+        block, scope = f"transformer_decoder.layers.{i}", f"decoder/{i}"
+        found += norm(f"{block}.norm1", f"layers.{i}.input_layernorm", f"{scope}/attention_norm", has_bias=False)
+        for letter in "qk":
+            key = f"{block}.self_attn.proj_{letter}_dense_layer.weight"
+            places = {
+                CS: Place(key),
+                HF: Place(f"layers.{i}.self_attn.{letter}_proj.weight", HALVES),
+                TF: Place(f"{scope}/attention/{letter}_proj/{letter}_proj/kernel", HALVES_TRANSPOSED),
+            }
+            found.append(Tensor(key, places))
+        for name, theirs, ours in (("v", "v_proj", "v_proj"), ("output", "o_proj", "out_proj")):
+            key = f"{block}.self_attn.proj_{name}_dense_layer"
+            found += linear(key, f"layers.{i}.self_attn.{theirs}", f"{scope}/attention/{ours}", has_bias=False)
+        found += norm(f"{block}.norm3", f"layers.{i}.post_attention_layernorm", f"{scope}/mlp_norm", has_bias=False)
+        for name, key in (
+            ("up_proj", "ffn.ffn.0.linear_layer"),
+            ("gate_proj", "ffn.ffn.0.linear_layer_for_glu"),
+            ("down_proj", "ffn.ffn.1.linear_layer"),
+        ):
+            found += linear(f"{block}.{key}", f"layers.{i}.mlp.{name}", f"{scope}/mlp/{name}", has_bias=False)
+    found += last_norm("norm", "post_decoder_norm", has_bias=False)
+    (head,) = linear("lm_head", "lm_head", "lm_head", has_bias=False)
+    return [*found, tied(head, TABLE) if config["tie_word_embeddings"] else head]
+
+
+def _read(config: Config, values: Config, kind: str) -> Config:
+    head_size = values["hidden_size"] // values["num_attention_heads"]
+    found: Config = {"rotary_dim": head_size}
+    if values["num_key_value_heads"] is None:
+        found["num_key_value_heads"] = values["num_attention_heads"]
+    if kind == HF:
+        # Newer releases of transformers keep the base in a section of its own.
+        rope = config.get("rope_parameters") or {}
+        if rope.get("rope_type", "default") != "default":
+            raise ConfigConversionError(
+                f"Can't convert config with rope_type={rope['rope_type']}. Only default is supported."
+            )
+        if "rope_theta" in rope:
+            found["rope_theta"] = rope["rope_theta"]
+    if kind == CS:
+        plain_names = {gated: name for name, gated in _GATED.items()}
+        if values["hidden_act"] not in plain_names:
+            raise ConfigConversionError(f"{values['hidden_act']} is not a supported GLU activation in HF")
+        found["hidden_act"] = plain_names[values["hidden_act"]]
+        if "rotary_dim" not in config:
+            raise ConfigConversionError("rotary_dim must be specified")
+        if config["rotary_dim"] != head_size:
+            raise ConfigConversionError(
+                f"Can't convert config with rotary_dim={config['rotary_dim']}. Only hidden_size // num_heads = "
+                f"{head_size} is supported."
+            )
+    return found
+
+
+def _write(values: Config, _target_values: Config, target: str) -> Config:
+    if family(target) != CS:
+        return {}
+    for name, allowed in (("num_key_value_heads", values["num_attention_heads"]), ("rope_theta", _THETA)):
+        if values[name] != allowed:
+            raise ConfigConversionError(
+                f"Can't convert config with {name}={values[name]}. Only {allowed} is supported."
+            )
+    if values["hidden_act"] not in _GATED:
+        raise ConfigConversionError(f"{values['hidden_act']} is not a GLU-able activation in CS")
+    return {"nonlinearity": _GATED[values["hidden_act"]], "rotary_dim": values["rotary_dim"]}
+
+
+LLAMA = Model(
+    name="llama",
+    tensors=_tensors,
+    config_keys=(
+        ConfigKey("vocab_size", "vocab_size", "vocab_size", 32000),
+        ConfigKey("hidden_size", "hidden_size", "hidden_size", 4096),
+        ConfigKey("num_hidden_layers", "num_hidden_layers", "num_hidden_layers", 32),
+        ConfigKey("num_attention_heads", "num_heads", "num_heads", 32),
+        ConfigKey("intermediate_size", "filter_size", "filter_size", 11008),
+        ConfigKey("max_position_embeddings", "max_position_embeddings", "max_position_embeddings", 2048),
+        ConfigKey("rms_norm_eps", "layer_norm_epsilon", "layer_norm_epsilon", 1e-6),
+        ConfigKey("initializer_range", "initializer_range", "initializer_range", 0.02),
+        ConfigKey("tie_word_embeddings", "share_embedding_weights", "share_embedding_weights", False),
+        ConfigKey("hidden_act", "nonlinearity", "nonlinearity", "silu", cs_default="gelu"),
+        ConfigKey("num_key_value_heads", None, "num_kv_heads", None),
+        ConfigKey("rope_theta", None, "rope_theta", _THETA),
+    ),
+    constants=(
+        *checked(HF, attention_bias=False, mlp_bias=False),
+        *checked(CS, fixed_sparse_attention=None),
+        *with_defaults(
+            written(
+                position_embedding_type="rotary",
+                use_position_embedding=True,
+                embedding_dropout_rate=0.0,
+                attention_dropout_rate=0.0,
+                dropout_rate=0.0,
+                embedding_layer_norm=False,
+                attention_type="scaled_dot_product",
+                use_projection_bias_in_attention=False,
+                use_ffn_bias_in_attention=False,
+                use_ffn_bias=False,
+                use_bias_in_output=False,
+                norm_first=True,
+                use_ff_layer1_dropout=False,
+                use_rms_norm=True,
+            ),
+            position_embedding_type="learned",
+            use_projection_bias_in_attention=True,
+            use_ffn_bias_in_attention=True,
+            use_ffn_bias=True,
+            use_rms_norm=False,
+        ),
+    ),
+    formats=(HF, "cs-1.9", TF),
+    hf_class="LlamaForCausalLM",
+    cs_class="GPT2LMHeadModel",
+    hf_prefix="model.",
+    model_type="llama",
+    read=_read,
+    write=_write,
+    read_keys={HF: frozenset({"rope_parameters"}), CS: frozenset({"rotary_dim"})},
+    ignored={HF: r".*rotary_emb\.inv_freq", CS: RUN_STATE, TF: SLOTS},
+    caveat="CS GPT2LMHeadModel configured as LLaMA",
+)
+MODELS = (LLAMA, headless(LLAMA, "LlamaModel"))

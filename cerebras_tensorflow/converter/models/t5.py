@@ -1,0 +1,216 @@
+"""T5, and the plain Transformer, whose names in CS are the same and which transformers does not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cerebras_tensorflow.converter.models.parts import (
+    CS_FORMATS,
+    RUN_STATE,
+    SLOTS,
+    checked,
+    linear,
+    norm,
+    numbered,
+    plain,
+    tied,
+    with_defaults,
+)
+from cerebras_tensorflow.converter.rules import (
+    CS,
+    CS_OLD,
+    HF,
+    TF,
+    Config,
+    ConfigConversionError,
+    ConfigKey,
+    Model,
+    Place,
+    Tensor,
+    family,
+)
+
+_TABLE = "encoder_embeddings.word_embeddings.weight"
+_STACKS = ("encoder", "decoder")
+
+
+def _t5_tensors(config: Config) -> list[Tensor]:
+    table = plain(
+        _TABLE,
+        "shared.weight",
+        "encoder_embedding/embedding_weights",
+        copies={
+            HF: tuple(f"{stack}.embed_tokens.weight" for stack in _STACKS),
+            CS: ("decoder_embeddings.word_embeddings.weight",),
+            CS_OLD: ("decoder_token_embedding.weight",),
+        },
+    )
+    found = [replace(table, places=table.places | {CS_OLD: Place("encoder_token_embedding.weight")})]
+    norm_number = dense_number = 0
+    for stack, num_blocks in (("encoder", config["num_layers"]), ("decoder", config["num_decoder_layers"])):
+        biases = [f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight" for i in range(num_blocks)]
+        # Every block of cs-1.6 has the table; transformers and later releases keep the first block's.
+        key = f"relative_position_{stack}.relative_attention_bias.weight"
+        found.append(plain(key, biases[0], f"{stack}/relative_attention_bias", copies={CS_OLD: tuple(biases[1:])}))
+        kinds = [("self_attn", "SelfAttention", "self_attention")]
+        if stack == "decoder":
+            kinds.append(("multihead_attn", "EncDecAttention", "encoder_decoder_attention"))
+        for i in range(num_blocks):
+            block, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
+            for number, (key, name, scope) in enumerate(kinds):
+                ours = f"{stack}/{numbered(scope, i)}"
+                for part, letter in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o")):
+                    last = "output_transform" if part == "output" else f"{part}_projection"
+                    layer = f"{block}.{key}.proj_{part}_dense_layer"
+                    found += linear(layer, f"{theirs}.{number}.{name}.{letter}", f"{ours}/{last}", has_bias=False)
+            for number, name in enumerate(("wi", "wo")):
+                scope = f"{stack}/{numbered('ffn', i)}/{numbered('dense_layer', dense_number)}"
+                layer, hf = f"{block}.ffn.ffn.{number}.linear_layer", f"{theirs}.{len(kinds)}.DenseReluDense.{name}"
+                found += linear(layer, hf, scope, has_bias=False)
+                dense_number += 1
+            for number in range(len(kinds) + 1):
+                scope = f"{stack}/{numbered('layer_normalization_layer', norm_number)}"
+                found += norm(f"{block}.norm{number + 1}", f"{theirs}.{number}.layer_norm", scope, has_bias=False)
+                norm_number += 1
+        scope = f"{stack}/{numbered('layer_normalization_layer', norm_number)}"
+        found += norm(f"{stack}.norm", f"{stack}.final_layer_norm", scope, has_bias=False)
+        norm_number += 1
+    (head,) = linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
+    return [*found, tied(head, _TABLE) if config["tie_word_embeddings"] else head]
+
+
+def _transformer_tensors(config: Config) -> list[Tensor]:
+    """T5's tensors, each embedding and position table by itself, and biases, where a checkpoint has them."""
+    found: list[Tensor] = []
+    for stack in _STACKS:
+        for old, name in (
+            ("token_embedding.weight", "embeddings.word_embeddings.weight"),
+            ("absolute_position_embedding.weight", "embeddings.position_embeddings.weight"),
+            ("absolute_position_embedding", "embeddings.position_embeddings"),
+        ):
+            separator = "_" if old.startswith("token") else "."
+            places = {CS: Place(f"{stack}_{name}"), CS_OLD: Place(f"{stack}{separator}{old}")}
+            found.append(Tensor(f"{stack}_{name}", places, is_optional=True))
+    for tensor in _t5_tensors(config):
+        if tensor.key == _TABLE:
+            continue
+        is_optional = tensor.key.startswith(("relative_position", "lm_head"))
+        found.append(replace(tensor, same_as=None, is_optional=is_optional))
+        if ".norm" in tensor.key or "_dense_layer." in tensor.key or ".linear_layer." in tensor.key:
+            places = {
+                kind: Place(f"{place.name.removesuffix('weight')}bias")
+                for kind, place in tensor.places.items()
+                if kind in (CS, HF)
+            }
+            found.append(Tensor(f"{tensor.key.removesuffix('weight')}bias", places, is_optional=True))
+    return found
+
+
+def _read(config: Config, values: Config, kind: str) -> Config:
+    found: Config = {}
+    if values["num_decoder_layers"] is None:
+        found["num_decoder_layers"] = values["num_layers"]
+    if kind == HF and str(values["feed_forward_proj"]).startswith("gated-"):
+        raise ConfigConversionError(
+            f"Can't convert config with feed_forward_proj={values['feed_forward_proj']}. Only a feed-forward without "
+            "gate is supported."
+        )
+    if kind != CS:
+        return found
+    encoder, decoder = values["feed_forward_proj"], config.get("decoder_nonlinearity", values["feed_forward_proj"])
+    if encoder != decoder:
+        raise ConfigConversionError(
+            f"Encoder & Decoder nonlinearities must be the same in HF model. Got: {encoder} vs {decoder}"
+        )
+    for name, reference in (("tgt_vocab_size", "src_vocab_size"), ("relu_dropout_rate", "dropout_rate")):
+        if config.get(name) is not None and config[name] != config.get(reference):
+            raise ConfigConversionError(f"HF implementation doesn't allow {name} != {reference}")
+    # The Model Zoo's tables have room for sentinels that its vocabulary size does not count.
+    return found | {"vocab_size": values["vocab_size"] + config.get("extra_ids", 0)}
+
+
+def _write(values: Config, _target_values: Config, target: str) -> Config:
+    if family(target) != CS:
+        return {}
+    # The original writes the positions too; relative ones do not use them.
+    return {
+        "decoder_nonlinearity": values["feed_forward_proj"],
+        "src_max_position_embeddings": 512,
+        "tgt_max_position_embeddings": 512,
+    }
+
+
+def _check_source(config: Config, source: str) -> None:
+    """The setting turned its meaning around in 1.8; T5 has no norm before its stacks."""
+    key, expected = "use_pre_encoder_decoder_layer_norm", source != "cs-1.7"
+    if config.get(key, expected) != expected:
+        raise ConfigConversionError(f"Can't convert config with {key}={config[key]}. Only {expected} is supported.")
+
+
+_BUCKETS = "relative_attention_num_buckets"
+T5 = Model(
+    name="t5",
+    tensors=_t5_tensors,
+    config_keys=(
+        ConfigKey("vocab_size", "src_vocab_size", "src_vocab_size", 32128),
+        ConfigKey("d_model", "d_model", "d_model", 512),
+        ConfigKey("d_kv", "d_kv", "d_kv", 64),
+        ConfigKey("d_ff", "d_ff", "d_ff", 2048),
+        ConfigKey("num_layers", "encoder_num_hidden_layers", "encoder_num_hidden_layers", 6),
+        ConfigKey("num_decoder_layers", "decoder_num_hidden_layers", "decoder_num_hidden_layers", None),
+        ConfigKey("num_heads", "num_heads", "num_heads", 8),
+        ConfigKey(_BUCKETS, _BUCKETS, _BUCKETS, 32),
+        ConfigKey("dropout_rate", "dropout_rate", "dropout_rate", 0.1),
+        ConfigKey("layer_norm_epsilon", "layer_norm_epsilon", "layer_norm_epsilon", 1e-6, cs_default=1e-5),
+        ConfigKey("feed_forward_proj", "encoder_nonlinearity", "nonlinearity", "relu"),
+        ConfigKey("tie_word_embeddings", "share_embedding_weights", "share_embedding_weights", True),
+    ),
+    constants=(
+        *checked(HF, is_encoder_decoder=True, relative_attention_max_distance=128),
+        *checked(
+            CS,
+            use_projection_bias_in_attention=False,
+            position_embedding_type="relative",
+            use_dropout_outside_residual_path=True,
+            share_encoder_decoder_embedding=True,
+            use_pre_encoder_decoder_dropout=False,
+            use_ffn_bias=False,
+            use_transformer_initialization=False,
+        ),
+        *with_defaults(checked(TF, relative_attention_max_distance=128, use_t5_layer_norm=True)),
+    ),
+    formats=(HF, CS_OLD, *CS_FORMATS, TF),
+    hf_class="T5ForConditionalGeneration",
+    cs_class="T5ForConditionalGeneration",
+    model_type="t5",
+    read=_read,
+    write=_write,
+    check_source=_check_source,
+    read_keys={
+        CS: frozenset(
+            {
+                "decoder_nonlinearity",
+                "tgt_vocab_size",
+                "relu_dropout_rate",
+                "extra_ids",
+                "use_pre_encoder_decoder_layer_norm",
+                "src_max_position_embeddings",
+                "tgt_max_position_embeddings",
+            }
+        )
+    },
+    ignored={
+        CS: RUN_STATE,
+        CS_OLD: rf"{RUN_STATE}|shared\.weight|(encoder|decoder)\.embed_tokens\.weight",
+        TF: SLOTS,
+    },
+)
+_TRANSFORMER = replace(
+    T5,
+    name="transformer",
+    tensors=_transformer_tensors,
+    formats=(CS_OLD, *CS_FORMATS),
+    hf_class=None,
+    cs_class="TransformerForConditionalGeneration",
+)
+MODELS = (T5, _TRANSFORMER)
