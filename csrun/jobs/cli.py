@@ -70,8 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     types = commands.add_parser("types", help="Display resource types")
     types.set_defaults(run=lambda home, given: "\n".join(resources.TYPES))
 
-    config = commands.add_parser("config", help="View the settings")
+    config = commands.add_parser("config", help="View the settings of the client")
     config.add_argument("what", choices=("view",))
+    config.add_argument("--raw", action="store_true", help="all of them")
     config.set_defaults(run=_config)
     return parser
 
@@ -110,7 +111,10 @@ def _label(home: Path, arguments: argparse.Namespace) -> str:
 
 
 def _config(home: Path, arguments: argparse.Namespace) -> str:
-    return _formatted({"home": str(home), "jobs": str(jobs.jobs_file(home))}, "json")
+    settings = resources.client_settings(f"file://{home}", {})
+    if not arguments.raw:
+        del settings["contexts"]  # as the published client leaves them out
+    return _formatted(settings, "yaml")
 
 
 def _pair(word: str) -> tuple[str, str]:

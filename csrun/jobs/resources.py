@@ -17,6 +17,8 @@ from csrun import site
 TYPES = ("cluster", "jobs", "nodegroups", "volumes", "version")
 SINGULAR = {"job": "jobs", "nodegroup": "nodegroups", "volume": "volumes", "versions": "version", "clusters": "cluster"}
 VERSION = "0.1.0"
+AUTHORITY = "cluster-server.cerebras.local"
+NAMESPACE = "job-operator"
 
 Object = dict[str, Any]
 
@@ -81,6 +83,23 @@ def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -
         info = {"meta": {"type": "version", "name": "cluster-server"}, "clusterServer": VERSION}
         return Resources(("COMPONENT", "VERSION"), (("cluster-server", VERSION),), (info,), "VersionInfo", True)
     raise ResourceError(f"resource type {kind} not found; there are {', '.join(TYPES)}")
+
+
+def client_settings(address: str, authority: Mapping[str, str]) -> Object:
+    """Return the published client's settings for a server: what `--csconfig` names and `config view` shows.
+
+    Args:
+        address: Where the server is.
+        authority: How its certificate is checked: the entries of the namespace for that.
+    """
+    name = "simulated"
+    cluster = {
+        "name": name,
+        "server": address,
+        "authority": AUTHORITY,
+        "namespaces": [{"name": NAMESPACE, **authority}],
+    }
+    return {"currentContext": name, "contexts": [{"name": name, "cluster": name}], "clusters": [cluster]}
 
 
 def age(seconds: float) -> str:

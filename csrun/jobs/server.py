@@ -20,8 +20,6 @@ from csrun.jobs import actions, resources
 from csrun.jobs.resources import Filters, ResourceError, Resources
 
 PROTOS = "csrun/jobs/protos"
-AUTHORITY = "cluster-server.cerebras.local"
-NAMESPACE = "job-operator"
 CHUNK_BYTES = 1 << 20
 
 CSCTL = protocol.load(f"{PROTOS}/csctl.proto")
@@ -151,14 +149,11 @@ def client_config(address: str, certificate: bytes | None) -> str:
     """Return what the published csctl reads from the file that --csconfig names."""
     import base64
 
-    namespace: dict[str, str] = {"name": NAMESPACE}
     if certificate is None:
-        namespace["certificateAuthority"] = os.devnull  # a path instead of data: the client then connects without TLS
+        authority = {"certificateAuthority": os.devnull}  # a path instead of data: the client connects without TLS
     else:
-        namespace["certificateAuthorityData"] = base64.b64encode(certificate).decode("ascii")
-    cluster = {"name": "simulated", "server": address, "authority": AUTHORITY, "namespaces": [namespace]}
-    context = {"name": "simulated", "cluster": "simulated"}
-    return json.dumps({"currentContext": "simulated", "contexts": [context], "clusters": [cluster]}, indent=2)
+        authority = {"certificateAuthorityData": base64.b64encode(certificate).decode("ascii")}
+    return json.dumps(resources.client_settings(address, authority), indent=2)
 
 
 def add_to(server: grpc.Server, home: Path, token: str) -> None:

@@ -1,6 +1,8 @@
 """What does the launcher cost? Answer in milliseconds of wall time, best and median of several runs.
 
-python scripts/bench/bench_launcher.py [--runs 15]
+    python scripts/bench/bench_launcher.py [--runs 15] [--jobs 10000]
+
+The home of all commands holds that many finished jobs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+
+from cerebras_tensorflow.system import jobs, store
 
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -22,17 +27,37 @@ CASES = {
     "csrun_cpu --help": ["csrun.cli:csrun_cpu", "--help"],
     "cs -c 'config execmode show'": ["csrun.shell.cli:main", "-c", "config execmode show"],
     "csctl get jobs": ["csrun.jobs.cli:main", "get", "jobs"],
+    "csctl get jobs -a": ["csrun.jobs.cli:main", "get", "jobs", "-a"],
+    "csctl get jobs -a -o json": ["csrun.jobs.cli:main", "get", "jobs", "-a", "-o", "json"],
     "cs-system list": ["csrun.system_cli:main", "list"],
 }
+
+
+def fill(home: Path, count: int) -> None:
+    """Put finished jobs on record."""
+    first = jobs.submit(home, "cs2-embedded", "pipelined", labels={"model": "gptj"})
+    first.finish(jobs.SUCCEEDED)
+    names = "system, execution_mode, user, uid, host, pid, phase, description, labels, log, message, "
+    names += "is_cancel_requested, created_at, started_at, finished_at"
+    with store.transaction(jobs.jobs_file(home)) as connection:
+        for number in range(count - 1):
+            connection.execute(
+                f"INSERT INTO jobs (id, {names}) SELECT ?, {names} FROM jobs WHERE number = ?",
+                (f"wsjob-{number:022d}", first.number),
+            )
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=15)
-    runs = parser.parse_args().runs
-    print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {runs} runs; wall time [ms]")
+    parser.add_argument("--jobs", type=int, default=10_000)
+    arguments = parser.parse_args()
+    runs = arguments.runs
+    where = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"{where}, {runs} runs, {arguments.jobs} finished jobs; wall time [ms]")
     with tempfile.TemporaryDirectory() as home:
+        fill(Path(home), arguments.jobs)
         environ = {**os.environ, "CEREBRAS_HOME": home}
         for name, words in CASES.items():
             if ":" in words[0]:
