@@ -76,7 +76,8 @@ def test_a_disk_too_small_says_what_is_needed(tmp_path: Path) -> None:
         FileStore([WeightSpec("huge", "float32", (1,), 10**18)], tmp_path)
 
 
-def test_the_file_store_leaves_no_file(tmp_path: Path) -> None:
-    store = FileStore(SPECS, tmp_path)
+def test_a_closed_file_store_leaves_nothing(tmp_path: Path) -> None:
+    FileStore(SPECS, tmp_path / "store").close()
     assert list(tmp_path.iterdir()) == []
-    store.close()
+    FileStore(SPECS, tmp_path).close()
+    assert list(tmp_path.iterdir()) == []

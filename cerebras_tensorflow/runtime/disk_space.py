@@ -1,0 +1,94 @@
+"""Whether a run's files will fit on their disks: asked before the first step, with the figures."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.units import format_bytes
+
+_PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE, linux/falloc.h
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a run is going to write.
+
+    Attributes:
+        what: As in "the weight store".
+        folder: Where; need not exist yet.
+        num_bytes: How many.
+        setting: What chooses another folder, as in "weight_store_dir".
+    """
+
+    what: str
+    folder: Path
+    num_bytes: int
+    setting: str
+
+
+def check_space(needs: Sequence[Need]) -> None:
+    """Check that every disk has room for all that is going to be written to it.
+
+    Raises:
+        StoreError: If one has not; lists what is needed, what is free and what is missing.
+    """
+    disks: dict[int, list[Need]] = {}
+    for need in needs:
+        disks.setdefault(os.stat(_existing(need.folder)).st_dev, []).append(need)
+    for group in disks.values():
+        needed = sum(need.num_bytes for need in group)
+        free = free_bytes(_existing(group[0].folder))
+        if needed > free:
+            parts = " and ".join(f"{need.what} needs {format_bytes(need.num_bytes)} in {need.folder}" for need in group)
+            same = ", on the same disk" if len(group) > 1 else ""
+            raise StoreError(
+                f"{parts}{same}, which has {format_bytes(free)} free; free {format_bytes(needed - free)}, or choose "
+                f"another folder with {' or '.join(dict.fromkeys(need.setting for need in group))}"
+            )
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that a process without privileges can still write on a folder's disk."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def reserve(file: int, offset: int, num_bytes: int) -> None:
+    """Reserve space for a part of a file, so that a full disk shows now and not in the middle of a step.
+
+    Raises:
+        OSError: If the disk is full. A file system that cannot reserve is left alone.
+    """
+    # Not os.posix_fallocate: where the file system cannot reserve, that writes to every page.
+    if num_bytes and _fallocate(file, 0, offset, num_bytes) in FULL:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def give_back(file: int, offset: int, num_bytes: int) -> None:
+    """Give the space of a part of a file back; where the file system cannot, it stays taken."""
+    _fallocate(file, _PUNCH_HOLE, offset, num_bytes)
+
+
+def _fallocate(file: int, mode: int, offset: int, num_bytes: int) -> int:
+    """Call fallocate(2); return 0 or the error's number."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(file, mode, ctypes.c_int64(offset), ctypes.c_int64(num_bytes)):
+        return ctypes.get_errno()
+    return 0
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that exists."""
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
