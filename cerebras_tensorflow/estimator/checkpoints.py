@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Container, Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.errors import CheckpointError, StoreError
+from cerebras_tensorflow.estimator.running import free_memory_bytes
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
-from cerebras_tensorflow.saver import checkpoint_names, retention
-from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
+from cerebras_tensorflow.saver import checkpoint_names, retention, soundness
+from cerebras_tensorflow.saver.asynchronous import AsynchronousWriter
+from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
+from cerebras_tensorflow.saver.checkpoint_writer import open_writer
+from cerebras_tensorflow.units import format_bytes
+
+_MEMORY_SHARE = 0.5  # of the free memory, that the copies of a save may take
+
+# Name, dtype, shape, and an array or the pieces of its bytes.
+_Value: TypeAlias = tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]
 
 
 def newest_whole(model_dir: str) -> str | None:
-    """Return the newest checkpoint of a model_dir that is whole; says which ones are not."""
+    """Return the newest checkpoint of a model_dir whose values are undamaged; says which ones are not.
+
+    Every checksum is compared, since the step that this returns also decides from which sample a resumed run goes on.
+    """
     for path in checkpoints_newest_first(model_dir):
-        if is_complete(path):
+        wrong = soundness.damage(path)
+        if wrong is None:
             return path
-        run_log.warning("Checkpoint %s is damaged or incomplete; falling back to the one before it.", path)
+        run_log.warning(
+            "Checkpoint %s is damaged or incomplete; falling back to the checkpoint before it. (%s)", path, wrong
+        )
     return None
 
 
@@ -63,72 +81,157 @@ def restore(session: ProgramSession, path: str, names: Iterable[str]) -> None:
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of one run and retires old ones.
+    """Writes the checkpoints of one run while it trains on, and retires old ones. A context manager.
+
+    Left normally, or by an error, it waits for the checkpoint being written; left by SystemExit or KeyboardInterrupt,
+    it drops it. One checkpoint is written at a time; a save that comes earlier waits.
+
+    The values are kept as they are at the save until they are written: resident variables as copies, streamed ones as
+    in runtime/store_snapshot.py. If the copies might take more than half of the free memory, or the disk of the weight
+    store has no room, training waits for the write instead, which then takes the memory of one variable.
 
     Args:
         model_dir: Where they go.
         mode: Execution mode; decides the name: model.ckpt-N pipelined, model-ckpt-N weight streaming.
         names: Variables to save.
-        config: RunConfig.
+        config: RunConfig; its checkpoint_format decides the format.
+
+    Attributes:
+        saved_step: Step of the last save, perhaps still being written; None before the first.
     """
 
     def __init__(self, model_dir: str, mode: str, names: Iterable[str], config: Any) -> None:
         self._model_dir = model_dir
         base = checkpoint_names.WEIGHT_STREAMING if mode == WEIGHT_STREAMING else checkpoint_names.PIPELINED
         self._prefix = os.path.join(model_dir, base)
+        self._suffix = checkpoint_names.H5_SUFFIX if is_h5(config, mode) else ""
         self._names = set(names)
         self._policy = retention.Policy(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
+        self._writer = AsynchronousWriter()
         self.saved_step: int | None = None
         self._prewritten_step: int | None = None
 
     @property
     def prefix(self) -> str:
-        """Path of the checkpoints without the step."""
+        """Path of the checkpoints without step and ending."""
         return self._prefix
+
+    def path(self, step: int) -> str:
+        """Return the path of the checkpoint of a step."""
+        return f"{self._prefix}-{step}{self._suffix}"
 
     def prewrite(self, values: Iterable[tuple[str, np.ndarray]]) -> str:
         """Write initial values as the checkpoint of step 0, one at a time; return its path.
 
         `save` of step 0 enters it in the state file; until then a run that dies has saved nothing.
         """
-        path = f"{self._prefix}-0"
-        with BundleWriter(path) as writer:
+        path = self.path(0)
+        with open_writer(path) as writer:
             for name, value in values:
                 writer.add(name, value)
+        soundness.trust(path)
         self._prewritten_step = 0
         return path
 
     def save(self, session: ProgramSession, step: int) -> str:
-        """Write the checkpoint of a step, tensor by tensor; return its path."""
-        path = f"{self._prefix}-{step}"
-        if step != self._prewritten_step:
-            with BundleWriter(path) as writer:
-                for spec in session.weights():
-                    if spec.name in self._names:
-                        writer.add(spec.name, session.read(spec.name))
+        """Begin to write the checkpoint of a step, and return its path; `wait` returns when it is there.
+
+        Raises:
+            CheckpointError: If it, or the one before, cannot be written.
+        """
+        path, saved_at_s = self.path(step), time.time()
+        self._writer.wait()
+        if step == self._prewritten_step:
+            self._record(path, saved_at_s)
+        else:
+            snapshot = self._snapshot(session)
+            if snapshot is None:
+                self._write(path, saved_at_s, _one_by_one(session, self._names))
+            else:
+                self._writer.save(lambda: snapshot, lambda taken: self._write_snapshot(path, saved_at_s, taken))
         self._prewritten_step = None
-        retention.record_save(self._model_dir, path, self._policy, time.time())
         self.saved_step = step
         return path
 
+    def check(self) -> None:
+        """Raise the error of a write that has ended, without waiting."""
+        self._writer.check()
 
-def load_from_newest(session: ProgramSession, model_dir: str, first: str, names: Iterable[str]) -> str:
-    """Restore from a checkpoint, or, where its values turn out damaged, from the newest before it that is whole.
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written.
 
-    Returns:
-        The checkpoint used.
+        Raises:
+            CheckpointError: If it cannot be.
+        """
+        self._writer.wait()
 
-    Raises:
-        CorruptCheckpointError: If none can be read.
-    """
-    names = list(names)
-    candidates = [first, *(path for path in checkpoints_newest_first(model_dir) if path != first)]
-    for path in candidates:
+    def __enter__(self) -> CheckpointSaver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    def _snapshot(self, session: ProgramSession) -> SessionSnapshot | None:
+        needed = session.snapshot_bytes(self._names)
+        free = free_memory_bytes()
+        if needed > _MEMORY_SHARE * free:
+            self._say_waiting(f"{format_bytes(needed)} of copies for {format_bytes(free)} of free memory")
+            return None
         try:
-            restore(session, path, names)
-            return path
-        except CorruptCheckpointError as error:
-            run_log.warning("%s; falling back to the checkpoint before it.", error)
-    raise CorruptCheckpointError(
-        f"none of the {len(candidates)} checkpoints in {model_dir} can be read. Move them away to start anew."
-    )
+            return session.snapshot(self._names)
+        except StoreError as error:
+            self._say_waiting(str(error))
+            return None
+
+    def _say_waiting(self, reason: str) -> None:
+        run_log.info("Training waits while the checkpoint is written: %s.", reason)
+
+    def _write_snapshot(self, path: str, saved_at_s: float, snapshot: SessionSnapshot) -> None:
+        with contextlib.closing(snapshot):
+            self._write(path, saved_at_s, snapshot.take())
+
+    def _write(self, path: str, saved_at_s: float, values: Iterable[_Value]) -> None:
+        with open_writer(path) as writer:
+            for name, dtype, shape, value in values:
+                if isinstance(value, np.ndarray):
+                    self._check_cancelled(path)
+                    writer.add(name, value)
+                else:
+                    writer.add_chunks(name, dtype, shape, self._until_cancelled(path, value))
+        self._record(path, saved_at_s)
+
+    def _record(self, path: str, saved_at_s: float) -> None:
+        soundness.trust(path)
+        retention.record_save(self._model_dir, path, self._policy, saved_at_s)
+
+    def _until_cancelled(self, path: str, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        for piece in pieces:
+            self._check_cancelled(path)
+            yield piece
+
+    def _check_cancelled(self, path: str) -> None:
+        if self._writer.is_cancelled:
+            raise CheckpointError(f"{path}: not written, since the run was stopped at once")
+
+
+def is_h5(config: Any, mode: str) -> bool:
+    """Whether a run writes HDF5 checkpoints, as its config's checkpoint_format says.
+
+    "auto" means HDF5 for weight streaming through the appliance's interface (a config that names the execution mode
+    itself), where scripts of 1.8 read with CheckpointReader, and TensorFlow's format under csrun, where scripts read
+    with tf.train's readers, as well as for everything pipelined.
+    """
+    wanted = getattr(config, "checkpoint_format", "auto")
+    if wanted != "auto":
+        return bool(wanted == "h5")
+    is_appliance = getattr(config, "execution_mode", None) is not None
+    return mode == WEIGHT_STREAMING and is_appliance and env.read().job_id is None
+
+
+def _one_by_one(session: ProgramSession, names: Container[str]) -> Iterator[_Value]:
+    for spec in session.weights():
+        if spec.name in names:
+            value = session.read(spec.name)
+            yield spec.name, value.dtype, value.shape, value

@@ -107,7 +107,7 @@ class TrainingHook(SessionRunHook):
 
 
 class CheckpointHook(SessionRunHook):
-    """Saves at the start, at the interval and at the end of a run.
+    """Saves at the start, at the interval and at the end of a run; training goes on while a file is written.
 
     Args:
         saver: Writes the checkpoints.
@@ -149,6 +149,7 @@ class CheckpointHook(SessionRunHook):
             self._save(session, step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._saver.check()
         step = self._session().global_step
         every = self._every_steps
         by_steps = bool(every) and step // every > self._last_due // every
@@ -162,6 +163,7 @@ class CheckpointHook(SessionRunHook):
         step = self._session().global_step
         if self._saver.saved_step != step:
             self._save(session, step)
+        self._saver.wait()
         for listener in self._listeners:
             listener.end(session, step)
 
@@ -175,6 +177,8 @@ class CheckpointHook(SessionRunHook):
             for listener in self._listeners:
                 listener.before_save(session, step)
             self._saver.save(self._session(), step)
+            if self._listeners:
+                self._saver.wait()  # they may read the checkpoint
             wants_stop = False
             for listener in self._listeners:
                 wants_stop = bool(listener.after_save(session, step)) or wants_stop

@@ -13,6 +13,7 @@ from cerebras_tensorflow.estimator.calls import parameters_of
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 
 _UNSET: Any = object()
+CHECKPOINT_FORMATS = ("auto", "tensorflow", "h5")
 
 
 class RunConfig:
@@ -31,6 +32,8 @@ class RunConfig:
         **others: Accepted and kept: train_distribute, eval_distribute, device_fn, protocol,
             experimental_distribute, experimental_max_worker_delay_secs, session_creation_timeout_secs,
             checkpoint_save_graph_def.
+        checkpoint_format: Ours: "tensorflow", "h5", or "auto": HDF5 for weight streaming through the appliance's
+            interface outside csrun, where scripts read with CheckpointReader; else TensorFlow's, as tf.train reads it.
 
     Raises:
         ValueError: If a value is out of range, or both kinds of save interval are given.
@@ -59,6 +62,7 @@ class RunConfig:
         keep_checkpoint_max: int | None = 5,
         keep_checkpoint_every_n_hours: float | None = 10000,
         log_step_count_steps: int | None = 100,
+        checkpoint_format: str = "auto",
         **others: Any,
     ) -> None:
         if save_checkpoints_steps is _UNSET and save_checkpoints_secs is _UNSET:
@@ -82,6 +86,7 @@ class RunConfig:
             "keep_checkpoint_max": keep_checkpoint_max,
             "keep_checkpoint_every_n_hours": keep_checkpoint_every_n_hours,
             "log_step_count_steps": log_step_count_steps,
+            "checkpoint_format": checkpoint_format,
             **self._OTHERS,
             **others,
         }
@@ -191,6 +196,11 @@ def _check_ranges(settings: Mapping[str, Any]) -> None:
         value = settings.get(name)
         if value is not None and value <= 0:
             raise ValueError(f"{name} should be > 0, given: {value}")
+    checkpoint_format = settings.get("checkpoint_format", "auto")
+    if checkpoint_format not in CHECKPOINT_FORMATS:
+        raise ValueError(
+            f"checkpoint_format must be one of {', '.join(CHECKPOINT_FORMATS)}, given: {checkpoint_format!r}"
+        )
     seed = settings.get("tf_random_seed")
     if seed is not None and not isinstance(seed, Integral):
         raise ValueError(f"tf_random_seed must be integer, given: {seed!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.errors import CerebrasError, CorruptCheckpointError
 from cerebras_tensorflow.estimator import checkpoints, running, summaries
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
@@ -141,6 +142,11 @@ class _Run:
         """Run it."""
         try:
             self._run()
+        except CorruptCheckpointError as error:
+            # It was read through before the input was set to its step; going on with another would mix the two up.
+            raise CorruptCheckpointError(
+                f"{error} The run stops here; started again, it looks for a whole one."
+            ) from error
         finally:
             self._pipeline.close()
             if self._session is not None:
@@ -154,6 +160,13 @@ class _Run:
         run_log.info("Done calling model_fn.")
         self._check_restrictions(model)
         saver = CheckpointSaver(self._request.model_dir, self._target.mode, model.saved_names(), self._request.config)
+        with saver:
+            watch = self._train(model, saver)
+        self._finish(watch)
+
+    def _train(self, model: Model, saver: CheckpointSaver) -> TrainingHook:
+        """Run the steps; return the hook that has watched them."""
+        is_streaming = self._target.mode == WEIGHT_STREAMING
         initial: str | None = None
         if self._start is None and is_streaming:
             begin = time.perf_counter()
@@ -169,7 +182,7 @@ class _Run:
             self._meter,
             self._running_session,
             self._signals,
-            lambda: checkpoints.newest_whole(self._request.model_dir),
+            lambda: self._newest_checkpoint(saver),
         )
         with model.graph.as_default():
             hooks = self._hooks(model, ops, saver, watch)
@@ -177,7 +190,11 @@ class _Run:
             with train_v1.MonitoredSession(session_creator=creator, hooks=hooks) as session:
                 while not session.should_stop():
                     session.run([model.spec.train_op, model.spec.loss])
-        self._finish(watch)
+        return watch
+
+    def _newest_checkpoint(self, saver: CheckpointSaver) -> str | None:
+        saver.wait()
+        return checkpoints.newest_whole(self._request.model_dir)
 
     def _call_model(self) -> Model:
         request = self._request
@@ -250,8 +267,9 @@ class _Run:
         session.run(ops.local_init)
         if self._start is not None:
             run_log.info("Restoring parameters from %s", self._start)
-            used = checkpoints.load_from_newest(session, request.model_dir, self._start, model.saved_names())
-            saver.saved_step = session.global_step if used.startswith(f"{saver.prefix}-") else None
+            checkpoints.restore(session, self._start, model.saved_names())
+            is_ours = os.path.abspath(self._start) == os.path.abspath(saver.path(session.global_step))
+            saver.saved_step = session.global_step if is_ours else None
         elif initial is not None:
             checkpoints.restore(session, initial, model.saved_names())
         else:

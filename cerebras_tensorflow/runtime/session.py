@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from cerebras_tensorflow.graph.program import (
     value_name,
 )
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
+from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
 
@@ -130,6 +131,31 @@ class ProgramSession:
             return self._store.read(self._streamed[name])
         value = self._session.run(f"{read_name(self._resident[name])}:0")
         return np.asarray(value)
+
+    def snapshot(self, names: Iterable[str]) -> SessionSnapshot:
+        """Return variables as they are now, readable in another thread while steps go on; close it before the session.
+
+        Resident variables are copied; for streamed ones see runtime/store_snapshot.py.
+
+        Raises:
+            StoreError: If the store has no room for a snapshot, or its last one has not been closed.
+        """
+        wanted = set(names)
+        streamed = {index: spec for index, spec in enumerate(self.program.streamed) if spec.name in wanted}
+        held = self._store.snapshot() if self._store is not None and streamed else None
+        try:
+            resident = {name: np.array(self.read(name)) for name in self._resident if name in wanted}
+        except BaseException:
+            if held is not None:
+                held.close()
+            raise
+        return SessionSnapshot(resident, streamed, held)
+
+    def snapshot_bytes(self, names: Iterable[str]) -> int:
+        """Return the host memory that a snapshot takes at most [B]."""
+        wanted = set(names)
+        resident = sum(spec.num_bytes for spec in self.program.resident if spec.name in wanted)
+        return resident + (self._store.snapshot_bytes if self._store is not None else 0)
 
     def weights(self) -> Iterator[WeightSpec]:
         """The variables of the Program."""

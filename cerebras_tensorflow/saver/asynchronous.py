@@ -17,16 +17,20 @@ _Snapshot = TypeVar("_Snapshot")
 class AsynchronousWriter:
     """Takes a snapshot in the caller's thread and writes it in another. A context manager that waits at its end.
 
+    If SystemExit or KeyboardInterrupt leaves it, the process is to stop at once: then the write is cancelled.
+
     At most one snapshot exists at a time: a save that comes while the one before is being written waits for it. So
     saves never overtake each other, and the memory is that of the training plus one snapshot. The thread is no daemon:
     a process that ends normally first ends the write.
 
     Attributes:
         waited_s: Time that callers spent waiting for earlier writes [s].
+        is_cancelled: Whether the write is to end early; its `write` asks now and then, and raises.
     """
 
     def __init__(self) -> None:
         self.waited_s = 0.0
+        self.is_cancelled = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -55,6 +59,10 @@ class AsynchronousWriter:
         if not self.is_writing:
             self.wait()
 
+    def cancel(self) -> None:
+        """Ask the write that is going on to end early, for a process that is to stop at once."""
+        self.is_cancelled = True
+
     def wait(self) -> None:
         """Wait for the write that is going on.
 
@@ -76,6 +84,8 @@ class AsynchronousWriter:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            self.cancel()
         try:
             self.wait()
         except BaseException as error:

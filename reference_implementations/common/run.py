@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.saver import soundness
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from reference_implementations.common.sections import MODES, RunSettings
 from reference_implementations.common.settings import check_section, check_sections, read_yaml, write_yaml
@@ -170,7 +171,9 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
     model_dir = Path(options.model_dir)
     is_training = settings.mode in ("train", "train_and_eval")
     if is_training:
-        params["train_input"]["skip_steps"] = steps_to_skip(model_dir, params["train_input"], settings)
+        params["train_input"]["skip_steps"] = steps_to_skip(
+            model_dir, params["train_input"], settings, params.get("optimizer", {}).get("grad_accum_steps", 1)
+        )
         write_yaml(params, model_dir / "train" / "params_train.yaml")
     model_fn = _import(model.model_fn)
     train_input_fn = functools.partial(_import(model.train_input_fn), params)
@@ -205,15 +208,20 @@ def _train(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings) 
         raise CerebrasError(str(exc)) from exc
 
 
-def steps_to_skip(model_dir: Path, train_input: Mapping[str, Any], settings: RunSettings) -> int:
+def steps_to_skip(
+    model_dir: Path, train_input: Mapping[str, Any], settings: RunSettings, grad_accum_steps: int = 1
+) -> int:
     """Return the batches that an earlier run in this model_dir has trained on; 0 where their order is not fixed."""
     is_ordered = not train_input.get("shuffle") or train_input.get("shuffle_seed") is not None
     if settings.disable_input_pipeline_ckpt or not is_ordered:
         return 0
     for checkpoint in checkpoints_newest_first(model_dir):
-        if is_complete(checkpoint):
+        if soundness.damage(checkpoint) is None:
             with open_checkpoint(checkpoint) as reader:
-                return int(reader.read("global_step")) if "global_step" in reader else 0
+                updates = int(reader.read("global_step")) if "global_step" in reader else 0
+                # A run that was stopped between two updates has accumulated some batches of the next.
+                begun = int(reader.read("accum_step_counter")) if "accum_step_counter" in reader else 0
+                return updates * grad_accum_steps + begun
     return 0
 
 
@@ -264,8 +272,11 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
         cs_ip=settings.cs_ip,
         cs_config=CSConfig(**params["csconfig"], **{name: value for name, value in cluster.items() if value}),
         tf_random_seed=settings.tf_random_seed,
-        save_checkpoints_steps=settings.save_checkpoints_steps,
+        save_checkpoints_steps=None if settings.save_checkpoints_secs else settings.save_checkpoints_steps,
+        save_checkpoints_secs=settings.save_checkpoints_secs,
         keep_checkpoint_max=settings.keep_checkpoint_max,
+        keep_checkpoint_every_n_hours=settings.keep_checkpoint_every_n_hours,
+        checkpoint_format=settings.checkpoint_format,
         save_summary_steps=settings.save_summary_steps,
         log_step_count_steps=settings.log_step_count_steps,
     )

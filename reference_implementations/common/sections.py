@@ -22,7 +22,10 @@ class RunSettings:
     checkpoint_path: str | None = None
     cs_ip: str | None = None
     save_checkpoints_steps: int | None = 1000
+    save_checkpoints_secs: float | None = None  # instead of save_checkpoints_steps
     keep_checkpoint_max: int = 5  # 0 keeps all
+    keep_checkpoint_every_n_hours: float | None = None  # of those that would go, one each so many hours stays
+    checkpoint_format: Literal["auto", "tensorflow", "h5"] = "auto"
     save_summary_steps: int | None = 100
     log_step_count_steps: int | None = 100
     tf_random_seed: int | None = None
@@ -79,8 +82,25 @@ class OptimizerSettings:
     use_bias_correction: bool = True
     max_gradient_norm: float | None = None
     max_gradient_value: float | None = None
+    grad_accum_steps: int = 1  # batches whose mean gradient makes one update; max_steps counts updates
+    loss_scaling_factor: float | Literal["dynamic", "tf_dynamic"] = 1.0  # both words mean the same here
+    # Of dynamic scaling; the defaults are those of the public Model Zoo.
+    initial_loss_scale: float = 2.0**15
+    steps_per_increase: int = 2000
+    min_loss_scale: float = 2.0**-14
+    max_loss_scale: float = 2.0**15
+    overflow_tolerance: float = 0.05  # share of steps that may overflow before the factor is halved
     log_summaries: bool = False
 
     def __post_init__(self) -> None:
+        if self.grad_accum_steps < 1:
+            raise SettingsError(f"grad_accum_steps is {self.grad_accum_steps}; expected at least 1")
+        if isinstance(self.loss_scaling_factor, float) and self.loss_scaling_factor <= 0.0:
+            raise SettingsError(f"loss_scaling_factor is {self.loss_scaling_factor}; expected more than 0, or dynamic")
+        if not self.min_loss_scale <= self.initial_loss_scale <= self.max_loss_scale:
+            raise SettingsError(
+                f"initial_loss_scale is {self.initial_loss_scale}; expected min_loss_scale {self.min_loss_scale} to "
+                f"max_loss_scale {self.max_loss_scale}"
+            )
         if self.max_gradient_norm is not None and self.max_gradient_value is not None:
             raise SettingsError("max_gradient_norm and max_gradient_value are both given; keep one")

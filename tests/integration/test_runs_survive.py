@@ -83,6 +83,38 @@ def test_ten_kills_at_random_moments_end_with_the_bits_of_an_unbroken_run(start:
     assert outcome(finish(start("weight_streaming", tmp_path / "broken", 120)))[-1] == expected[-1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_kills_while_hdf5_is_written_end_with_the_bits_of_an_unbroken_run(
+    start: Start, tmp_path: Path, mode: str
+) -> None:
+    words = ["format=h5", "save_every=1"]
+    expected = outcome(finish(start(mode, tmp_path / "unbroken", 60, *words)))
+    moments = random.Random(4)
+    for _ in range(3):
+        process = start(mode, tmp_path / "broken", 60, *words, "pause_s=0.02")
+        wait_for(process, "Saving checkpoint")
+        try:
+            process.communicate(timeout=moments.uniform(0.1, 1.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        found = checkpoints_newest_first(tmp_path / "broken")
+        assert all(is_complete(path) and path.endswith(".h5") for path in found)
+    assert outcome(finish(start(mode, tmp_path / "broken", 60, *words)))[-1] == expected[-1]
+
+
+def test_a_second_signal_stops_at_once_and_leaves_no_part_of_a_checkpoint(start: Start, tmp_path: Path) -> None:
+    process = start("weight_streaming", tmp_path, 100000, "epochs=100000", "pause_s=0.001", "save_every=1")
+    seen = wait_for(process, "Saving checkpoint at global step 5")
+    process.send_signal(signal.SIGTERM)
+    seen += wait_for(process, "SIGTERM received")
+    process.send_signal(signal.SIGTERM)
+    seen += finish(process)
+    assert process.returncode == 143, seen
+    assert not list(tmp_path.glob(".*.partial"))
+    assert all(is_complete(path) for path in checkpoints_newest_first(tmp_path))
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(start: Start, tmp_path: Path) -> None:
     finish(start("weight_streaming", tmp_path, 12))
     (tmp_path / "model-ckpt-12.data-00000-of-00001").write_bytes(b"half")
@@ -100,7 +132,9 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_while_loading(start: Start, tmp_
     path.write_bytes(content)
     output = finish(start("pipelined", tmp_path, 14))
     assert "model.ckpt-12" in output and "falling back to the checkpoint before it" in output
-    assert outcome(output)
+    # The input goes on from the older step too: the run ends as if step 12 had never been saved.
+    unbroken = finish(start("pipelined", tmp_path / "unbroken", 14))
+    assert outcome(output) == outcome(unbroken) and len(outcome(output)) == 2
 
 
 @pytest.mark.parametrize("mode", MODES)

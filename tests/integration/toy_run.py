@@ -59,13 +59,14 @@ def main() -> None:
         cs_ip=params.get("cs_ip"),
         save_checkpoints_steps=int(params.get("save_every", 5)),
         keep_checkpoint_max=3,
+        checkpoint_format=params.get("format", "auto"),
         log_step_count_steps=10,
         save_summary_steps=10,
         cs_config=CSConfig(min_stream_bytes=1024, weight_store="file", use_xla="use_xla" in params),
     )
     estimator = CerebrasEstimator(model_fn, model_dir=model_dir, config=config, params=params)
     newest = estimator.latest_checkpoint()
-    params["skip"] = int(newest.rpartition("-")[2]) if newest else 0
+    params["skip"] = int(newest.removesuffix(".h5").rpartition("-")[2]) if newest else 0
     estimator.train(input_fn, max_steps=max_steps)
     print("weights", estimator.get_variable_value("wide").tobytes().hex()[:64])
 
