@@ -47,7 +47,9 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
             self._create_non_slot_variable(initial_value=self._beta2, name="beta2_power", colocate_with=first)
 
     def _powers(self) -> tuple[tf.Variable, tf.Variable]:
-        graph = tf.compat.v1.get_default_graph()
+        # The update may stand in a branch, which is a graph of its own; the variables are in the one around it.
+        with tf.init_scope():
+            graph = tf.compat.v1.get_default_graph()
         return (
             self._get_non_slot_variable("beta1_power", graph=graph),
             self._get_non_slot_variable("beta2_power", graph=graph),

@@ -129,3 +129,47 @@ def test_adafactor_follows_its_formula_on_a_vector_and_a_matrix() -> None:
             expected[name] = weight - 0.01 * max(1e-3, np.sqrt((weight**2).mean())) * change
     for name, weight in expected.items():
         np.testing.assert_allclose(found[name], weight, rtol=1e-5)
+
+
+def test_accumulated_gradients_make_one_update_of_their_mean() -> None:
+    settings = OptimizerSettings(optimizer_type="sgd", learning_rate=1.0, grad_accum_steps=3)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("w", initializer=START, use_resource=True)
+        slope = tf.compat.v1.placeholder(tf.float32, [])
+        step = training_step(tf.reduce_sum(weight) * slope, settings)
+        session.run(tf.compat.v1.global_variables_initializer())
+        found = []
+        for value in (1.0, 2.0, 6.0, 30.0):
+            session.run(step, {slope: value})
+            found.append(session.run(weight)[0])
+        others = {variable.op.name: session.run(variable) for variable in tf.compat.v1.global_variables()}
+    assert found == [START[0], START[0], START[0] - 3.0, START[0] - 3.0]
+    assert (others["global_step"], others["accum_step_counter"]) == (1, 1)
+    np.testing.assert_array_equal(others["w_grad_accum_0"], [30.0, 30.0, 30.0])
+
+
+@pytest.mark.parametrize("factor", [64.0, "dynamic"])
+def test_scaling_the_loss_leaves_the_update_as_it_is(factor: Any) -> None:
+    common: dict[str, Any] = {"optimizer_type": "adamw", "learning_rate": 0.1, "beta2": 0.99}
+    weight, _ = train(OptimizerSettings(**common, loss_scaling_factor=factor), 3)
+    np.testing.assert_allclose(weight, adamw_by_hand(3, 0.1, 0.0, True), rtol=1e-5)
+
+
+def test_the_loss_scale_follows_overflows_within_its_tolerance() -> None:
+    settings = OptimizerSettings(
+        optimizer_type="sgd", learning_rate=0.0, loss_scaling_factor="dynamic", overflow_tolerance=0.4,
+        initial_loss_scale=8.0, steps_per_increase=3,
+    )  # fmt: skip
+    scales = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        weight = tf.compat.v1.get_variable("w", initializer=START, use_resource=True)
+        slope = tf.compat.v1.placeholder(tf.float32, [])
+        step = training_step(tf.reduce_sum(weight) * slope, settings)
+        scale = next(item for item in tf.compat.v1.global_variables() if item.op.name == "current_loss_scale")
+        session.run(tf.compat.v1.global_variables_initializer())
+        for value in (1.0, 1.0, np.inf, np.inf, 1.0, 1.0, 1.0):
+            session.run(step, {slope: value})
+            scales.append(float(session.run(scale)))
+        assert session.run(tf.compat.v1.train.get_global_step()) == 7
+    # One overflow in three steps is tolerated, two in four are not; then three good steps in a row.
+    assert scales == [8.0, 8.0, 8.0, 4.0, 4.0, 4.0, 8.0]
