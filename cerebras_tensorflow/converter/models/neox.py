@@ -126,6 +126,8 @@ NEOX = Model(
         r"|(gpt_neox\.)?rotary_emb\.inv_freq",
         CS: RUN_STATE,
     },
+    # transformers 5 calls its own layer lm_head; published files, and those that it saves, have embed_out.
+    renamed={HF: ((r"lm_head\.(weight|bias)", r"embed_out.\1"),)},
     caveat="CS GPTJModel configured as GPT-NeoX",
 )
 MODELS = (NEOX, headless(NEOX, "GPTNeoXModel"))
