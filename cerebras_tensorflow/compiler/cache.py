@@ -20,7 +20,7 @@ from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
 
 logger = logging.getLogger(__name__)
 
-VERSION = 5  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
+VERSION = 6  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
 _GRAPH, _MANIFEST = "program.pb", "program.json"
 
 
@@ -53,9 +53,12 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
         "mode": program.mode,
         "step_node": program.step_node,
         "streamed": [asdict(spec) for spec in program.streamed],
+        "spilled": [asdict(spec) for spec in program.spilled],
         "resident": [asdict(spec) for spec in program.resident],
         "events": [asdict(event) for event in program.events],
         "window_bytes": program.window_bytes,
+        "value_bytes": program.value_bytes,
+        "is_in_host_memory": program.is_in_host_memory,
         "order": program.order,
         "notes": program.notes,
     }
@@ -88,12 +91,15 @@ def load(path: Path) -> Program | None:
             graph_def=graph_def,
             step_node=manifest["step_node"],
             streamed=tuple(_spec(fields) for fields in manifest["streamed"]),
+            spilled=tuple(_spec(fields) for fields in manifest["spilled"]),
             resident=tuple(_spec(fields) for fields in manifest["resident"]),
             events=tuple(
                 Event(**{**fields, "finishers": tuple((node, place) for node, place in fields["finishers"])})
                 for fields in manifest["events"]
             ),
             window_bytes=manifest["window_bytes"],
+            value_bytes=manifest["value_bytes"],
+            is_in_host_memory=manifest["is_in_host_memory"],
             order=tuple(manifest["order"]),
             notes=tuple(manifest["notes"]),
         )

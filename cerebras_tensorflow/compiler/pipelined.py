@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
+from collections.abc import Mapping, Sequence
+
+from cerebras_tensorflow.compiler.liveness import find_values, memory_curve
+from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
 from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
 from cerebras_tensorflow.graph.variables import find_variables
 
 
-def compile_pipelined(graph_def: GraphDef) -> Program:
+def compile_pipelined(
+    graph_def: GraphDef, sources: Sequence[str], outputs: Mapping[str, Sequence[Output]]
+) -> Program:
     """Return the pipelined Program of a step.
 
     Args:
         graph_def: The step, stateless, with reads before writes.
+        sources: Names of the batch's placeholders.
+        outputs: Of each op; without them the memory of values is not known.
     """
     table = NodeTable(graph_def)
     resident = [variable for variable in find_variables(table).values() if variable.shape is not None]
@@ -19,4 +27,7 @@ def compile_pipelined(graph_def: GraphDef) -> Program:
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     result.node.extend(graph_def.node)
     result.node.extend(resident_access_nodes(resident, dtypes))
-    return Program("pipelined", result, None, (), tuple(WeightSpec.of(variable) for variable in resident))
+    order = order_nodes(table, sources=sources) if outputs else []
+    values = int(memory_curve(find_values(table, order, outputs), len(order)).max(initial=0))
+    specs = tuple(WeightSpec.of(variable) for variable in resident)
+    return Program("pipelined", result, None, (), specs, value_bytes=values)

@@ -23,13 +23,14 @@ def schedule_text(program: Program) -> str:
         f"step (rows that `gather` fetches not counted).",
         "A move starts when, of the moves above it, all but the last "
         f"{format_bytes(program.window_bytes)} have been used.",
-        "`load`: the step reads the weight. `update`: load, optimizer, store. `gather`: only the batch's rows.",
+        "`load`: the step reads the weight. `update`: load, optimizer, store. `gather`: only the batch's rows. `spill`: a "
+        "value goes to the store until `fill` brings it back.",
         "",
         f"{'number':>6}  {'kind':6}  {'bytes':>9}  {'first op':>8}  {'last op':>8}  weight",
     ]
     for number, event in enumerate(program.events):
         size = format_bytes(event.num_bytes) if event.num_bytes else "rows"
-        name = program.streamed[event.weight].name
+        name = program.stored[event.weight].name
         lines.append(f"{number:>6}  {event.kind:6}  {size:>9}  {int(event.first):>8}  {int(event.last):>8}  {name}")
     return "\n".join(lines) + "\n"
 
@@ -37,11 +38,12 @@ def schedule_text(program: Program) -> str:
 def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
     """Return the memory plan."""
     rows = [
-        ("resident variables", plan.resident_bytes, f"{len(program.resident)} variables"),
+        ("variables in memory", plan.resident_bytes, f"{len(program.variables)} variables"),
         ("streamed weights, at most", plan.window_bytes, "of those in the store, at a time"),
         ("values between ops, at most", plan.activation_bytes, "from static shapes"),
         ("peak, beside the process itself", plan.peak_bytes, "sum of the three"),
-        ("weight store", plan.store_bytes, f"{len(program.streamed)} weights, in memory only if the store is"),
+        ("values spilled to the store", plan.spilled_bytes, f"{len(program.spilled)} values, under the memory budget"),
+        ("weight store", plan.store_bytes, f"{len(program.stored)} weights and values"),
     ]
     lines = [f"Memory plan ({program.mode})", ""]
     lines += [f"{name:<34}{format_bytes(size):>10}  {what}" for name, size, what in rows]

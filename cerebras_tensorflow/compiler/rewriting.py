@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
 from cerebras_tensorflow.compiler.sliced_update import GRADIENT_INPUT, Slices
+from cerebras_tensorflow.compiler.spilling import Spill
 from cerebras_tensorflow.graph.conditionals import Liveness
 from cerebras_tensorflow.graph.nodes import (
     Endpoint,
@@ -81,14 +82,23 @@ def _only_reads(table: NodeTable, user: str, source: str) -> bool:
 class Rewriting:
     """The emission of one program's nodes."""
 
-    def __init__(self, table: NodeTable, order: list[str], plans: Sequence[Plan], window_bytes: int) -> None:
+    def __init__(
+        self,
+        table: NodeTable,
+        order: list[str],
+        plans: Sequence[Plan],
+        window_bytes: int,
+        is_in_host_memory: bool = False,
+    ) -> None:
         self._table = table
         self._position = {name: position for position, name in enumerate(order)}
         self._plans = plans
         self._window_bytes = window_bytes
+        self._is_in_host_memory = is_in_host_memory
         self._liveness = Liveness(table, order)
         self._dropped: set[str] = set()  # original nodes that are replaced
         self._redirect: dict[tuple[str, str], str] = {}  # (user, read) -> load
+        self._refill: dict[tuple[str, Endpoint], str] = {}  # (user, spilled value) -> what is loaded again
         self._extra_control: dict[str, list[str]] = {}
         self._new: dict[str, NodeDef] = {}
         self._ends: list[str] = []  # what the step waits for
@@ -97,17 +107,21 @@ class Rewriting:
         self.most_held_bytes = 0
         self.inserted: dict[str, list[str]] = {}  # original node -> new ones before it in the order
 
-    def run(self, train_node: str | None, slices: Mapping[str, Slices]) -> None:
+    def run(self, train_node: str | None, slices: Mapping[str, Slices], spills: Sequence[Spill] = ()) -> None:
         demand = self._demand()
         for plan in self._plans:
             self._dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
         self._dropped |= self._dropped_reads
+        for number, spill in enumerate(spills):
+            self._spill(spill, len(self._plans) + number)
         for plan in self._plans:
             others = [(position, num_bytes) for position, num_bytes, index in demand if index != plan.index]
             self._shapes(plan)
             self._gathers(plan)
             self._loads(plan, others)
-            if plan.variable.writes and plan.variable.writes[0].node not in slices:
+            if plan.variable.writes and self._is_in_host_memory:
+                self._update_in_place(plan)
+            elif plan.variable.writes and plan.variable.writes[0].node not in slices:
                 self._update(plan)
         by_handle = {plan.variable.handle: plan for plan in self._plans}
         for cut in slices.values():
@@ -120,18 +134,23 @@ class Rewriting:
     def graph_def(self) -> GraphDef:
         """The rewritten graph, without the nodes that nothing needs any more."""
         source = self._table.graph_def
+        on_host = {plan.variable.handle for plan in self._plans} if self._is_in_host_memory else set()
         result = GraphDef(versions=source.versions, library=source.library)
         for node in source.node:
             if node.name in self._dropped:
                 continue
             new = NodeDef.FromString(node.SerializeToString())
             del new.input[:]
+            if node.name in on_host:
+                new.device = "/device:CPU:0"
             control: list[str] = []
             for text in node.input:
                 endpoint = parse_input(text)
                 load = self._redirect.get((node.name, endpoint.node))
                 if endpoint.is_control:
                     control += self._control_of(endpoint.node)
+                elif (node.name, endpoint) in self._refill:
+                    new.input.append(self._refill[(node.name, endpoint)])
                 elif load:
                     new.input.append(load)
                     control += self._control_of(endpoint.node)
@@ -178,17 +197,17 @@ class Rewriting:
     def _gathers(self, plan: Plan) -> None:
         for touch in [t for t in plan.before if t.op == "ResourceGather"]:
             node = self._table.nodes[touch.node]
-            ids = self._table.data_inputs(touch.node)[1]
-            dtype = node.attr["Tindices"].type
-            self._dropped.add(touch.node)
-            call = self._call(touch.node, GATHER_TOKEN, plan, touch.switches, [(str(ids), dtype)])
-            call.input.extend(
-                f"^{control}" for text in node.input if text.startswith("^") for control in self._control_of(text[1:])
-            )
+            if not self._is_in_host_memory:
+                ids = self._input(touch.node, self._table.data_inputs(touch.node)[1])
+                dtype = node.attr["Tindices"].type
+                self._dropped.add(touch.node)
+                call = self._weight_call(touch.node, GATHER_TOKEN, plan, touch.switches, [(ids, dtype)])
+                control = [self._control_of(text[1:]) for text in node.input if text.startswith("^")]
+                call.input.extend(f"^{name}" for names in control for name in names)
             position = self._position[touch.node]
             for write in plan.variable.writes:
                 self._extra_control.setdefault(write.node, []).append(self._liveness.alive(touch.node))
-            self.events.append(Event("gather", plan.index, call.name, 0, position, position, ((call.name, position),)))
+            self.events.append(Event("gather", plan.index, touch.node, 0, position, position, ((touch.node, position),)))
 
     def _loads(self, plan: Plan, others: list[tuple[int, int]]) -> None:
         """Give each group of uses its own load. Reads inside a branch are grouped by branch."""
@@ -203,7 +222,10 @@ class Rewriting:
                 if name in self._new:
                     name = f"{name}/cs_load_{group[0]}"
                 only_read = all(_only_reads(self._table, user, read.node) for read, user in members)
-                self._call(name, LOAD_TOKEN if only_read else PRIVATE_LOAD_TOKEN, plan, switches, [])
+                if self._is_in_host_memory:
+                    self._read(name, plan, switches)
+                else:
+                    self._weight_call(name, LOAD_TOKEN if only_read else PRIVATE_LOAD_TOKEN, plan, switches, [])
                 for read, user in members:
                     self._redirect[(user, read.node)] = name
                 finishers = tuple(sorted({(user, self._position[user]) for _, user in members}, key=lambda f: f[1]))
@@ -215,6 +237,21 @@ class Rewriting:
                     self._extra_control.setdefault(write.node, []).extend(
                         self._liveness.alive(user) for user in dict.fromkeys(users)
                     )
+
+    def _read(self, name: str, plan: Plan, switches: tuple[Endpoint, ...]) -> None:
+        """Load a weight that lies in host memory: read its variable there."""
+        handle = self._switched(name, plan.variable.handle, tf.resource.as_datatype_enum, switches)
+        node = NodeDef(name=name, op="ReadVariableOp", input=[handle])
+        node.attr["dtype"].type = self._table.nodes[plan.variable.handle].attr["dtype"].type
+        self._add(node)
+
+    def _update_in_place(self, plan: Plan) -> None:
+        """Let the optimizer change a variable where it lies, in host memory."""
+        moves = [t.node for t in plan.variable.writes] + [t.node for t in plan.after if t.op != "VariableShape"]
+        moves.sort(key=self._position.__getitem__)
+        first, last = self._position[moves[0]], self._position[moves[-1]]
+        size = plan.variable.num_bytes
+        self.events.append(Event("update", plan.index, moves[0], size, first, last, ((moves[-1], last),)))
 
     def _update(self, plan: Plan) -> None:
         """Let the variable exist from a load before its first write to a store after its last."""
@@ -229,7 +266,7 @@ class Rewriting:
         if replaced_first:
             start = first.node
         else:
-            load = self._call(f"{prefix}/load", LOAD_TOKEN, plan, (), [])
+            load = self._weight_call(f"{prefix}/load", LOAD_TOKEN, plan, (), [])
             assign = NodeDef(name=f"{prefix}/begin", op="AssignVariableOp", input=[variable.handle, load.name])
             assign.attr["dtype"].type = dtype
             self._add(assign)
@@ -242,7 +279,7 @@ class Rewriting:
         done = [self._liveness.alive(touch.node) for touch in writes]
         read.input.extend(f"^{name}" for name in dict.fromkeys(begun + done))
         self._add(read)
-        store = self._call(f"{prefix}/store", STORE_TOKEN, plan, (), [(read.name, dtype)])
+        store = self._weight_call(f"{prefix}/store", STORE_TOKEN, plan, (), [(read.name, dtype)])
         waits = [store.name, *(self._liveness.alive(name) for name in moves)]
         end = NodeDef(name=f"{prefix}/end", op="DestroyResourceOp", input=[variable.handle])
         end.input.extend(f"^{name}" for name in dict.fromkeys(waits))
@@ -257,7 +294,7 @@ class Rewriting:
     def _sliced_update(self, cut: Slices, plans: Sequence[Plan]) -> None:
         """Run an optimizer op slice by slice, each on variables that exist from its load to its store."""
         node = self._table.nodes[cut.node]
-        inputs = [str(endpoint) for endpoint in self._table.data_inputs(cut.node)]
+        inputs = [self._input(cut.node, endpoint) for endpoint in self._table.data_inputs(cut.node)]
         control = [text for text in node.input if text.startswith("^") and text[1:] not in self._dropped_reads]
         control += [f"^{name}" for name in dict.fromkeys(self._extra_control.pop(cut.node, ()))]
         gradient = GRADIENT_INPUT[node.op]
@@ -309,7 +346,7 @@ class Rewriting:
             (self._add(constant_node(f"{base}/cs_{name}", np.int64(value))), tf.int64.as_datatype_enum)
             for name, value in (("start", start), ("stop", stop))
         ]
-        load = self._call(f"{base}/load", SLICE_LOAD_TOKEN, plan, (), numbers)
+        load = self._weight_call(f"{base}/load", SLICE_LOAD_TOKEN, plan, (), numbers)
         begin = NodeDef(name=f"{base}/begin", op="AssignVariableOp", input=[handle.name, load.name])
         begin.attr["dtype"].type = dtype
         return handle.name, self._add(begin), load.name
@@ -320,29 +357,80 @@ class Rewriting:
         value.attr["dtype"].type = dtype
         self._add(value)
         inputs = [(f"{handle}/cs_start", tf.int64.as_datatype_enum), (value.name, dtype)]
-        store = self._call(f"{handle}/store", SLICE_STORE_TOKEN, plan, (), inputs)
+        store = self._weight_call(f"{handle}/store", SLICE_STORE_TOKEN, plan, (), inputs)
         end = NodeDef(name=f"{handle}/end", op="DestroyResourceOp", input=[handle, f"^{store.name}"])
         self._ends.append(self._add(end))
         return end.name
 
-    def _call(
+    def _input(self, user: str, endpoint: Endpoint) -> str:
+        """What an op takes in place of an input."""
+        return self._refill.get((user, endpoint), str(endpoint))
+
+    def _spill(self, spill: Spill, index: int) -> None:
+        """Store a value when it is made, and let its late uses take what is loaded again."""
+        prefix = f"cs_spill/{index - len(self._plans)}"
+        dtype = tf.as_dtype(spill.dtype).as_datatype_enum
+        store = self._call(f"{prefix}/store", STORE_TOKEN, index, dtype, (), [(str(spill.endpoint), dtype)])
+        made = spill.made
+        self.events.append(Event("spill", index, store.name, spill.num_bytes, made, made, ((store.name, made),)))
+        load = self._call(f"{prefix}/load", PRIVATE_LOAD_TOKEN, index, dtype, (), [])
+        load.input.append(f"^{store.name}")
+        forms = {spill.endpoint: load.name}
+        for number, (endpoint, shape) in enumerate(spill.shapes.items()):
+            if endpoint not in forms:
+                size = self._add(constant_node(f"{prefix}/shape_{number}", np.array(shape, np.int64)))
+                form = NodeDef(name=f"{prefix}/form_{number}", op="Reshape", input=[load.name, size])
+                form.attr["T"].type, form.attr["Tshape"].type = dtype, tf.int64.as_datatype_enum
+                forms[endpoint] = self._add(form)
+        for use in spill.late:
+            self._refill[(use.user, use.endpoint)] = forms[use.endpoint]
+        first, last = spill.late[0].position, spill.late[-1].position
+        finishers = tuple((use.user, float(use.position)) for use in spill.late)
+        self.events.append(Event("fill", index, load.name, spill.num_bytes, first, last, finishers))
+
+    def _weight_call(
         self, name: str, token: str, plan: Plan, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
     ) -> NodeDef:
-        """A call into the weight store: load, gather(ids) or store(value), dead where its branch is not taken."""
-        index = self._add(constant_node(f"{name}/cs_weight", np.int64(plan.index)))
-        for level, endpoint in enumerate(switches):
-            predicate = self._table.data_inputs(endpoint.node)[1]
-            switch = NodeDef(name=f"{name}/cs_switch_{level}", op="Switch", input=[index, str(predicate)])
-            switch.attr["T"].type = tf.int64.as_datatype_enum
-            index = str(Endpoint(self._add(switch), endpoint.port))
+        dtype = self._table.nodes[plan.variable.handle].attr["dtype"].type
+        return self._call(name, token, plan.index, dtype, switches, inputs)
+
+    def _call(
+        self,
+        name: str,
+        token: str,
+        stored: int,
+        dtype: int,
+        switches: tuple[Endpoint, ...],
+        inputs: list[tuple[str, int]],
+    ) -> NodeDef:
+        """A call into the weight store: load, gather(ids) or store(value), dead where its branch is not taken.
+
+        Args:
+            name: Of the new node.
+            token: Which call.
+            stored: Index into Program.stored.
+            dtype: Of what is stored there, as TensorFlow's number.
+            switches: The branches that it is in.
+            inputs: Further arguments, with their dtypes.
+        """
+        index = self._add(constant_node(f"{name}/cs_weight", np.int64(stored)))
+        index = self._switched(name, index, tf.int64.as_datatype_enum, switches)
         node = NodeDef(name=name, op="PyFunc", input=[index, *(text for text, _ in inputs)])
         node.attr["token"].s = token.encode()
         node.attr["Tin"].list.type.extend([tf.int64.as_datatype_enum, *(dtype for _, dtype in inputs)])
-        value = self._table.nodes[plan.variable.handle].attr["dtype"].type
         stores = token in (STORE_TOKEN, SLICE_STORE_TOKEN)
-        node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if stores else value)
+        node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if stores else dtype)
         self._add(node)
         return node
+
+    def _switched(self, name: str, value: str, dtype: int, switches: tuple[Endpoint, ...]) -> str:
+        """A value that is dead where the branches it is for are not taken."""
+        for level, endpoint in enumerate(switches):
+            predicate = self._table.data_inputs(endpoint.node)[1]
+            switch = NodeDef(name=f"{name}/cs_switch_{level}", op="Switch", input=[value, str(predicate)])
+            switch.attr["T"].type = dtype
+            value = str(Endpoint(self._add(switch), endpoint.port))
+        return value
 
     def _gates(self) -> None:
         """Chain the events by gates; each event waits for its gate."""

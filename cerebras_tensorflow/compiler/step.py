@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
 from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions, compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.ordering import reads_before_writes
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program
@@ -35,14 +36,23 @@ class Step:
     weights: Sequence[str]
 
 
-def compile_step(step: Step, mode: str, options: StreamingOptions) -> Program:
+def compile_step(
+    step: Step, mode: str, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]] | None = None
+) -> Program:
     """Return the Program of a step.
 
     In both modes random ops become functions of the step and reads come before writes, so that the two agree to the
     last bit.
 
+    Args:
+        step: The step.
+        mode: Execution mode.
+        options: Of weight streaming.
+        outputs: Of each op of the graph that model_fn built (graph.cost.op_outputs); None: the memory that values
+            take is not known, and nothing is spilled.
+
     Raises:
-        CompileError: If the graph cannot be compiled for the mode.
+        CompileError: If the graph cannot be compiled for the mode, or not within the memory budget.
     """
     graph_def = GraphDef()
     graph_def.CopyFrom(step.graph_def)
@@ -56,5 +66,5 @@ def compile_step(step: Step, mode: str, options: StreamingOptions) -> Program:
         graph_def = reads_before_writes(graph_def, step.train_node, step.sources)
     if mode == WEIGHT_STREAMING:
         weights = [weight for weight in step.weights if weight != step.global_step]  # every run reads and fetches it
-        return compile_weight_streaming(graph_def, step.train_node, step.sources, weights, options)
-    return compile_pipelined(graph_def)
+        return compile_weight_streaming(graph_def, step.train_node, step.sources, weights, options, outputs or {})
+    return compile_pipelined(graph_def, step.sources, outputs or {})

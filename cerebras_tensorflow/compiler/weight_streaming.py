@@ -7,15 +7,27 @@ variable that exists only from its load to its store. This module decides; rewri
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cerebras_tensorflow.compiler.liveness import find_values
 from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
 from cerebras_tensorflow.compiler.sliced_update import find_slices
+from cerebras_tensorflow.compiler.spilling import SpillPlan, plan_spills
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
 from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
 from cerebras_tensorflow.graph.variables import Variable, find_variables
+from cerebras_tensorflow.units import format_bytes
+
+
+# What a step takes beyond values and weights: the session, the store's queues, scratch memory of the kernels, the pool
+# in which TensorFlow's allocator keeps what it frees. Measured on GPT shapes (scripts/bench/bench_streaming.py).
+STEP_OVERHEAD_BYTES = 250_000_000
+# Slices of weights and slots that updates have in memory: three of one optimizer op, twice, as it copies what it loads.
+SLICES_IN_FLIGHT = 6
 
 
 @dataclass(frozen=True)
@@ -27,11 +39,18 @@ class StreamingOptions:
         window_bytes: Bytes of weights in memory at a time; None: twice the weight at which half of all bytes are in
             smaller ones, at least 64 MB. One weight beyond it (a vocabulary) gets the memory to itself.
         slice_bytes: Most bytes of a variable that an element-wise update has in memory.
+        memory_budget: Most bytes of memory that the process may take; None: no limit, nothing is spilled.
+        process_bytes: What it takes without the step.
+        is_in_host_memory: Whether the weights lie in the host's memory as variables instead of in a store: a load is a
+            read there, an update happens in place. Where the ops run on the host too, nothing is copied.
     """
 
     min_stream_bytes: int = 64 * 1024
     window_bytes: int | None = None
     slice_bytes: int = 16_000_000
+    memory_budget: int | None = None
+    process_bytes: int = 0
+    is_in_host_memory: bool = False
 
 
 def compile_weight_streaming(
@@ -40,6 +59,7 @@ def compile_weight_streaming(
     sources: Sequence[str],
     weights: Container[str],
     options: StreamingOptions,
+    outputs: Mapping[str, Sequence[Output]],
 ) -> Program:
     """Return the weight-streaming Program of a step.
 
@@ -49,6 +69,10 @@ def compile_weight_streaming(
         sources: Names of the batch's placeholders.
         weights: Names of the VarHandleOps that may be streamed.
         options: See StreamingOptions.
+        outputs: Of each op; without them nothing can be spilled.
+
+    Raises:
+        CompileError: If the step cannot be done within the memory budget.
     """
     table = NodeTable(graph_def)
     variables = find_variables(table)
@@ -76,21 +100,27 @@ def compile_weight_streaming(
             streamed = [variable for variable in streamed if variable not in tied]
             notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
     window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
-    rewriting = Rewriting(table, order, plans, window_bytes)
-    slices = find_slices(table, {variable.handle: variable for variable in streamed}, options.slice_bytes)
-    rewriting.run(train_node, {cut.node: cut for cut in slices})
+    spilling = _spilling(table, order, outputs, options, _moving_bytes(streamed, window_bytes, options.slice_bytes))
+    rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory)
+    by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
+    slices = find_slices(table, by_handle, options.slice_bytes)
+    rewriting.run(train_node, {cut.node: cut for cut in slices}, spilling.spills)
     resident = [variable for variable in variables.values() if variable not in streamed and variable.shape is not None]
-    dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in resident}
+    kept = [*resident, *streamed] if options.is_in_host_memory else resident
+    dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in kept}
     result = rewriting.graph_def()
-    result.node.extend(resident_access_nodes(resident, dtypes))
+    result.node.extend(resident_access_nodes(kept, dtypes))
     return Program(
         mode="weight_streaming",
         graph_def=result,
         step_node=STEP_NODE if train_node else None,
         streamed=tuple(WeightSpec.of(variable) for variable in streamed),
+        spilled=tuple(WeightSpec(str(s.endpoint), s.dtype, s.shape, s.num_bytes) for s in spilling.spills),
         resident=tuple(WeightSpec.of(variable) for variable in resident),
         events=tuple(rewriting.events),
         window_bytes=rewriting.most_held_bytes,
+        value_bytes=spilling.peak_bytes,
+        is_in_host_memory=options.is_in_host_memory,
         order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),
         notes=tuple(notes),
     )
@@ -105,6 +135,41 @@ def _middle_bytes(variables: Sequence[Variable]) -> int:
         if 2 * seen >= total:
             return size
     return 0
+
+
+def _moving_bytes(streamed: Sequence[Variable], window_bytes: int, slice_bytes: int) -> int:
+    """Most bytes of weights on their way at a time: the window, or one weight beyond it, and an update's slices."""
+    largest = max((variable.num_bytes for variable in streamed), default=0)
+    return max(window_bytes, largest) + SLICES_IN_FLIGHT * min(slice_bytes, largest)
+
+
+def _spilling(
+    table: NodeTable,
+    order: Sequence[str],
+    outputs: Mapping[str, Sequence[Output]],
+    options: StreamingOptions,
+    moving_bytes: int,
+) -> SpillPlan:
+    """Choose what to spill under the memory budget.
+
+    Raises:
+        CompileError: If the budget is too small.
+    """
+    values = find_values(table, order, outputs)
+    if options.memory_budget is None:
+        return plan_spills(values, len(order), outputs, None)
+    fixed = options.process_bytes + STEP_OVERHEAD_BYTES + moving_bytes
+    limit = max(0, options.memory_budget - fixed)
+    plan = plan_spills(values, len(order), outputs, limit)
+    if plan.peak_bytes > limit:
+        least = plan_spills(values, len(order), outputs, 0).peak_bytes
+        raise CompileError(
+            f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs at least "
+            f"{format_bytes(fixed + least)}: {format_bytes(fixed - moving_bytes)} for the process, "
+            f"{format_bytes(moving_bytes)} for weights on the move, {format_bytes(least)} for the values of its largest "
+            "ops with everything else spilled. Raise memory_budget to that, or make the batch or the sequence smaller"
+        )
+    return plan
 
 
 def _find_obstacle(table: NodeTable, variable: Variable) -> str | None:

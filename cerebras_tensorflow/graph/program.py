@@ -42,8 +42,9 @@ class Event:
     """One move of a weight in a weight-streaming schedule.
 
     Attributes:
-        kind: "load" (read by the step), "gather" (only the rows that the batch names), "update" (load, change, store).
-        weight: Index into Program.streamed.
+        kind: "load" (read by the step), "gather" (only the rows that the batch names), "update" (load, change, store),
+            "spill" (a value goes to the store), "fill" (it comes back).
+        weight: Index into Program.stored.
         node: The op that moves it.
         num_bytes: Bytes held from the move until the last finisher has run.
         first: Position in the order of the step's ops of its first use; slices of one op lie between two ops.
@@ -69,9 +70,13 @@ class Program:
         graph_def: The graph to run. Names of the original ops are kept.
         step_node: What to run beside the train op so that every update has reached the store; None if nothing.
         streamed: Weights in the store, by the index that the graph's calls carry.
+        spilled: Values that wait in the store, after the weights, between two of their uses.
         resident: Variables in the session.
         events: The schedule, in order; empty when pipelined.
         window_bytes: Bytes of weights that the schedule lets be in memory at a time.
+        value_bytes: Most bytes of values between ops, from static shapes; 0 if they were not known.
+        is_in_host_memory: Whether the streamed weights are variables in host memory too, and there is no store.
+        order: Names of the ops in the order that the schedule is made for.
         notes: What a user should know, one sentence each.
     """
 
@@ -84,6 +89,19 @@ class Program:
     window_bytes: int = 0
     order: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    spilled: tuple[WeightSpec, ...] = ()
+    value_bytes: int = 0
+    is_in_host_memory: bool = False
+
+    @property
+    def variables(self) -> tuple[WeightSpec, ...]:
+        """What the session holds, by the index in the names of its access nodes."""
+        return (*self.resident, *self.streamed) if self.is_in_host_memory else self.resident
+
+    @property
+    def stored(self) -> tuple[WeightSpec, ...]:
+        """All that a store holds, by the index that the graph's calls and the events carry."""
+        return (*self.streamed, *self.spilled)
 
     @property
     def weight_bytes(self) -> int:

@@ -62,14 +62,15 @@ class ProgramSession:
         with self._program_graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
         self._session = tf.compat.v1.Session(
-            graph=self._program_graph, config=session_settings(session_config, bool(program.streamed))
+            graph=self._program_graph, config=session_settings(session_config, store is not None)
         )
         self._entropy = secrets.randbits(63)
         self._step = 0
         self._micro_step = 0
         self._has_step_counters = has_node(self._program_graph, SEEDED_COUNTER)
-        self._resident = {spec.name: index for index, spec in enumerate(program.resident)}
-        self._streamed = {spec.name: index for index, spec in enumerate(program.streamed)}
+        self._resident = {spec.name: index for index, spec in enumerate(program.variables)}
+        stored = () if program.is_in_host_memory else program.streamed
+        self._streamed = {spec.name: index for index, spec in enumerate(stored)}
         self._global_step_index = self._resident.get("global_step")
         self._feed_names: dict[frozenset[str], bool] = {}
 
@@ -141,8 +142,11 @@ class ProgramSession:
             StoreError: If the store has no room for a snapshot, or its last one has not been closed.
         """
         wanted = set(names)
-        streamed = {index: spec for index, spec in enumerate(self.program.streamed) if spec.name in wanted}
+        streamed = {index: self.program.streamed[index] for name, index in self._streamed.items() if name in wanted}
         held = self._store.snapshot() if self._store is not None and streamed else None
+        if held is not None:
+            for index in range(len(self.program.streamed), len(self.program.stored)):
+                held.release(index)  # values of the step that is over
         try:
             resident = {name: np.array(self.read(name)) for name in self._resident if name in wanted}
         except BaseException:
@@ -154,7 +158,7 @@ class ProgramSession:
     def snapshot_bytes(self, names: Iterable[str]) -> int:
         """Return the host memory that a snapshot takes at most [B]."""
         wanted = set(names)
-        resident = sum(spec.num_bytes for spec in self.program.resident if spec.name in wanted)
+        resident = sum(spec.num_bytes for spec in self.program.variables if spec.name in wanted)
         return resident + (self._store.snapshot_bytes if self._store is not None else 0)
 
     def weights(self) -> Iterator[WeightSpec]:
@@ -231,7 +235,7 @@ class ProgramSession:
         """
         wanted = prune(self.graph.as_graph_def(), [name])
         missing = [node for node in wanted.node if not has_node(self._program_graph, node.name)]
-        streamed = {spec.name for spec in self.program.streamed}
+        streamed = set(self._streamed)
         for node in missing:
             taken = [text for text in node.input if not text.startswith("^")]
             held = [text for text in taken if text in streamed]

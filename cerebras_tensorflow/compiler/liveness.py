@@ -1,0 +1,123 @@
+"""Which values of a step live when: the buffers that its ops make, their uses in the step's order, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
+
+# Ops whose output is their first input's buffer, with another shape at most.
+ALIASES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Snapshot"})
+# Branches and loops hand a buffer on as well, but under conditions.
+_CONDITIONAL = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
+# Ops whose output takes no memory of the step's values: it is the session's, the batch's or the store's.
+_OUTSIDE = frozenset({"ReadVariableOp", "VarHandleOp", "Const", "Placeholder", "PyFunc"})
+
+
+@dataclass(frozen=True)
+class Use:
+    """An op that takes a value.
+
+    Attributes:
+        position: Of the op in the step's order.
+        user: The op.
+        endpoint: The output by which it takes the value: the value's own or that of a Reshape of it.
+    """
+
+    position: int
+    user: str
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True)
+class Value:
+    """One buffer.
+
+    Attributes:
+        endpoint: The output that made it.
+        num_bytes: Its size.
+        made: Position of the op that made it.
+        uses: In the step's order; ops that only hand the buffer on are not among them.
+        is_conditional: Whether a branch or a loop makes or takes it.
+    """
+
+    endpoint: Endpoint
+    num_bytes: int
+    made: int
+    uses: tuple[Use, ...]
+    is_conditional: bool
+
+    @property
+    def last(self) -> int:
+        """Position of its last use."""
+        return self.uses[-1].position if self.uses else self.made
+
+
+def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Sequence[Output]]) -> list[Value]:
+    """Return the values of a step that take memory between its ops.
+
+    Args:
+        table: The graph.
+        order: All its nodes in the order in which they run.
+        outputs: Of each op; ops that are not in it count as making nothing.
+    """
+    position = {name: index for index, name in enumerate(order)}
+    owner: dict[Endpoint, Endpoint] = {}
+    uses: dict[Endpoint, list[Use]] = {}
+    conditional: set[Endpoint] = set()
+    for name in order:
+        op = table.nodes[name].op
+        inputs = table.data_inputs(name)
+        if op in ALIASES and inputs:
+            owner[Endpoint(name, 0)] = owner.get(inputs[0], inputs[0])
+            continue
+        for endpoint in inputs:
+            source = owner.get(endpoint, endpoint)
+            uses.setdefault(source, []).append(Use(position[name], name, endpoint))
+            if op in _CONDITIONAL:
+                conditional.add(source)
+    values = []
+    for name in order:
+        op = table.nodes[name].op
+        if op in _OUTSIDE or op in ALIASES:
+            continue
+        for port, output in enumerate(outputs.get(name, ())):
+            endpoint = Endpoint(name, port)
+            found = sorted(uses.get(endpoint, ()), key=lambda use: use.position)
+            if output.num_bytes and found:
+                values.append(
+                    Value(
+                        endpoint,
+                        output.num_bytes,
+                        position[name],
+                        tuple(found),
+                        op in _CONDITIONAL or endpoint in conditional,
+                    )
+                )
+    return values
+
+
+def memory_curve(values: Sequence[Value], length: int) -> NDArray[np.int64]:
+    """Return the bytes of all values that live at each position of the order: shape (length,), int64.
+
+    A value lives from the op that makes it to its last use. Where an op's result is as large as an input that nothing
+    needs any more, it takes that input's place, as TensorFlow does it.
+    """
+    change = np.zeros(length + 1, np.int64)
+    dying: dict[int, list[int]] = {}
+    for value in values:
+        dying.setdefault(value.last, []).append(value.num_bytes)
+    for value in values:
+        begin = value.made
+        free = dying.get(begin, [])
+        if value.num_bytes in free:
+            free.remove(value.num_bytes)
+            begin += 1
+        change[begin] += value.num_bytes
+        change[value.last + 1] -= value.num_bytes
+    return np.cumsum(change[:-1])
