@@ -18,6 +18,9 @@ from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_acce
 from cerebras_tensorflow.graph.variables import Variable, find_variables
 
 
+_SLICES_IN_WINDOW = 32
+
+
 @dataclass(frozen=True)
 class StreamingOptions:
     """What a user may choose about the schedule.
@@ -26,7 +29,8 @@ class StreamingOptions:
         min_stream_bytes: Variables below this size stay resident: a move costs more than they do.
         window_bytes: Bytes of weights in memory at a time; None: twice the weight at which half of all bytes are in
             smaller ones, at least 64 MB. One weight beyond it (a vocabulary) gets the memory to itself.
-        slice_bytes: Most bytes of a variable that an element-wise update has in memory.
+        slice_bytes: Most bytes of a variable that an element-wise update has in memory; more where the window is so
+            large that this is a small part of it, since every slice costs nodes.
     """
 
     min_stream_bytes: int = 64 * 1024
@@ -54,12 +58,13 @@ def compile_weight_streaming(
     variables = find_variables(table)
     notes = []
     streamed: list[Variable] = []
+    loops = loop_depths(table)
     for variable in variables.values():
         if variable.num_bytes < options.min_stream_bytes or variable.handle not in weights:
             continue
         if variable.shape is None or variable.dtype.hasobject:
             continue
-        variable.obstacle = variable.obstacle or _find_obstacle(table, variable)
+        variable.obstacle = variable.obstacle or _find_obstacle(table, variable, loops)
         if variable.obstacle:
             notes.append(f"{variable.name} stays in memory ({variable.num_bytes} B): {variable.obstacle}")
         else:
@@ -77,9 +82,11 @@ def compile_weight_streaming(
             notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
     window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
     rewriting = Rewriting(table, order, plans, window_bytes)
-    slices = find_slices(table, {variable.handle: variable for variable in streamed}, options.slice_bytes)
+    slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
+    slices = find_slices(table, {variable.handle: variable for variable in streamed}, slice_bytes)
     rewriting.run(train_node, {cut.node: cut for cut in slices})
-    resident = [variable for variable in variables.values() if variable not in streamed and variable.shape is not None]
+    moved = {variable.handle for variable in streamed}
+    resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
     dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in resident}
     result = rewriting.graph_def()
     result.node.extend(resident_access_nodes(resident, dtypes))
@@ -107,13 +114,12 @@ def _middle_bytes(variables: Sequence[Variable]) -> int:
     return 0
 
 
-def _find_obstacle(table: NodeTable, variable: Variable) -> str | None:
+def _find_obstacle(table: NodeTable, variable: Variable, loops: Container[str]) -> str | None:
     for touch in variable.touches:
         if touch.op == "ResourceGather" and table.nodes[touch.node].attr["batch_dims"].i:
             return f"{touch.node} gathers with batch dimensions"
         if touch.switches and touch.op == "VariableShape":
             return f"{touch.node} asks for its shape inside a branch"
-    loops = loop_depths(table)
     for read, user in Plan.of(0, variable, table).value_uses(table):
         if user in loops:
             return f"{user} takes the value that {read.node} read into a loop"
