@@ -61,7 +61,7 @@ setup(
         "google-crc32c>=1.5",
         "prompt_toolkit>=3.0",
         "grpcio-tools>=1.60",
-        "ml_dtypes>=0.4",
+        "ml_dtypes>=0.3.1",
         "hdf5plugin>=4.3",
         "tabulate>=0.9",
     ],
