@@ -25,6 +25,7 @@ TEST = [
     "pandas>=2",
     "hypothesis>=6",
     "pexpect>=4.9",
+    "tokenizers>=0.15",
     "psutil>=5.9",
     "ruff>=0.6",
     "mypy>=1.11",
@@ -32,7 +33,9 @@ TEST = [
     "types-PyYAML",
     "types-protobuf",
 ]
-INTEROP = ["torch>=2.2", "transformers>=4.45"]
+INTEROP = ["torch>=2.2", "transformers>=4.45", "datasets>=2.14"]
+# For scripts/train_tokenizer.py and scripts/convert_dataset_to_hdf5.py.
+DATA = ["tokenizers>=0.15", "datasets>=2.14"]
 
 setup(
     name="cerebras_tensorflow",
@@ -58,12 +61,13 @@ setup(
         "google-crc32c>=1.5",
         "prompt_toolkit>=3.0",
         "grpcio-tools>=1.60",
-        "ml_dtypes>=0.4",
+        "ml_dtypes>=0.3.1",
         "hdf5plugin>=4.3",
         "tabulate>=0.9",
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],
+        "data": DATA,
         "interop": INTEROP,
         "ssh": SSH,
         "test": TEST,

@@ -10,10 +10,10 @@ from cerebras_tensorflow.compat import activate
 if TYPE_CHECKING:
     from cerebras_tensorflow.estimator.cs_config import CSConfig
     from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
-    from cerebras_tensorflow.estimator.initialize import WarmStartSettings
     from cerebras_tensorflow.estimator.mode_keys import ModeKeys
     from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
     from cerebras_tensorflow.estimator.spec import CSEstimatorSpec, EstimatorSpec
+    from cerebras_tensorflow.estimator.warm_start import WarmStartSettings
 
 _HOMES = {
     "CSConfig": "cerebras_tensorflow.estimator.cs_config",
@@ -23,7 +23,7 @@ _HOMES = {
     "EstimatorSpec": "cerebras_tensorflow.estimator.spec",
     "ModeKeys": "cerebras_tensorflow.estimator.mode_keys",
     "RunConfig": "cerebras_tensorflow.estimator.run_config",
-    "WarmStartSettings": "cerebras_tensorflow.estimator.initialize",
+    "WarmStartSettings": "cerebras_tensorflow.estimator.warm_start",
 }
 
 __version__ = "0.1.0"

@@ -33,7 +33,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     Raises:
         SystemNotFoundError, SystemStateError, ExecModeError: If the system cannot take the run; before anything starts.
     """
-    executor = make_executor(chosen_executor(here, parsed), program, parsed.number("input-workers") or 0)
+    executor = make_executor(chosen_executor(here, parsed), program, parsed)
     hints = command_hints(plan.command)
     labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
     system = registry.find(hints.cs_ip)
@@ -78,13 +78,18 @@ def chosen_executor(here: Site, parsed: Parsed) -> str:
     return name
 
 
-def make_executor(name: str, program: tuple[str, ...], input_workers: int) -> Executor:
-    """Return an executor by its name; under Slurm the plan says how many input workers there are."""
+def make_executor(name: str, program: tuple[str, ...], parsed: Parsed) -> Executor:
+    """Return an executor by its name, with the options that are its own."""
+    workers, tolerates = parsed.number("input-workers") or 0, parsed.truth("tolerate-node-failure", False)
     if name == "slurm":
         from csrun.executors.slurm import Slurm
 
-        return Slurm(program)
-    return Embedded(input_workers)
+        if workers:
+            _tell(f"csrun: --input-workers {workers} has no effect: Slurm's plan says how many there are")
+        return Slurm(program, tolerates)
+    if tolerates:
+        _tell("csrun: --tolerate-node-failure has no effect on one machine")
+    return Embedded(workers)
 
 
 def command_hints(command: Sequence[str]) -> Hints:

@@ -27,6 +27,11 @@ WSE_OPTIONS = (
         "number of processes",
         minimum=0,
     ),
+    Option(
+        "tolerate-node-failure",
+        "flag",
+        "Under Slurm: start again when a node is lost, at most 3 times; the run resumes from its latest checkpoint",
+    ),
     Option("job-labels", "text", "Labels of the job, KEY=VALUE,...", "KEY=VALUE,..."),
     EXECUTOR,
     DRY_RUN,

@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from types import ModuleType
 from typing import Any
 
 from cerebras_tensorflow.compat import finder, python_names
 from cerebras_tensorflow.compat.names import ESTIMATOR_MODULES
+from cerebras_tensorflow.config import env
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def old_script() -> None:
     if "old_script" in _done:
         return
     _done.add("old_script")
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # TensorFlow's own variable: tf.keras is tf_keras
+    env.use_keras_2()
     finder.FINDER.watch("tensorflow", _give_keras)
     finder.FINDER.watch("google.protobuf.json_format", python_names.restore_json_format)
 

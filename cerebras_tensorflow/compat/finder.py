@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import operator
 import sys
@@ -40,19 +39,22 @@ MODULES: Mapping[str, Mapping[str, Name]] = _modules()
 
 def tensorflow_has_estimator() -> bool:
     """Whether the installed TensorFlow has a tf.estimator of its own; does not import it."""
-    loaded = sys.modules.get("tensorflow")
-    version = getattr(loaded, "__version__", None)
-    for distribution in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
-        if version is not None:
-            break
-        try:
-            version = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    version = getattr(sys.modules.get("tensorflow"), "__version__", None) or _installed_version()
     if version is None:
         return False
     major, minor = (int(part) for part in version.split(".")[:2])
     return (major, minor) < (2, 16)
+
+
+def _installed_version() -> str | None:
+    from importlib import metadata  # costs as much as all else here: only where TensorFlow has not been imported
+
+    for distribution in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def resolve(row: Name) -> Any:

@@ -19,14 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from cerebras_tensorflow.compat.finder import FINDER
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.logs import run_log
-
-_ON = ("1", "true", "True")
 
 
 def restore(tensorflow: ModuleType) -> None:
     """Give all of it back, in a TensorFlow that has been imported, unless the user has chosen Keras 3."""
-    if os.environ.get("TF_USE_LEGACY_KERAS") not in _ON:
+    if not env.is_keras_2():
         run_log.info("TF_USE_LEGACY_KERAS is not 1: tf.keras is Keras 3, on which scripts for Keras 2 fail.")
         return
     import tf_keras

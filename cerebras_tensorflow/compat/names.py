@@ -178,7 +178,7 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
     yield from group(_OURS + "spec", "EstimatorSpec")
     yield from group(_OURS + "mode_keys", "ModeKeys")
     yield from group(_OURS + "run_config", "RunConfig")
-    yield from group(_OURS + "initialize", "WarmStartSettings")
+    yield from group(_OURS + "warm_start", "WarmStartSettings")
     yield from group(_OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate")
     yield from group(_OURS + "exporters", _EXPORTERS)
     yield from group("tensorflow", " ".join(f"{name}=compat.v1.train.{name}" for name in f"{_HOOKS} VocabInfo".split()))
@@ -201,7 +201,7 @@ def _estimator_modules() -> Iterator[Name]:
     base = "tensorflow_estimator.python.estimator."
     for module, home, names in (
         ("estimator", _OURS + "plain", "Estimator EstimatorV2=Estimator"),
-        ("estimator", _OURS + "initialize", "WarmStartSettings"),
+        ("estimator", _OURS + "warm_start", "WarmStartSettings"),
         ("model_fn", _OURS + "spec", "EstimatorSpec"),
         ("model_fn", _OURS + "mode_keys", "ModeKeys"),
         ("mode_keys", _OURS + "mode_keys", "ModeKeys"),

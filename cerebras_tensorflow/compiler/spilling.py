@@ -55,6 +55,11 @@ class SpillPlan:
     spills: tuple[Spill, ...]
     peak_bytes: int
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that go to the store and back in a step."""
+        return 2 * sum(spill.num_bytes for spill in self.spills)
+
 
 def plan_spills(
     values: Sequence[Value], length: int, outputs: Mapping[str, Sequence[Output]], limit: int | None

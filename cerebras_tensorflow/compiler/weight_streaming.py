@@ -10,24 +10,18 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cerebras_tensorflow.compiler.budget import Moves, spill_within
 from cerebras_tensorflow.compiler.liveness import find_values
 from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
 from cerebras_tensorflow.compiler.sliced_update import find_slices
-from cerebras_tensorflow.compiler.spilling import SpillPlan, plan_spills
-from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.compiler.spilling import plan_spills
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
 from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
 from cerebras_tensorflow.graph.variables import Variable, find_variables
-from cerebras_tensorflow.units import format_bytes
 
-
-# What a step takes beyond values and weights: the session, the store's queues, scratch memory of the kernels, the pool
-# in which TensorFlow's allocator keeps what it frees. Measured on GPT shapes (scripts/bench/bench_streaming.py).
-STEP_OVERHEAD_BYTES = 250_000_000
-# Slices of weights and slots that updates have in memory: three of one optimizer op, twice, as it copies what it loads.
-SLICES_IN_FLIGHT = 6
+_SLICES_IN_WINDOW = 32
 
 
 @dataclass(frozen=True)
@@ -38,8 +32,10 @@ class StreamingOptions:
         min_stream_bytes: Variables below this size stay resident: a move costs more than they do.
         window_bytes: Bytes of weights in memory at a time; None: twice the weight at which half of all bytes are in
             smaller ones, at least 64 MB. One weight beyond it (a vocabulary) gets the memory to itself.
-        slice_bytes: Most bytes of a variable that an element-wise update has in memory.
-        memory_budget: Most bytes of memory that the process may take; None: no limit, nothing is spilled.
+        slice_bytes: Most bytes of a variable that an element-wise update has in memory; more where the window is so
+            large that this is a small part of it, since every slice costs nodes.
+        memory_budget: Most bytes of memory that the process may take; None: no limit, and values are spilled as far as
+            that costs next to nothing (budget.py).
         process_bytes: What it takes without the step.
         is_in_host_memory: Whether the weights lie in the host's memory as variables instead of in a store: a load is a
             read there, an update happens in place. Where the ops run on the host too, nothing is copied.
@@ -78,12 +74,13 @@ def compile_weight_streaming(
     variables = find_variables(table)
     notes = []
     streamed: list[Variable] = []
+    loops = loop_depths(table)
     for variable in variables.values():
         if variable.num_bytes < options.min_stream_bytes or variable.handle not in weights:
             continue
         if variable.shape is None or variable.dtype.hasobject:
             continue
-        variable.obstacle = variable.obstacle or _find_obstacle(table, variable)
+        variable.obstacle = variable.obstacle or _find_obstacle(table, variable, loops)
         if variable.obstacle:
             notes.append(f"{variable.name} stays in memory ({variable.num_bytes} B): {variable.obstacle}")
         else:
@@ -100,12 +97,19 @@ def compile_weight_streaming(
             streamed = [variable for variable in streamed if variable not in tied]
             notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
     window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
-    spilling = _spilling(table, order, outputs, options, _moving_bytes(streamed, window_bytes, options.slice_bytes))
+    slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
+    sizes = Moves(window_bytes, slice_bytes, tuple(variable.num_bytes for variable in streamed))
+    values = find_values(table, order, outputs)
+    if options.is_in_host_memory:
+        spilling = plan_spills(values, len(order), outputs, None)
+    else:
+        spilling = spill_within(values, len(order), outputs, sizes, options.memory_budget, options.process_bytes)
     rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory)
     by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
-    slices = find_slices(table, by_handle, options.slice_bytes)
+    slices = find_slices(table, by_handle, slice_bytes)
     rewriting.run(train_node, {cut.node: cut for cut in slices}, spilling.spills)
-    resident = [variable for variable in variables.values() if variable not in streamed and variable.shape is not None]
+    moved = {variable.handle for variable in streamed}
+    resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
     kept = [*resident, *streamed] if options.is_in_host_memory else resident
     dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in kept}
     result = rewriting.graph_def()
@@ -137,48 +141,12 @@ def _middle_bytes(variables: Sequence[Variable]) -> int:
     return 0
 
 
-def _moving_bytes(streamed: Sequence[Variable], window_bytes: int, slice_bytes: int) -> int:
-    """Most bytes of weights on their way at a time: the window, or one weight beyond it, and an update's slices."""
-    largest = max((variable.num_bytes for variable in streamed), default=0)
-    return max(window_bytes, largest) + SLICES_IN_FLIGHT * min(slice_bytes, largest)
-
-
-def _spilling(
-    table: NodeTable,
-    order: Sequence[str],
-    outputs: Mapping[str, Sequence[Output]],
-    options: StreamingOptions,
-    moving_bytes: int,
-) -> SpillPlan:
-    """Choose what to spill under the memory budget.
-
-    Raises:
-        CompileError: If the budget is too small.
-    """
-    values = find_values(table, order, outputs)
-    if options.memory_budget is None:
-        return plan_spills(values, len(order), outputs, None)
-    fixed = options.process_bytes + STEP_OVERHEAD_BYTES + moving_bytes
-    limit = max(0, options.memory_budget - fixed)
-    plan = plan_spills(values, len(order), outputs, limit)
-    if plan.peak_bytes > limit:
-        least = plan_spills(values, len(order), outputs, 0).peak_bytes
-        raise CompileError(
-            f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs at least "
-            f"{format_bytes(fixed + least)}: {format_bytes(fixed - moving_bytes)} for the process, "
-            f"{format_bytes(moving_bytes)} for weights on the move, {format_bytes(least)} for the values of its largest "
-            "ops with everything else spilled. Raise memory_budget to that, or make the batch or the sequence smaller"
-        )
-    return plan
-
-
-def _find_obstacle(table: NodeTable, variable: Variable) -> str | None:
+def _find_obstacle(table: NodeTable, variable: Variable, loops: Container[str]) -> str | None:
     for touch in variable.touches:
         if touch.op == "ResourceGather" and table.nodes[touch.node].attr["batch_dims"].i:
             return f"{touch.node} gathers with batch dimensions"
         if touch.switches and touch.op == "VariableShape":
             return f"{touch.node} asks for its shape inside a branch"
-    loops = loop_depths(table)
     for read, user in Plan.of(0, variable, table).value_uses(table):
         if user in loops:
             return f"{user} takes the value that {read.node} read into a loop"

@@ -13,16 +13,22 @@
 | CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
 | CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
+| SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
+| TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
+| TF_USE_LEGACY_KERAS | user; us, for old scripts | TensorFlow's own: `1` makes tf.keras tf_keras |
 | TF_XLA_FLAGS | us, for use_xla | lets XLA compile for the CPU too |
 | K8S_CS_IP | site | 1.7.1: when set, the run is on the CS system although no cs_ip is given |
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
@@ -36,6 +42,9 @@ LAYOUT = "CSRUN_LAYOUT"
 ROLE = "CSRUN_ROLE"
 TASK = "CSRUN_TASK"
 K8S_CS_IP = "K8S_CS_IP"
+LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+SKIP_CKPT_SIZE_CHECK = "SKIP_CKPT_SIZE_CHECK"
+TF_CONFIG = "TF_CONFIG"
 
 XLA_FLAGS = "TF_XLA_FLAGS"
 XLA_ON_CPU = "--tf_xla_cpu_global_jit"
@@ -102,3 +111,49 @@ def allow_xla_on_cpu() -> None:
     flags = os.environ.get(XLA_FLAGS, "")
     if XLA_ON_CPU not in flags:
         os.environ[XLA_FLAGS] = f"{flags} {XLA_ON_CPU}".strip()
+
+
+def use_keras_2() -> None:
+    """Ask TensorFlow, which reads this when it is imported, for Keras 2, unless the user has asked for a Keras."""
+    os.environ.setdefault(LEGACY_KERAS, "1")
+
+
+def is_keras_2() -> bool:
+    """Whether TensorFlow has been asked for Keras 2."""
+    return os.environ.get(LEGACY_KERAS) in ("1", "true", "True")
+
+
+def skips_checkpoint_size_check() -> bool:
+    """Whether checkpoints of a pipelined run on a CS system may have any size."""
+    return os.environ.get(SKIP_CKPT_SIZE_CHECK, "0") not in ("", "0")
+
+
+def tf_config() -> dict[str, Any]:
+    """Return TensorFlow's description of the cluster and of this task; empty if there is none.
+
+    Raises:
+        ValueError: If TF_CONFIG is not JSON.
+    """
+    text = os.environ.get(TF_CONFIG) or "{}"
+    try:
+        return dict(json.loads(text))
+    except ValueError as error:
+        raise ValueError(f"{TF_CONFIG}={text!r}: expected JSON with cluster and task ({error})") from error
+
+
+@contextmanager
+def as_input_worker() -> Iterator[None]:
+    """Tell an input_fn, if nothing else does, that it runs in the only input worker of a cluster.
+
+    1.2 to 1.8 ran it in worker tasks with TF_CONFIG, by which old input_fns shard their files. Here whoever computes
+    the batches, they are those of the whole input.
+    """
+    if TF_CONFIG in os.environ:
+        yield
+        return
+    cluster = {"chief": ["localhost:23111"], "worker": ["localhost:23112"]}
+    os.environ[TF_CONFIG] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    try:
+        yield
+    finally:
+        del os.environ[TF_CONFIG]

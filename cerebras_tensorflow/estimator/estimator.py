@@ -11,16 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.estimator import checkpoints, export, running
+from cerebras_tensorflow.estimator import checkpoints, export, restrictions, running
 from cerebras_tensorflow.estimator import evaluation as evaluation_run
 from cerebras_tensorflow.estimator import prediction as prediction_run
 from cerebras_tensorflow.estimator import training as training_run
 from cerebras_tensorflow.estimator.calls import parameters_of
-from cerebras_tensorflow.estimator.initialize import warm_start_settings
 from cerebras_tensorflow.estimator.inputs import InputPipeline
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import call_model_fn, local_init_of
 from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
+from cerebras_tensorflow.estimator.warm_start import warm_start_settings
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
@@ -39,14 +39,15 @@ class CerebrasEstimator:
         compile_dir: Folder of compiled programs, if not model_dir.
         config: CSRunConfig or RunConfig.
         params: Handed to model_fn and input_fn as it is.
-        warm_start_from: Path or WarmStartSettings; used when model_dir has no checkpoint.
+        warm_start_from: Path or WarmStartSettings; used when model_dir has no checkpoint. A path alone loads the
+            trainable variables that it has and reports the rest.
 
     Raises:
         ValueError: If model_dir contradicts the config's, or model_fn does not take features.
         SettingsError: If model_dir cannot be written.
     """
 
-    _ignores_negative_labels = True
+    _is_cerebras = True
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class CerebrasEstimator:
         self._compile_dir = os.fspath(compile_dir) if compile_dir is not None else self._model_dir
         self._model_fn = model_fn
         self._params = params
-        self._warm_start = warm_start_settings(warm_start_from)
+        self._warm_start = warm_start_settings(warm_start_from, is_lenient=self._is_cerebras)
 
     @property
     def model_dir(self) -> str:
@@ -133,7 +134,7 @@ class CerebrasEstimator:
         _check_hooks(hooks)
         if sparsifier is not None:
             run_log.warning("The sparsifier is ignored: weights stay dense.")
-        target = running.choose_target(self._config, use_cs)
+        target = self._target(use_cs, ModeKeys.TRAIN)
         _make_folder(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
         with running.held(target, f"train {self._model_dir}"):
@@ -150,7 +151,7 @@ class CerebrasEstimator:
                     listeners=tuple(saving_listeners or ()),
                     steps=steps,
                     last_step=max_steps,
-                    ignores_negative_labels=self._ignores_negative_labels,
+                    ignores_negative_labels=self._is_cerebras,
                 ),
                 target,
             )
@@ -176,12 +177,13 @@ class CerebrasEstimator:
             use_cs: Whether the config's cs_ip counts.
 
         Raises:
-            ValueError: If steps is not positive, or the input has no batch.
+            ValueError: If steps is not positive, or None with a cs_ip, or the input has no batch.
         """
         if steps is not None and steps <= 0:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
         _check_hooks(hooks)
-        target = running.choose_target(self._config, use_cs)
+        target = self._target(use_cs, ModeKeys.EVAL)
+        restrictions.check_evaluation_steps(self._config, target.is_cs, steps)
         _make_folder(self._model_dir)
         request = self._inference(input_fn, hooks, steps, checkpoint_path, name)
         with running.held(target, f"evaluate {self._model_dir}"):
@@ -209,7 +211,7 @@ class CerebrasEstimator:
             use_cs: Whether the config's cs_ip counts.
         """
         _check_hooks(hooks)
-        target = running.choose_target(self._config, use_cs)
+        target = self._target(use_cs, ModeKeys.PREDICT)
         request = self._inference(input_fn, hooks, None, checkpoint_path, None)
         with running.held(target, f"predict {self._model_dir}"):
             yield from prediction_run.predict(request, target, predict_keys, yield_single_examples, num_samples)
@@ -224,12 +226,10 @@ class CerebrasEstimator:
             validate_only: Stop after the checks: build the graph and compile it, write nothing.
             mode: One of ModeKeys.
         """
-        target = running.choose_target(self._config, use_cs=True)
+        target = self._target(True, mode)
         pipeline = InputPipeline(input_fn, self._params, mode, self._config, self._config.tf_random_seed)
         try:
-            model = call_model_fn(
-                self._model_fn, pipeline, mode, self._params, self._config, self._ignores_negative_labels
-            )
+            model = call_model_fn(self._model_fn, pipeline, mode, self._params, self._config, self._is_cerebras)
             run_log.info("Done calling model_fn.")
             if mode == ModeKeys.TRAIN:
                 step = training_run.training_ops(model).step
@@ -315,6 +315,13 @@ class CerebrasEstimator:
         with open_checkpoint(self._trained()) as reader:
             return reader.read(name)
 
+    def _target(self, use_cs: bool, mode: str) -> running.Target:
+        target = running.choose_target(self._config, use_cs)
+        restrictions.check_settings(self._config, mode, target.is_cs, target.mode)
+        if self._is_cerebras:
+            restrictions.note_params(self._params)
+        return target
+
     def _trained(self) -> str:
         path = self.latest_checkpoint()
         if path is None:
@@ -341,7 +348,7 @@ class CerebrasEstimator:
             steps=steps,
             checkpoint_path=os.fspath(checkpoint_path) if checkpoint_path else None,
             name=name,
-            ignores_negative_labels=self._ignores_negative_labels,
+            ignores_negative_labels=self._is_cerebras,
         )
 
 

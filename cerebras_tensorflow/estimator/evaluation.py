@@ -15,7 +15,7 @@ import tensorflow as tf
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.estimator import checkpoints, running
 from cerebras_tensorflow.estimator.host_call import HostMetrics
-from cerebras_tensorflow.estimator.initialize import initial_values, warm_start_settings
+from cerebras_tensorflow.estimator.initialize import initial_values
 from cerebras_tensorflow.estimator.inputs import InputPipeline
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
@@ -177,7 +177,7 @@ def opened_model(
             run_log.info("Restoring parameters from %s", path)
             checkpoints.restore(session, path, model.saved_names())
         else:
-            for name, value in initial_values(model, warm_start_settings(request.warm_start)):
+            for name, value in initial_values(model, request.warm_start):
                 session.load(name, value)
         pipeline.start()
         return session

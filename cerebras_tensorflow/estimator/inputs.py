@@ -10,13 +10,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.calls import call_with
+from cerebras_tensorflow.estimator.run_config import CSRunConfig
 from cerebras_tensorflow.runtime import input_workers
 
 PLACEHOLDER_PREFIX = "cs_input/"
@@ -70,7 +73,8 @@ class InputPipeline:
             offered = {"params": params, "mode": mode, "config": config, "input_context": None}
             if params is None:
                 del offered["params"]
-            result = call_with(input_fn, offered)
+            with env.as_input_worker() if isinstance(config, CSRunConfig) else nullcontext():
+                result = call_with(input_fn, offered)
             self._initializers: list[Any] = []
             if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
                 iterator = tf.compat.v1.data.make_initializable_iterator(input_workers.distributed(result))

@@ -21,6 +21,9 @@ class _Kind(type):
 class Estimator(CerebrasEstimator, metaclass=_Kind):
     """Runs a model_fn on this machine, as tf.estimator.Estimator 2.15 documents it.
 
+    Unlike CerebrasEstimator it refuses labels of -1 (TensorFlow's op does), and a checkpoint to warm-start from that
+    lacks a trainable variable.
+
     Args:
         model_fn: model_fn(features, labels, mode, params, config) -> EstimatorSpec; it may leave out all but features.
         model_dir: Folder of checkpoints and event files; the config's, or a new temporary one.
@@ -33,7 +36,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
     """
 
     _counts_all = True
-    _ignores_negative_labels = False  # tf.estimator leaves them to the op, which refuses them
+    _is_cerebras = False
 
     def __init__(
         self,

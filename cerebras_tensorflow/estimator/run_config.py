@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, ClassVar
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.calls import parameters_of
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 
@@ -91,7 +91,7 @@ class RunConfig:
             **others,
         }
         _check_ranges(self._settings)
-        tf_config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        tf_config = env.tf_config()
         self._cluster: dict[str, Any] = tf_config.get("cluster", {})
         self._service = tf_config.get("service")
         self._task_type = tf_config.get("task", {}).get("type", "worker")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.exporters import Exporter
 from cerebras_tensorflow.logs import run_log
@@ -108,7 +108,7 @@ def train_and_evaluate(
         if not isinstance(value, kind):
             shown = {"estimator": "Estimator", "train_spec": "TrainSpec", "eval_spec": "EvalSpec"}[name]
             raise TypeError(f"`{name}` must have type `tf.estimator.{shown}`, given {type(value)}")
-    task = json.loads(os.environ.get("TF_CONFIG") or "{}").get("task", {}).get("type")
+    task = env.tf_config().get("task", {}).get("type")
     if task in ("ps", "evaluator"):
         raise ValueError(
             f"TF_CONFIG gives this process the task {task!r}, but train_and_evaluate trains and evaluates in one "

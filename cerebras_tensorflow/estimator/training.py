@@ -13,16 +13,17 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.errors import CerebrasError, CorruptCheckpointError
-from cerebras_tensorflow.estimator import checkpoints, running, summaries
+from cerebras_tensorflow.errors import CorruptCheckpointError
+from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
-from cerebras_tensorflow.estimator.initialize import WarmStartSettings, initial_values
+from cerebras_tensorflow.estimator.initialize import initial_values
 from cerebras_tensorflow.estimator.inputs import InputPipeline, first_dim
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
 from cerebras_tensorflow.estimator.running import Compiled, Target
 from cerebras_tensorflow.estimator.signals import StopSignals
+from cerebras_tensorflow.estimator.warm_start import WarmStartSettings
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf import performance
 from cerebras_tensorflow.perf.meter import Meter
@@ -158,7 +159,7 @@ class _Run:
             run_log.info("Running the TF Client")
         model = self._call_model()
         run_log.info("Done calling model_fn.")
-        self._check_restrictions(model)
+        restrictions.check_training(model, self._request.hooks, self._target.is_cs, self._target.mode)
         saver = CheckpointSaver(self._request.model_dir, self._target.mode, model.saved_names(), self._request.config)
         with saver:
             watch = self._train(model, saver)
@@ -206,19 +207,6 @@ class _Run:
             request.config,
             request.ignores_negative_labels,
         )
-
-    def _check_restrictions(self, model: Model) -> None:
-        if not self._target.is_cs:
-            return
-        if model.spec.eval_metric_ops:
-            raise CerebrasError(
-                "[Unsupported TensorFlow] Detected unsupported eval_metric_ops in CS system training run."
-            )
-        if self._request.hooks:
-            raise CerebrasError(
-                "User hooks are not supported in a run on the CS system. Leave out hooks=, or train without cs_ip, "
-                "where all hooks of tf.compat.v1.train work."
-            )
 
     def _hooks(self, model: Model, ops: TrainingOps, saver: CheckpointSaver, watch: TrainingHook) -> list[Any]:
         config = self._request.config

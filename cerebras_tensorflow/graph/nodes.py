@@ -51,12 +51,26 @@ def parse_input(text: str) -> Endpoint:
     return Endpoint(text, 0)
 
 
+_DATA_TYPES = {
+    np.dtype(np.int32): tf.int32.as_datatype_enum,
+    np.dtype(np.int64): tf.int64.as_datatype_enum,
+    np.dtype(np.float32): tf.float32.as_datatype_enum,
+}
+
+
 def constant_node(name: str, value: np.ndarray | np.generic) -> NodeDef:
     """Return a Const node with a given value."""
     node = NodeDef(name=name, op="Const")
-    tensor = tf.make_tensor_proto(value)
-    node.attr["dtype"].type = tensor.dtype
-    node.attr["value"].tensor.CopyFrom(tensor)
+    # Not tf.make_tensor_proto, which takes longer than all the rest of a node; there are many of these.
+    array = np.ascontiguousarray(value)
+    dtype = _DATA_TYPES.get(array.dtype) or tf.as_dtype(array.dtype).as_datatype_enum
+    node.attr["dtype"].type = dtype
+    tensor = node.attr["value"].tensor
+    tensor.dtype = dtype
+    tensor.tensor_shape.SetInParent()
+    for dim in np.shape(value):
+        tensor.tensor_shape.dim.add().size = dim
+    tensor.tensor_content = array.tobytes()
     return node
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -210,7 +211,9 @@ class ProgramSession:
     def _map(self, fetches: Any) -> Any:
         """Replace the original graph's tensors and ops by the Program's of the same name."""
         if isinstance(fetches, dict):
-            return type(fetches)((key, self._map(value)) for key, value in fetches.items())
+            mapped = copy.copy(fetches)  # of the same type, which may need more than its items
+            mapped.update((key, self._map(value)) for key, value in fetches.items())
+            return mapped
         if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
             return type(fetches)(*(self._map(value) for value in fetches))
         if isinstance(fetches, (list, tuple)):

@@ -53,7 +53,13 @@ def update(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
         index = _own_index(path)
         arrays = {name: _fitting(path, index, name, value) for name, value in tensors.items()}
         _write_journal(path, index, arrays)
-        replay(path)
+        try:
+            replay(path)
+        except CheckpointError as error:
+            # On disks that never write in place, such as btrfs, that takes space too.
+            raise CheckpointError(
+                f"{error} The new values are safe in {journal_path(path)}; opening the checkpoint finishes the update."
+            ) from error
     finally:
         lock.discard()
 

@@ -6,26 +6,34 @@ Facts about srun that shape this (measured on 22.05):
 - With --kill-on-bad-exit srun returns the code of the tasks that it tore down. So every wrapper leaves its task's own
   code in a file, and the first to fail by itself counts.
 - Inside an allocation, six of its variables would be taken for the job's sizes.
+- A request that no node can ever meet waits for ever unless the site has set EnforcePartLimits; one whose components
+  only together ask for too many nodes does so even then. So `srun --test-only` is asked first, also for the sum.
+- A heterogeneous job ends with any of its nodes, --no-kill or not. To survive that, a launch starts again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from csrun import interpreters, process
 from csrun.executors.embedded import CANCEL_GRACE_S, RESUME
 from csrun.executors.interface import Executor, Launch
-from csrun.plan import LaunchPlan, layout, srun_options
+from csrun.plan import CHIEF, LaunchPlan, layout, srun_options
 from csrun.process import CommandError
 from csrun.task import STOP_FILE, TaskEnd, task_file
 
 ANSWER_TIMEOUT_S = 5.0
+TEST_TIMEOUT_S = 20.0
+MAX_RESTARTS = 3
+NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
 SIZES_OF_ANOTHER_STEP = (
     "SLURM_NTASKS",
     "SLURM_NPROCS",
@@ -36,30 +44,62 @@ SIZES_OF_ANOTHER_STEP = (
 )
 
 
-class Slurm(Executor):
-    """Runs a plan on the nodes of a Slurm cluster."""
+class NodeLostError(CommandError):
+    """A launch that ended because a node of its job went away."""
 
-    def __init__(self, program: tuple[str, ...]) -> None:
+
+class Slurm(Executor):
+    """Runs a plan on the nodes of a Slurm cluster.
+
+    Args:
+        program: What each task executes: the command, inside a container if the site has one.
+        tolerates_node_failure: Whether a launch that has lost a node starts again, so that the run resumes from its
+            latest checkpoint; at most MAX_RESTARTS times.
+    """
+
+    def __init__(self, program: tuple[str, ...], tolerates_node_failure: bool = False) -> None:
         self._program = program
+        self._max_restarts = MAX_RESTARTS if tolerates_node_failure else 0
 
     def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Return the srun line, as the original launcher shows it."""
         return (*srun_options(plan), *self._program)
 
     def run(self, launch: Launch) -> int:
-        """Wait for the system, run srun with a wrapper around each task, and return the first failed task's code."""
-        plan, job = launch.plan, launch.job
+        """Wait for the system, run srun with a wrapper around each task, and return the first failed task's code.
+
+        Raises:
+            CommandError: If the cluster cannot run the plan, or Slurm ended the job before the chief ended by itself.
+        """
+        environ = _environment(launch.plan, launch.job.number)
+        _check_possible(launch.plan, environ)
         launch.wait_for_wafer(lambda what: launch.tell(f"csrun: {what}"))
-        wrapper = (sys.executable, "-m", "csrun.task", str(job.folder), "--", *self._resolved())
+        restarts = 0
+        while True:
+            # What tasks of an earlier start may still write must not be taken for the word of the present ones.
+            folder = launch.job.folder / f"restart-{restarts}" if restarts else launch.job.folder
+            folder.mkdir(exist_ok=True)
+            try:
+                return self._start(launch, folder, environ)
+            except NodeLostError as exc:
+                if restarts == self._max_restarts:
+                    raise
+                restarts += 1
+                launch.tell(f"csrun: {exc}. Starting again, {restarts} of at most {self._max_restarts} times")
+
+    def _start(self, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
+        plan, job = launch.plan, launch.job
+        log = job.folder / "output.log"
+        start = log.stat().st_size if log.exists() else 0
         code = process.run(
-            (*srun_options(plan), *wrapper),
-            _environment(plan, job.number),
-            log=job.folder / "output.log",
+            (*srun_options(plan), sys.executable, "-m", "csrun.task", str(folder), "--", *self._resolved()),
+            environ,
+            log=log,
             kill_after_s=lambda: CANCEL_GRACE_S if job.record.is_cancel_requested else None,
-            stop=lambda _, number: _write_stop(job.folder, number),
+            stop=lambda _, number: _write_stop(folder, number),
             kill=lambda srun: os.kill(srun, signal.SIGTERM),
         )
-        return _verdict(job.folder, plan, code)
+        return _verdict(folder, plan, code, _lost_nodes(log, start))
 
     def _resolved(self) -> tuple[str, ...]:
         # In a container `python` is the container's; outside it is the one that runs this launcher.
@@ -87,15 +127,49 @@ def _environment(plan: LaunchPlan, number: int) -> dict[str, str]:
     return {**environ, **ours, **interpreters.environment(plan.command)}
 
 
+def _check_possible(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+    """Check that the cluster could run the plan if nothing else ran.
+
+    Raises:
+        CommandError: If not, with Slurm's reason.
+    """
+    if "SLURM_JOB_ID" in environ:
+        return  # inside an allocation, which has its nodes already
+    _, *options = srun_options(plan)
+    total = ("--exclusive", f"--nodes={plan.request.total_nodes}", f"--ntasks={plan.request.total_nodes}")
+    for request in dict.fromkeys((tuple(options), total)):
+        try:
+            tested = subprocess.run(
+                ["srun", "--test-only", *request, "true"],
+                env=dict(environ),
+                capture_output=True,
+                text=True,
+                timeout=TEST_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return  # a busy controller: srun itself will wait for it
+        if tested.returncode != 0:
+            reason = (tested.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise CommandError(f"Slurm cannot run this launch on its nodes: {reason}", tested.returncode)
+
+
+def _lost_nodes(log: Path, start: int) -> list[str]:
+    """Return the nodes that srun's messages, from an offset in the log on, call failed."""
+    with log.open("rb") as file:
+        file.seek(start)
+        return sorted(set(NODE_FAILURE.findall(file.read().decode("utf-8", "replace"))))
+
+
 def _write_stop(folder: Path, number: signal.Signals) -> None:
     (folder / STOP_FILE).write_text(str(int(number)), encoding="ascii")
 
 
-def _verdict(folder: Path, plan: LaunchPlan, srun_code: int) -> int:
+def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequence[str]) -> int:
     """Return the code of the first task that failed by itself; srun's own when no task says anything.
 
     Raises:
-        CommandError: If Slurm ended the job before the chief could end by itself.
+        NodeLostError: If a node of the job was lost before the chief could end by itself.
+        CommandError: If Slurm ended the job before that for another reason.
     """
     records = {task.rank: _read_end(task_file(folder, task.rank)) for task in plan.tasks}
     found = [end for end in records.values() if end is not None]
@@ -103,17 +177,24 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int) -> int:
     lost = [rank for rank, end in records.items() if end is None or end.ended_at is None]
     failed = sorted((end for end in found if end.exit_code), key=lambda end: end.ended_at or 0.0)
     chief_has_ended = any(end.rank == 0 and end.ended_at is not None for end in found)
-    if found and lost and srun_code != 0 and not (folder / STOP_FILE).exists():
+    # Slurm's SIGTERM lets the chief save and end by itself; it has still not done its work.
+    chief_is_done = any(end.rank == 0 and end.ended_at is not None and end.exit_code == 0 for end in found)
+    if lost_nodes and not chief_is_done and not (folder / STOP_FILE).exists():
+        raise NodeLostError(f"Slurm has lost {', '.join(lost_nodes)}. {RESUME}", srun_code or 1)
+    if found and lost and (srun_code != 0 or not chief_has_ended) and not (folder / STOP_FILE).exists():
         names = ", ".join(_task_name(rank, records[rank]) for rank in lost[:3]) + (" ..." if len(lost) > 3 else "")
-        raise CommandError(f"{names} went away without a word: killed, or the node was lost. {RESUME}", srun_code)
+        message = f"{names} went away without a word: killed, or the node was lost. {RESUME}"
+        raise CommandError(message, srun_code or 1)
+    if failed and failed[0].role != CHIEF:
+        raise CommandError(f"{failed[0].message}. {RESUME}", failed[0].exit_code)
     if failed:
         return failed[0].exit_code
-    if chief_has_ended or srun_code == 0:
+    if chief_has_ended:
         return 0
     raise CommandError(
         f"Slurm ended the job with code {srun_code} before the chief had ended: refused, cancelled or killed; srun's "
         f"message is above. {RESUME}",
-        srun_code,
+        srun_code or 1,  # srun has been seen to give 0 when a node was lost
     )
 
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from reference_implementations.bert.settings import BertSettings
-from reference_implementations.common.attention import attend, merge_heads, padding_bias, split_heads
+from reference_implementations.common.attention import padding_bias
 from reference_implementations.common.layers import (
-    activation,
     dense,
     dropout,
     embed,
@@ -27,6 +26,7 @@ from reference_implementations.common.layers import (
     numbered,
     variable,
 )
+from reference_implementations.common.transformer import feed_forward, self_attention
 
 
 def encode(
@@ -68,26 +68,14 @@ def pool(x_BSH: tf.Tensor, settings: BertSettings) -> tf.Tensor:
 
 def _block(x_BSH: tf.Tensor, bias_B11S: tf.Tensor, index: int, settings: BertSettings, is_training: bool) -> tf.Tensor:
     epsilon, rate = settings.layer_norm_epsilon, settings.dropout_rate
+    initializer = normal(settings.initializer_range)
     with tf.compat.v1.variable_scope(numbered("self_attention", index)):
-        y_BSH = dropout(_attention(x_BSH, bias_B11S, settings, is_training), rate, is_training)
+        y_BSH = self_attention(
+            x_BSH, bias_B11S, settings.num_heads, initializer, settings.attention_dropout_rate, is_training
+        )
+        y_BSH = dropout(y_BSH, rate, is_training)
     x_BSH = layer_norm(numbered("layer_normalization_layer", 2 * index), x_BSH + y_BSH, epsilon)
     with tf.compat.v1.variable_scope(numbered("ffn", index)):
-        y_BSH = dropout(_feed_forward(x_BSH, index, settings), rate, is_training)
+        y_BSH = feed_forward(x_BSH, index, settings.filter_size, settings.nonlinearity, initializer)
+        y_BSH = dropout(y_BSH, rate, is_training)
     return layer_norm(numbered("layer_normalization_layer", 2 * index + 1), x_BSH + y_BSH, epsilon)
-
-
-def _attention(x_BSH: tf.Tensor, bias_B11S: tf.Tensor, settings: BertSettings, is_training: bool) -> tf.Tensor:
-    initializer = normal(settings.initializer_range)
-    q_BNSD, k_BNSD, v_BNSD = (
-        split_heads(dense(f"{part}_projection", x_BSH, settings.hidden_size, initializer), settings.num_heads)
-        for part in ("q", "k", "v")
-    )
-    y_BNSD = attend(q_BNSD, k_BNSD, v_BNSD, bias_B11S, settings.attention_dropout_rate, is_training)
-    return dense("output_transform", merge_heads(y_BNSD), settings.hidden_size, initializer)
-
-
-def _feed_forward(x_BSH: tf.Tensor, index: int, settings: BertSettings) -> tf.Tensor:
-    initializer = normal(settings.initializer_range)
-    y_BSF = dense(numbered("dense_layer", 2 * index), x_BSH, settings.filter_size, initializer)
-    y_BSF = activation(settings.nonlinearity, y_BSF)
-    return dense(numbered("dense_layer", 2 * index + 1), y_BSF, settings.hidden_size, initializer)

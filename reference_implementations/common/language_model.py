@@ -6,8 +6,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
+
+from cerebras_tensorflow import CSEstimatorSpec
+from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.sections import OptimizerSettings
+from reference_implementations.common.settings import check_section
+
+
+def language_model_spec(
+    logits: Callable[[tf.Tensor, bool], tf.Tensor],
+    features: Mapping[str, tf.Tensor],
+    labels_BS: tf.Tensor,
+    mode: str,
+    params: Mapping[str, Any],
+) -> Any:
+    """Return the CSEstimatorSpec of one step of a model that predicts the next token.
+
+    Args:
+        logits: (input_ids (B, S) int32, is_training) -> (B, S, V).
+        features: input_ids (B, S) int32, input_mask (B, S) int32 with 1 at tokens that count.
+        labels_BS: int32, the next token at each position.
+        mode: 'train', 'eval' or 'infer'.
+        params: Section `optimizer`.
+    """
+    logits_BSV = logits(features["input_ids"], mode == "train")
+    if mode == "infer":
+        return CSEstimatorSpec(mode, predictions={"next_token": tf.argmax(logits_BSV, axis=-1)})
+    mask_BS = features["input_mask"]
+    loss = masked_mean(token_losses(logits_BSV, labels_BS), mask_BS)
+    if mode == "eval":
+        return CSEstimatorSpec(mode, loss=loss, eval_metric_ops=language_model_metrics(logits_BSV, labels_BS, mask_BS))
+    optimizer = check_section(params["optimizer"], OptimizerSettings, "optimizer", "params")
+    tf.compat.v1.summary.scalar("train/loss", loss)
+    return CSEstimatorSpec(mode, loss=loss, train_op=training_step(loss, optimizer))
 
 
 def token_losses(logits_BSV: tf.Tensor, labels_BS: tf.Tensor) -> tf.Tensor:

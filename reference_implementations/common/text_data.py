@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.tasks import num_tasks, task_id
 from reference_implementations.common.text_settings import TextInput
 
 
@@ -31,6 +32,7 @@ def text_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Data
     Raises:
         SettingsError: If the file is missing or holds less than one batch.
     """
+    assert settings.data_file is not None
     sequence = settings.max_sequence_length
     try:
         num_windows = (os.path.getsize(settings.data_file) - 1) // sequence
@@ -48,8 +50,8 @@ def text_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Data
         seed=settings.shuffle_seed if settings.shuffle else None,
         repeat=settings.repeat,
         skip_steps=settings.skip_steps,
-        num_shards=input_context.num_input_pipelines if input_context else 1,
-        shard=input_context.input_pipeline_id if input_context else 0,
+        num_shards=num_tasks(input_context),
+        shard=task_id(input_context),
     )
 
     def read_windows(_step: tf.Tensor, index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:

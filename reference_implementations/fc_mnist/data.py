@@ -16,6 +16,7 @@ import tensorflow as tf
 from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.common.sample_order import index_batches
 from reference_implementations.common.settings import check_section
+from reference_implementations.common.tasks import num_tasks, task_id
 from reference_implementations.fc_mnist.settings import EvalImageInput, ImageInput, TrainImageInput
 
 _PREFIX = {"train": "train", "test": "t10k"}
@@ -50,8 +51,8 @@ def image_dataset(settings: ImageInput, input_context: Any = None) -> tf.data.Da
         seed=settings.shuffle_seed if settings.shuffle else None,
         repeat=settings.repeat,
         skip_steps=settings.skip_steps,
-        num_shards=input_context.num_input_pipelines if input_context else 1,
-        shard=input_context.input_pipeline_id if input_context else 0,
+        num_shards=num_tasks(input_context),
+        shard=task_id(input_context),
     )
     images_tensor, labels_tensor = tf.constant(images), tf.constant(labels.astype(np.int32))
 

@@ -17,11 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow import CSEstimatorSpec
-from reference_implementations.common.attention import attend, causal_bias, merge_heads, split_heads
-from reference_implementations.common.language_model import language_model_metrics, masked_mean, token_losses
+from reference_implementations.common.attention import causal_bias
+from reference_implementations.common.language_model import language_model_spec
 from reference_implementations.common.layers import (
-    activation,
     dense,
     dropout,
     embed,
@@ -32,9 +30,8 @@ from reference_implementations.common.layers import (
     tied_logits,
     variable,
 )
-from reference_implementations.common.optimizers import training_step
-from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
+from reference_implementations.common.transformer import feed_forward, self_attention
 from reference_implementations.gpt2.settings import Gpt2Settings
 
 
@@ -48,16 +45,11 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
         params: Sections `model` and `optimizer`.
     """
     settings = check_section(params["model"], Gpt2Settings, "model", "params")
-    logits_BSV = gpt2_logits(features["input_ids"], settings, is_training=mode == "train")
-    if mode == "infer":
-        return CSEstimatorSpec(mode, predictions={"next_token": tf.argmax(logits_BSV, axis=-1)})
-    mask_BS = features["input_mask"]
-    loss = masked_mean(token_losses(logits_BSV, labels), mask_BS)
-    if mode == "eval":
-        return CSEstimatorSpec(mode, loss=loss, eval_metric_ops=language_model_metrics(logits_BSV, labels, mask_BS))
-    optimizer = check_section(params["optimizer"], OptimizerSettings, "optimizer", "params")
-    tf.compat.v1.summary.scalar("train/loss", loss)
-    return CSEstimatorSpec(mode, loss=loss, train_op=training_step(loss, optimizer))
+
+    def logits(input_ids_BS: tf.Tensor, is_training: bool) -> tf.Tensor:
+        return gpt2_logits(input_ids_BS, settings, is_training)
+
+    return language_model_spec(logits, features, labels, mode, params)
 
 
 def gpt2_logits(input_ids_BS: tf.Tensor, settings: Gpt2Settings, is_training: bool) -> tf.Tensor:
@@ -83,28 +75,16 @@ def gpt2_logits(input_ids_BS: tf.Tensor, settings: Gpt2Settings, is_training: bo
 
 def _block(x_BSH: tf.Tensor, bias_11SS: tf.Tensor, index: int, settings: Gpt2Settings, is_training: bool) -> tf.Tensor:
     epsilon, rate = settings.layer_norm_epsilon, settings.dropout_rate
+    initializer = normal(settings.initializer_range)
     # Number 3i + 1 belongs to the norm before cross-attention, which a decoder alone does not have.
     normed_BSH = layer_norm(numbered("layer_normalization_layer", 3 * index), x_BSH, epsilon)
     with tf.compat.v1.variable_scope(numbered("self_attention", index)):
-        x_BSH += dropout(_attention(normed_BSH, bias_11SS, settings, is_training), rate, is_training)
+        y_BSH = self_attention(
+            normed_BSH, bias_11SS, settings.num_heads, initializer, settings.attention_dropout_rate, is_training
+        )
+        x_BSH += dropout(y_BSH, rate, is_training)
     normed_BSH = layer_norm(numbered("layer_normalization_layer", 3 * index + 2), x_BSH, epsilon)
     with tf.compat.v1.variable_scope(numbered("ffn", index)):
-        x_BSH += dropout(_feed_forward(normed_BSH, index, settings), rate, is_training)
+        y_BSH = feed_forward(normed_BSH, index, settings.filter_size, settings.nonlinearity, initializer)
+        x_BSH += dropout(y_BSH, rate, is_training)
     return x_BSH
-
-
-def _attention(x_BSH: tf.Tensor, bias_11SS: tf.Tensor, settings: Gpt2Settings, is_training: bool) -> tf.Tensor:
-    initializer = normal(settings.initializer_range)
-    q_BNSD, k_BNSD, v_BNSD = (
-        split_heads(dense(f"{part}_projection", x_BSH, settings.hidden_size, initializer), settings.num_heads)
-        for part in ("q", "k", "v")
-    )
-    y_BNSD = attend(q_BNSD, k_BNSD, v_BNSD, bias_11SS, settings.attention_dropout_rate, is_training)
-    return dense("output_transform", merge_heads(y_BNSD), settings.hidden_size, initializer)
-
-
-def _feed_forward(x_BSH: tf.Tensor, index: int, settings: Gpt2Settings) -> tf.Tensor:
-    initializer = normal(settings.initializer_range)
-    y_BSF = dense(numbered("dense_layer", 2 * index), x_BSH, settings.filter_size, initializer)
-    y_BSF = activation(settings.nonlinearity, y_BSF)
-    return dense(numbered("dense_layer", 2 * index + 1), y_BSF, settings.hidden_size, initializer)

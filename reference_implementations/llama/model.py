@@ -16,9 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow import CSEstimatorSpec
 from reference_implementations.common.attention import attend, causal_bias, merge_heads, rotate_halves, split_heads
-from reference_implementations.common.language_model import language_model_metrics, masked_mean, token_losses
+from reference_implementations.common.language_model import language_model_spec
 from reference_implementations.common.layers import (
     activation,
     dense,
@@ -29,8 +28,6 @@ from reference_implementations.common.layers import (
     rms_norm,
     tied_logits,
 )
-from reference_implementations.common.optimizers import training_step
-from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 from reference_implementations.llama.settings import LlamaSettings
 
@@ -45,16 +42,11 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
         params: Sections `model` and `optimizer`.
     """
     settings = check_section(params["model"], LlamaSettings, "model", "params")
-    logits_BSV = llama_logits(features["input_ids"], settings, is_training=mode == "train")
-    if mode == "infer":
-        return CSEstimatorSpec(mode, predictions={"next_token": tf.argmax(logits_BSV, axis=-1)})
-    mask_BS = features["input_mask"]
-    loss = masked_mean(token_losses(logits_BSV, labels), mask_BS)
-    if mode == "eval":
-        return CSEstimatorSpec(mode, loss=loss, eval_metric_ops=language_model_metrics(logits_BSV, labels, mask_BS))
-    optimizer = check_section(params["optimizer"], OptimizerSettings, "optimizer", "params")
-    tf.compat.v1.summary.scalar("train/loss", loss)
-    return CSEstimatorSpec(mode, loss=loss, train_op=training_step(loss, optimizer))
+
+    def logits(input_ids_BS: tf.Tensor, is_training: bool) -> tf.Tensor:
+        return llama_logits(input_ids_BS, settings, is_training)
+
+    return language_model_spec(logits, features, labels, mode, params)
 
 
 def llama_logits(input_ids_BS: tf.Tensor, settings: LlamaSettings, is_training: bool) -> tf.Tensor:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.common.sample_order import index_batches
 from reference_implementations.common.settings import check_section
+from reference_implementations.common.tasks import num_tasks, task_id
 from reference_implementations.t5.settings import EvalSpanInput, SpanInput, TrainSpanInput
 
 END, START, FIRST_SENTINEL = 256, 257, 258  # ids after the bytes
@@ -63,8 +64,8 @@ def span_dataset(settings: SpanInput, input_context: Any = None) -> tf.data.Data
         seed=settings.shuffle_seed if settings.shuffle else None,
         repeat=settings.repeat,
         skip_steps=settings.skip_steps,
-        num_shards=input_context.num_input_pipelines if input_context else 1,
-        shard=input_context.input_pipeline_id if input_context else 0,
+        num_shards=num_tasks(input_context),
+        shard=task_id(input_context),
     )
 
     def draw_spans(step: tf.Tensor, index_B: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:

@@ -515,17 +515,102 @@ def test_warm_start_maps_names(trained: Any, tmp_path: Path) -> None:
     assert np.array_equal(estimator.get_variable_value("new/w"), trained.get_variable_value("w"))
 
 
-def test_a_bare_path_is_lenient(trained: Any, tmp_path: Path) -> None:
-    def extended(features: Any, labels: Any, mode: str, params: Any) -> Any:
-        tf.compat.v1.get_variable("head", [2], initializer=tf.compat.v1.ones_initializer())
-        return models.linear(features, labels, mode, params)
+def extended(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """The model with a variable that its checkpoints lack."""
+    tf.compat.v1.get_variable("head", [2], initializer=tf.compat.v1.ones_initializer())
+    return models.linear(features, labels, mode, params)
 
-    estimator = tf.estimator.Estimator(
-        extended, str(tmp_path), params={"rate": 0.0}, warm_start_from=trained.latest_checkpoint()
+
+def widened(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """The model with a variable of another shape than in its checkpoints."""
+    with tf.compat.v1.variable_scope("wide"):
+        spec = models.linear(features, labels, mode, params)
+    tf.compat.v1.get_variable("w", [3, 2], initializer=tf.compat.v1.ones_initializer())
+    return spec
+
+
+def started(model: Any, tmp_path: Path, settings: Any) -> Any:
+    estimator = tf.estimator.Estimator(model, str(tmp_path / "it"), params={"rate": 0.0}, warm_start_from=settings)
+    return estimator.train(models.repeated, steps=1)
+
+
+def test_a_path_without_a_variable_is_refused(trained: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Tensor head is not found in .*model.ckpt-20 checkpoint \{'"):
+        started(extended, tmp_path, trained.latest_checkpoint())
+
+
+def test_a_path_with_another_shape_is_refused(trained: Any, tmp_path: Path) -> None:
+    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start="w$")
+    text = (
+        r"Shape of variable w:0 \(\(3, 2\)\) doesn't match with shape of tensor w \(\[3, 1\]\) from checkpoint reader."
     )
-    estimator.train(models.repeated, steps=1)
-    assert np.array_equal(estimator.get_variable_value("w"), trained.get_variable_value("w"))
-    assert estimator.get_variable_value("head").tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match=text):
+        started(widened, tmp_path, settings)
+
+
+def test_a_list_of_patterns_takes_the_global_step_too(trained: Any, tmp_path: Path) -> None:
+    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start=[".*"])
+    assert step_of(started(models.linear, tmp_path, settings)) == 21
+
+
+def test_a_pattern_takes_trainable_variables_only(tmp_path: Path) -> None:
+    def counting(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        count = tf.compat.v1.get_variable("count", [], trainable=False, initializer=tf.compat.v1.zeros_initializer())
+        spec = models.linear(features, labels, mode, params)
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            return spec._replace(train_op=tf.group(spec.train_op, tf.no_op()))
+
+    first = tf.estimator.Estimator(counting, str(tmp_path / "first"), params={"rate": 0.1})
+    first.train(models.repeated, steps=5)
+    again = started(counting, tmp_path, first.latest_checkpoint())
+    assert first.get_variable_value("count") == 5.0
+    assert again.get_variable_value("count") == 1.0
+
+
+def test_a_mapped_name_that_is_no_variable_is_refused(trained: Any, tmp_path: Path) -> None:
+    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), var_name_to_prev_var_name={"q": "w"})
+    with pytest.raises(
+        ValueError, match=r"in var_name_to_prev_var_name that were not used: \{'q'\}.  Perhaps you missp"
+    ):
+        started(models.linear, tmp_path, settings)
+
+
+@pytest.mark.parametrize(
+    "pattern, text", [([3], "it must be all `Variable` or all `str`"), (3, "must be a `list` or `str`.  Given type is")]
+)
+def test_other_patterns_are_refused(trained: Any, tmp_path: Path, pattern: Any, text: str) -> None:
+    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start=pattern)
+    with pytest.raises(ValueError, match=text):
+        started(models.linear, tmp_path, settings)
+
+
+def test_a_vocabulary_maps_the_rows(tmp_path: Path) -> None:
+    for name, words in (("old", "a b c"), ("new", "c d a")):
+        (tmp_path / name).write_text("\n".join(words.split()) + "\n")
+
+    def embedding(scale: float) -> Any:
+        def model_fn(features: Any, labels: Any, mode: str) -> Any:
+            values = tf.constant([[1.0], [2.0], [3.0]]) * scale
+            tf.compat.v1.get_variable("table", initializer=values)
+            step = tf.compat.v1.train.get_global_step()
+            return tf.estimator.EstimatorSpec(mode, loss=tf.constant(0.0), train_op=step.assign_add(1))
+
+        return model_fn
+
+    first = tf.estimator.Estimator(embedding(1.0), str(tmp_path / "first")).train(models.repeated, steps=1)
+    vocabulary = tf.estimator.VocabInfo(
+        new_vocab=str(tmp_path / "new"),
+        new_vocab_size=3,
+        num_oov_buckets=0,
+        old_vocab=str(tmp_path / "old"),
+        backup_initializer=tf.compat.v1.zeros_initializer(),
+    )
+    settings = tf.estimator.WarmStartSettings(
+        first.latest_checkpoint(), vars_to_warm_start=".*", var_name_to_vocab_info={"table": vocabulary}
+    )
+    second = tf.estimator.Estimator(embedding(10.0), str(tmp_path / "second"), warm_start_from=settings)
+    second.train(models.repeated, steps=1)
+    assert second.get_variable_value("table").tolist() == [[3.0], [0.0], [1.0]]
 
 
 def test_warm_start_does_not_touch_a_run_that_resumes(trained: Any, tmp_path: Path) -> None:
@@ -537,7 +622,7 @@ def test_warm_start_does_not_touch_a_run_that_resumes(trained: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("value", [3, ["path"], {"a": 1}], ids=["int", "list", "dict"])
 def test_another_warm_start_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="warm_start_from must be a path or WarmStartSettings"):
+    with pytest.raises(ValueError, match="warm_start_from must be a string or a WarmStartSettings, instead got"):
         tf.estimator.Estimator(models.linear, warm_start_from=value)
 
 

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,12 @@ def test_scancel_lets_the_chief_save(home: Path, argv: Callable[..., list[str]],
 
 
 def test_a_request_beyond_the_cluster_is_refused(run, home: Path) -> None:
-    done = run("csrun_wse", "--executor", "slurm", "--total-nodes", "99", "true")
-    assert done.returncode != 0
-    assert "srun: error" in done.stderr
-    assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
+    # Five nodes of four: each component alone could be had, and Slurm would let the job wait for ever.
+    for sizes in (("--total-nodes", "99"), ("--total-nodes", "5"), ("--cpus-per-task", "500")):
+        done = run("csrun_wse", "--executor", "slurm", *sizes, "true")
+        assert done.returncode == 1
+        assert "Slurm cannot run this launch on its nodes" in done.stderr
+        assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
 
 
 def test_inside_an_allocation_the_launch_has_its_own_sizes(
@@ -134,30 +137,79 @@ def test_auto_finds_slurm(run) -> None:
     assert done.stdout.splitlines()[-1] == "0 chief"
 
 
+@contextmanager
+def lost_node(name: str) -> Iterator[None]:
+    """Stop everything of a node, so that it does not answer any more, as if its power were gone; then bring it back."""
+    conf = Path(os.environ["SLURM_CONF"])
+    lost = [int((conf.parent / f"slurmd-{name}.pid").read_text())]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_bytes() if path.exists() else b""
+        if words.startswith(b"slurmstepd") or b"csrun.task" in words:
+            environ = (path.parent / "environ").read_bytes() if path.exists() else b""
+            if f"SLURMD_NODENAME={name}".encode() in environ:
+                lost.append(int(path.parent.name))
+    for pid in lost:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        environ = {**os.environ, "PATH": os.environ["PATH"] + ":/usr/sbin"}
+        subprocess.run(["slurmd", "-N", name], check=True, env=environ)
+
+
 @pytest.mark.slow
 def test_a_lost_node_gives_a_clear_error_and_a_resumable_state(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "python", "-c", SAVING, str(tmp_path / "x")))
     read_until(child, "step 1")
-    conf = Path(os.environ["SLURM_CONF"])
-    lost = [int((conf.parent / "slurmd-node3.pid").read_text())]
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes() if path.exists() else b""
-        if words.startswith(b"slurmstepd") or b"csrun.task" in words:
-            environ = (path.parent / "environ").read_bytes() if path.exists() else b""
-            if b"SLURMD_NODENAME=node3" in environ:
-                lost.append(int(path.parent.name))
-    for pid in lost:
-        os.kill(pid, signal.SIGKILL)
-    output, _ = child.communicate(timeout=120)
-    subprocess.run(["slurmd", "-N", "node3"], check=True, env={**os.environ, "PATH": os.environ["PATH"] + ":/usr/sbin"})
-    assert child.returncode != 0
+    with lost_node("node3"):
+        output, _ = child.communicate(timeout=120)
+    assert child.returncode != 0, output
+    assert "Slurm has lost node3. " in output
     assert "the same command resumes from it" in output
+    assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
     again = subprocess.run(
         argv("csrun_wse", "--executor", "slurm", *LAYOUT, sys.executable, "-c", ""), capture_output=True, timeout=120
     )
     assert again.returncode == 0
+
+
+STEP_BY_STEP = """
+import pathlib, sys, time
+checkpoint, goal = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+print("started", "at", step, flush=True)
+while not goal.exists() or step < 5:
+    step += 1
+    draft = checkpoint.with_suffix(".tmp")
+    draft.write_text(str(step))
+    draft.replace(checkpoint)
+    if step == 5: print("step 5", flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["node0", "node2"])
+def test_a_launch_that_tolerates_a_lost_node_resumes_on_the_others(
+    home: Path, argv: Callable[..., list[str]], tmp_path: Path, node: str
+) -> None:
+    sizes = ("--total-nodes", "3", "--single-task-nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "1")
+    files = str(tmp_path / "checkpoint"), str(tmp_path / "goal")
+    words = ("--executor", "slurm", "--tolerate-node-failure", *sizes, "python", "-c", STEP_BY_STEP, *files)
+    child = start(argv("csrun_wse", *words))
+    assert read_until(child, r"started at (\d+)").group(1) == "0"
+    read_until(child, "step 5")
+    with lost_node(node):
+        read_until(child, rf"csrun: Slurm has lost {node}\. .* Starting again, 1 of at most 3 times")
+        assert int(read_until(child, r"started at (\d+)").group(1)) >= 5
+        (tmp_path / "goal").touch()
+        output, _ = child.communicate(timeout=60)
+    assert child.returncode == 0, output
+    assert [job.phase for job in jobs.listed(home, jobs.FINISHED)] == ["SUCCEEDED"]
 
 
 RESUMING = """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.inputs import BatchInputs, InputPipeline, first_dim
+from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
@@ -180,3 +184,28 @@ def test_closing_without_reading_ends_the_reading_thread() -> None:
 def test_first_dim_skips_scalars() -> None:
     assert first_dim({"a": np.float32(1), "b": np.zeros((5, 2))}) == 5
     assert first_dim({"a": np.float32(1)}) == 1
+
+
+def test_an_input_fn_finds_itself_the_only_worker_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    seen: list[Any] = []
+
+    def shard() -> Any:
+        config = json.loads(os.environ["TF_CONFIG"])
+        seen.append((len(config["cluster"]["worker"]), config["task"]["index"]))
+        return tiny.input_fn()()
+
+    tiny.estimator(tmp_path).train(shard, steps=1)
+    assert set(seen) == {(1, 0)}
+    assert "TF_CONFIG" not in os.environ
+
+
+def test_a_tf_config_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+    monkeypatch.setenv("TF_CONFIG", given)
+
+    def shard() -> Any:
+        assert os.environ["TF_CONFIG"] == given
+        return tiny.input_fn()()
+
+    tiny.estimator(tmp_path).train(shard, steps=1)

@@ -1,0 +1,83 @@
+"""HDF5 and TFRecord files of tokens -> batches for a model that predicts the next token.
+
+# B batch, S sequence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.tasks import num_tasks, task_id
+from reference_implementations.common.text_settings import TextInput
+from reference_implementations.common.token_files import FEATURES, HDF5, Hdf5Samples, find_files
+
+
+def token_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dataset:
+    """Return batches of the samples in `data_dir`.
+
+    HDF5 files are read by sample number, so that shuffling mixes all of them and a resumed run starts anywhere at no
+    cost. TFRecord files are read from the start: shuffling mixes `shuffle_buffer` samples at a time, and a resumed run
+    reads through what it has seen. Both orders depend on the seed alone.
+
+    Args:
+        settings: What to read and how.
+        input_context: Where several tasks share the data, as tf.distribute.InputContext has it.
+
+    Returns:
+        (features, labels): input_ids and input_mask (B, S) int32; labels (B, S) int32.
+
+    Raises:
+        SettingsError: If there are no files, they are of another kind or length, or hold less than one batch.
+    """
+    assert settings.data_dir is not None
+    kind, paths = find_files(settings.data_dir, settings.data_processor)
+    if kind == HDF5:
+        return _hdf5_dataset(paths, settings, input_context)
+    return _tfrecord_dataset(paths, settings, input_context)
+
+
+def _hdf5_dataset(paths: list[str], settings: TextInput, input_context: Any) -> tf.data.Dataset:
+    samples = Hdf5Samples(paths, settings.max_sequence_length)
+    if len(samples) < settings.batch_size:
+        raise SettingsError(
+            f"data_dir {settings.data_dir!r} holds {len(samples)} samples, less than one batch of {settings.batch_size}"
+        )
+    batches = index_batches(
+        len(samples),
+        settings.batch_size,
+        seed=settings.shuffle_seed if settings.shuffle else None,
+        repeat=settings.repeat,
+        skip_steps=settings.skip_steps,
+        num_shards=num_tasks(input_context),
+        shard=task_id(input_context),
+    )
+
+    def read(_step: tf.Tensor, index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
+        rows_B3S = tf.numpy_function(samples.read, [index_B], tf.int32)
+        rows_B3S = tf.ensure_shape(rows_B3S, [settings.batch_size, len(FEATURES), settings.max_sequence_length])
+        return {"input_ids": rows_B3S[:, 0], "input_mask": rows_B3S[:, 1]}, rows_B3S[:, 2]
+
+    return batches.map(read).prefetch(2)
+
+
+def _tfrecord_dataset(paths: list[str], settings: TextInput, input_context: Any) -> tf.data.Dataset:
+    records = tf.data.TFRecordDataset(paths)
+    if settings.shuffle:
+        records = records.shuffle(settings.shuffle_buffer, seed=settings.shuffle_seed, reshuffle_each_iteration=True)
+    if settings.repeat:
+        records = records.repeat()
+    batches = records.batch(settings.batch_size, drop_remainder=True).skip(settings.skip_steps)
+    batches = batches.shard(num_tasks(input_context), task_id(input_context))
+    specification = {name: tf.io.FixedLenFeature([settings.max_sequence_length], tf.int64) for name in FEATURES}
+
+    def parse(records_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
+        values = tf.io.parse_example(records_B, specification)
+        ids_BS, mask_BS, labels_BS = (tf.cast(values[name], tf.int32) for name in FEATURES)
+        return {"input_ids": ids_BS, "input_mask": mask_BS}, labels_BS
+
+    return batches.map(parse).prefetch(2)

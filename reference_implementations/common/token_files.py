@@ -1,0 +1,154 @@
+"""Files of tokens: what is in them, reading and writing; no TensorFlow unless TFRecords are written.
+
+An HDF5 file holds the dataset `data` (samples, 3, S) int32 and the attribute `n_examples`; the three rows of a sample
+are input_ids, input_mask (1 at tokens that count) and labels (the next token), as in the public Model Zoo. A TFRecord
+holds the three under these names as int64 lists of length S.
+
+# S sequence
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.errors import SettingsError
+
+FEATURES = ("input_ids", "input_mask", "labels")
+HDF5, TFRECORD = "hdf5", "tfrecord"
+_PATTERNS = {HDF5: ("*.h5", "*.hdf5"), TFRECORD: ("*.tfrecord*",)}
+_PROCESSORS = {"GptHDF5DataProcessor": HDF5, "GptTfRecordsProcessor": TFRECORD}
+
+
+def find_files(data_dir: str | Sequence[str], data_processor: str | None) -> tuple[str, list[str]]:
+    """Return the kind of files in some folders, and their paths, sorted by folder and name.
+
+    Raises:
+        SettingsError: If there are none, or of both kinds and no data_processor says which.
+    """
+    folders = [data_dir] if isinstance(data_dir, str) else list(data_dir)
+    found: dict[str, list[str]] = {}
+    for kind, patterns in _PATTERNS.items():
+        paths = [
+            str(path)
+            for folder in folders
+            for path in sorted(itertools.chain.from_iterable(Path(folder).glob(pattern) for pattern in patterns))
+        ]
+        if paths and (data_processor is None or _PROCESSORS[data_processor] == kind):
+            found[kind] = paths
+    if len(found) != 1:
+        what = f"files of {data_processor}" if data_processor else "*.h5 or *.tfrecord* files"
+        problem = "files of both kinds; data_processor says which" if found else f"no {what}"
+        raise SettingsError(f"data_dir {', '.join(map(repr, folders))}: {problem}")
+    return next(iter(found.items()))
+
+
+class Hdf5Samples:
+    """The samples of some HDF5 files, as one sequence that can be read anywhere.
+
+    Args:
+        paths: Files.
+        sequence: S that every file must have.
+
+    Raises:
+        SettingsError: If a file is no file of tokens, or has another S.
+    """
+
+    def __init__(self, paths: Sequence[str], sequence: int) -> None:
+        import h5py  # takes a while to import
+
+        self._open = h5py.File
+        self._files: dict[int, Any] = {}
+        self._paths = list(paths)
+        counts = []
+        for path in paths:
+            try:
+                with h5py.File(path, "r") as file:
+                    shape = file["data"].shape
+            except (OSError, KeyError) as exc:
+                raise SettingsError(f"{path} is not an HDF5 file with a dataset 'data': {exc}") from exc
+            if len(shape) != 3 or shape[1:] != (len(FEATURES), sequence):
+                raise SettingsError(
+                    f"{path}: 'data' has shape {shape}; expected (samples, {len(FEATURES)}, max_sequence_length = "
+                    f"{sequence})"
+                )
+            counts.append(shape[0])
+        self._starts = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, index_B: np.ndarray) -> np.ndarray:
+        """Return samples by number, (B, 3, S) int32."""
+        rows = []
+        for index in index_B:
+            number = int(np.searchsorted(self._starts, index, side="right")) - 1
+            if number not in self._files:
+                self._files[number] = self._open(self._paths[number], "r")
+            rows.append(self._files[number]["data"][int(index) - int(self._starts[number])])
+        return np.stack(rows).astype(np.int32)
+
+
+def windows(tokens: Iterable[int], sequence: int) -> Iterator[np.ndarray]:
+    """Yield samples (3, S) int32 of a stream of tokens; each begins with the last token of the one before.
+
+    The last is filled up with zeros that do not count; tokens that would make no label are dropped.
+    """
+    stream = iter(tokens)
+    rest = list(itertools.islice(stream, 1))
+    while True:
+        rest += itertools.islice(stream, sequence)
+        length = len(rest) - 1
+        if length < 1:
+            return
+        sample = np.zeros([len(FEATURES), sequence], np.int32)
+        sample[0, :length], sample[1, :length], sample[2, :length] = rest[:-1], 1, rest[1:]
+        yield sample
+        rest = rest[-1:]
+
+
+def write_hdf5(samples: Iterable[np.ndarray], folder: str, samples_per_file: int = 100_000) -> list[str]:
+    """Write samples (3, S) to `<folder>/data-00000.h5`, ...; return the paths. Files appear whole or not at all."""
+    import h5py
+
+    os.makedirs(folder, exist_ok=True)
+    paths: list[str] = []
+    for chunk in _chunks(samples, samples_per_file):
+        path = os.path.join(folder, f"data-{len(paths):05d}.h5")
+        with h5py.File(f"{path}.part", "w") as file:
+            file.create_dataset("data", data=np.stack(chunk).astype(np.int32))
+            file.attrs["n_examples"] = len(chunk)
+        os.replace(f"{path}.part", path)
+        paths.append(path)
+    return paths
+
+
+def write_tfrecords(samples: Iterable[np.ndarray], folder: str, samples_per_file: int = 100_000) -> list[str]:
+    """Write samples (3, S) to `<folder>/data-00000.tfrecord`, ...; return the paths."""
+    import tensorflow as tf
+
+    os.makedirs(folder, exist_ok=True)
+    paths: list[str] = []
+    for chunk in _chunks(samples, samples_per_file):
+        path = os.path.join(folder, f"data-{len(paths):05d}.tfrecord")
+        with tf.io.TFRecordWriter(f"{path}.part") as writer:
+            for sample in chunk:
+                features = {
+                    name: tf.train.Feature(int64_list=tf.train.Int64List(value=row))
+                    for name, row in zip(FEATURES, sample, strict=True)
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+        os.replace(f"{path}.part", path)
+        paths.append(path)
+    return paths
+
+
+def _chunks(samples: Iterable[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
+    stream = iter(samples)
+    while chunk := list(itertools.islice(stream, size)):
+        yield chunk

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Turns texts, or a Hugging Face dataset, into HDF5 (or TFRecord) files of tokens for the decoders here.
+
+    python scripts/convert_dataset_to_hdf5.py --max_seq_length 128 --output_dir train --tokenizer tokenizer.json TEXT...
+    python scripts/convert_dataset_to_hdf5.py --max_seq_length 128 --output_dir train --dataset FOLDER --split train
+
+What the files hold: reference_implementations/common/token_files.py. Nothing is fetched: a dataset is a folder that
+`Dataset.save_to_disk` wrote, or local files of JSON lines, CSV or Parquet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from reference_implementations.common.token_files import windows, write_hdf5, write_tfrecords
+
+_READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def convert_dataset_to_HDF5(
+    dataset: Iterable[Mapping[str, Any]],
+    output_dir: str,
+    data_collator: Callable[[list[Mapping[str, Any]]], Mapping[str, Any]] | None = None,
+    samples_per_file: int = 100_000,
+) -> list[str]:
+    """Write samples that are tokens already; return the paths.
+
+    Args:
+        dataset: Gives mappings with input_ids, labels and, if some do not count, attention_mask or input_mask, all of
+            one length; a Hugging Face dataset does.
+        output_dir: Folder of the files.
+        data_collator: Called with a list of one sample, as Hugging Face's collators are; gives such a mapping.
+        samples_per_file: Samples in each file but the last.
+    """
+    return write_hdf5(_rows(dataset, data_collator), output_dir, samples_per_file)
+
+
+def _rows(dataset: Iterable[Mapping[str, Any]], data_collator: Callable[..., Any] | None) -> Iterator[np.ndarray]:
+    for sample in dataset:
+        found = {
+            name: np.asarray(value) for name, value in (data_collator([sample]) if data_collator else sample).items()
+        }
+        ids = found["input_ids"].reshape(-1)
+        mask = found.get("input_mask", found.get("attention_mask", np.ones_like(ids))).reshape(-1)
+        yield np.stack([ids, mask, found["labels"].reshape(-1)]).astype(np.int32)
+
+
+def texts_of(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the texts that the options name, one document at a time."""
+    if not options.dataset:
+        for path in options.texts:
+            yield Path(path).read_text(encoding="utf-8")
+        return
+    import datasets
+
+    if Path(options.dataset).is_dir():
+        found = datasets.load_from_disk(options.dataset)
+    else:
+        kind = _READERS[Path(options.dataset).suffix]
+        found = datasets.load_dataset(kind, data_files={options.split: options.dataset}, split=options.split)
+    if isinstance(found, datasets.DatasetDict):
+        found = found[options.split]
+    for row in found:
+        yield row[options.text_field]
+
+
+def tokens_of(texts: Iterable[str], tokenizer: str | None) -> Iterator[int]:
+    """Yield the tokens of texts, each text followed by the end-of-text token; without a tokenizer, the bytes alone."""
+    if tokenizer is None:
+        for text in texts:
+            yield from text.encode()
+        return
+    from tokenizers import Tokenizer
+
+    encoder = Tokenizer.from_file(tokenizer)
+    end = encoder.token_to_id("<|endoftext|>")
+    for text in texts:
+        yield from encoder.encode(text).ids
+        if end is not None:
+            yield end
+
+
+def main() -> int:
+    """Convert as the options say."""
+    parser = argparse.ArgumentParser(description="Texts or a Hugging Face dataset into files of tokens.")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text files, a document each")
+    parser.add_argument("--dataset", help="folder of Dataset.save_to_disk, or a .jsonl, .csv or .parquet file")
+    parser.add_argument("--split", default="train", help="of the dataset (default: train)")
+    parser.add_argument("--text_field", default="text", help="column of the dataset (default: text)")
+    parser.add_argument("--tokenizer", help="tokenizer.json; without one a byte is a token")
+    parser.add_argument("--max_seq_length", type=int, required=True, help="tokens in a sample")
+    parser.add_argument("--output_dir", required=True, help="folder of the files")
+    parser.add_argument("--samples_per_file", type=int, default=100_000)
+    parser.add_argument("--format", choices=("hdf5", "tfrecord"), default="hdf5")
+    options = parser.parse_args()
+    if bool(options.texts) == bool(options.dataset):
+        parser.error("give either text files or --dataset")
+    for path in (*options.texts, *filter(None, (options.dataset, options.tokenizer))):
+        if not Path(path).exists():
+            parser.error(f"no such file: {path}")
+    if options.dataset and not Path(options.dataset).is_dir() and Path(options.dataset).suffix not in _READERS:
+        parser.error(f"--dataset {options.dataset}: expected a folder, or a file that ends in {', '.join(_READERS)}")
+    if options.max_seq_length < 1 or options.samples_per_file < 1:
+        parser.error("--max_seq_length and --samples_per_file have to be at least 1")
+    samples = windows(tokens_of(texts_of(options), options.tokenizer), options.max_seq_length)
+    write = write_hdf5 if options.format == "hdf5" else write_tfrecords
+    paths = write(samples, options.output_dir, options.samples_per_file)
+    if not paths:
+        parser.error("the texts hold less than two tokens")
+    print(f"{len(paths)} file{'s' if len(paths) > 1 else ''} saved in {options.output_dir}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

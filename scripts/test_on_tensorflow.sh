@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Runs the conformance suite and the tests of the estimator on another TensorFlow (2.16 to 2.21), in a virtual
+# environment of its own, .venv-tf<VERSION>. CI runs the newest; this is for the others.
+# Usage: scripts/test_on_tensorflow.sh 2.16 [pytest arguments]. VENV names another folder for the environment.
+# On 2.15 the suite runs against TensorFlow's own tf.estimator: what then fails is a difference to look at.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version="${1:?usage: scripts/test_on_tensorflow.sh 2.16 [pytest arguments]}"
+shift
+venv="${VENV:-.venv-tf$version}"
+stamp="$venv/.installed_requirements"
+wanted="$version $(sha256sum setup.py)"
+[[ -x $venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$venv"
+if [[ ! -f $stamp || "$(<"$stamp")" != "$wanted" ]]; then
+    pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
+    if [[ $version == 2.15 ]]; then
+        "${pip[@]}" "tensorflow-cpu==2.15.*" "numpy<2" pandas pytest hypothesis
+    else
+        # What setup.py asks for, with this TensorFlow in the place of the newest.
+        mapfile -t needed < <("$venv/bin/python" - <<'PYTHON'
+import ast
+tree = ast.parse(open("setup.py", encoding="utf-8").read())
+call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup")
+install = ast.literal_eval(next(word.value for word in call.keywords if word.arg == "install_requires"))
+print("\n".join(name for name in install if not name.startswith(("tensorflow", "tf_keras"))))
+PYTHON
+        )
+        "${pip[@]}" "tensorflow==$version.*" "tf_keras==$version.*" "${needed[@]}" pandas pytest hypothesis
+    fi
+    printf '%s' "$wanted" > "$stamp"
+fi
+export TF_CPP_MIN_LOG_LEVEL=3
+suites=(tests/compat)
+[[ $version == 2.15 ]] && suites+=(--ignore tests/compat/test_scripts.py --ignore tests/compat/test_zoo.py -W ignore)
+[[ $version == 2.15 ]] || suites+=(tests/unit/compat tests/unit/estimator)
+exec "$venv/bin/python" -m pytest -q -p no:cacheprovider "${suites[@]}" "$@"

@@ -1,0 +1,167 @@
+"""HDF5 and TFRecord files of tokens: what is written is read, in an order that a run can pick up anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.text_settings import EvalTextInput, TextInput, TrainTextInput
+from reference_implementations.common.token_data import token_dataset
+from reference_implementations.common.token_files import windows, write_hdf5, write_tfrecords
+
+ROOT = Path(__file__).parents[3]
+DATA = ROOT / "reference_implementations" / "data"
+SEQUENCE = 4
+WRITERS = {"hdf5": write_hdf5, "tfrecord": write_tfrecords}
+
+
+@pytest.fixture(params=sorted(WRITERS))
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Twenty samples in three files; sample k begins with token 4 k."""
+    paths = WRITERS[request.param](windows(range(81), SEQUENCE), str(tmp_path / "data"), samples_per_file=8)
+    assert len(paths) == 3
+    return str(tmp_path / "data")
+
+
+def read(settings: TextInput, limit: int = 1000, input_context: Any = None) -> list[tuple[np.ndarray, ...]]:
+    found: list[tuple[np.ndarray, ...]] = []
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        iterator = tf.compat.v1.data.make_initializable_iterator(token_dataset(settings, input_context))
+        features, labels = iterator.get_next()
+        session.run(iterator.initializer)
+        while len(found) < limit:
+            try:
+                found.append(tuple(session.run([features["input_ids"], labels, features["input_mask"]])))
+            except tf.errors.OutOfRangeError:
+                break
+    return found
+
+
+def first_tokens(found: list[tuple[np.ndarray, ...]]) -> list[int]:
+    return [int(row[0]) for ids, *_ in found for row in ids]
+
+
+def test_every_sample_comes_once_with_the_next_tokens_as_labels(folder: str) -> None:
+    found = read(EvalTextInput(data_dir=folder, batch_size=5, max_sequence_length=SEQUENCE))
+    assert first_tokens(found) == list(range(0, 80, SEQUENCE))
+    for ids, labels, mask in found:
+        assert ids.dtype == labels.dtype == mask.dtype == np.int32
+        np.testing.assert_array_equal(labels, ids + 1)
+        assert np.all(mask == 1)
+
+
+@pytest.mark.parametrize("skip", [1, 3, 7, 20])
+def test_a_resumed_run_reads_what_the_unbroken_one_would_have_read(folder: str, skip: int) -> None:
+    common: dict[str, Any] = {"data_dir": folder, "batch_size": 3, "max_sequence_length": SEQUENCE, "shuffle_seed": 5}
+    whole = first_tokens(read(TrainTextInput(**common), limit=skip + 6))
+    resumed = first_tokens(read(TrainTextInput(**common, skip_steps=skip), limit=6))
+    assert resumed == whole[3 * skip :]
+    assert whole[:20] != sorted(whole[:20])
+
+
+def test_tasks_share_the_batches_and_none_is_read_twice(folder: str) -> None:
+    settings = TrainTextInput(data_dir=folder, batch_size=5, max_sequence_length=SEQUENCE, repeat=False)
+    whole = [ids.tolist() for ids, *_ in read(settings)]
+    shares = []
+    for task in range(3):
+        context = SimpleNamespace(num_input_pipelines=3, input_pipeline_id=task)
+        shares.append([ids.tolist() for ids, *_ in read(settings, input_context=context)])
+    assert [share for task in range(3) for share in shares[task]] == [*whole[0::3], *whole[1::3], *whole[2::3]]
+
+
+def test_the_last_window_is_filled_up_with_tokens_that_do_not_count() -> None:
+    *_, last = windows(range(7), SEQUENCE)
+    np.testing.assert_array_equal(last, [[4, 5, 0, 0], [1, 1, 0, 0], [5, 6, 0, 0]])
+    assert list(windows([1], SEQUENCE)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_sequence_length": 5}, "has shape .*expected .*max_sequence_length = 5"),
+        ({"batch_size": 21}, "holds 20 samples, less than one batch of 21"),
+        ({"data_processor": "GptTfRecordsProcessor"}, "no files of GptTfRecordsProcessor"),
+        ({"data_dir": "nowhere"}, r"'nowhere': no \*.h5 or \*.tfrecord\* files"),
+    ],
+)
+def test_what_cannot_be_read_is_told(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_hdf5(windows(range(81), SEQUENCE), str(tmp_path))
+    settings = {"data_dir": str(tmp_path), "batch_size": 5, "max_sequence_length": SEQUENCE} | changes
+    with pytest.raises(SettingsError, match=message):
+        token_dataset(EvalTextInput(**settings))
+
+
+def test_files_of_both_kinds_need_a_word(tmp_path: Path) -> None:
+    for write in WRITERS.values():
+        write(windows(range(81), SEQUENCE), str(tmp_path))
+    settings: dict[str, Any] = {"data_dir": str(tmp_path), "batch_size": 5, "max_sequence_length": SEQUENCE}
+    with pytest.raises(SettingsError, match="files of both kinds; data_processor says which"):
+        token_dataset(EvalTextInput(**settings))
+    assert len(read(EvalTextInput(**settings, data_processor="GptTfRecordsProcessor"))) == 4
+
+
+def script(name: str, *words: str) -> str:
+    command = [sys.executable, str(ROOT / "scripts" / name), *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_bytes_of_a_text_make_the_batches_that_the_text_itself_makes(tmp_path: Path) -> None:
+    text = DATA / "paradise_lost_eval.txt"
+    words = ("--max_seq_length", "64", "--samples_per_file", "100", "--output_dir", str(tmp_path / "out"), str(text))
+    assert script("convert_dataset_to_hdf5.py", *words) == f"5 files saved in {tmp_path / 'out'}\n"
+    found = read(EvalTextInput(data_dir=str(tmp_path / "out"), batch_size=8, max_sequence_length=64))
+    ids = np.concatenate([batch for batch, *_ in found]).reshape(-1)
+    np.testing.assert_array_equal(ids, np.frombuffer(text.read_bytes(), np.uint8)[: len(ids)])
+    assert len(ids) > 27_000
+
+
+def test_a_tokenizer_trained_here_gives_the_text_back(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    path = tmp_path / "tokenizer.json"
+    text = DATA / "paradise_lost_eval.txt"
+    script("train_tokenizer.py", "--vocab_size", "600", "--output", str(path), str(text))
+    out = tmp_path / "out"
+    script(
+        "convert_dataset_to_hdf5.py",
+        "--max_seq_length",
+        "32",
+        "--output_dir",
+        str(out),
+        "--tokenizer",
+        str(path),
+        str(text),
+    )
+    found = read(EvalTextInput(data_dir=str(out), batch_size=1, max_sequence_length=32))
+    tokens = np.concatenate([ids[mask == 1] for ids, _, mask in found])
+    decoded = tokenizers.Tokenizer.from_file(str(path)).decode(tokens.tolist())
+    assert decoded == text.read_text()
+    assert len(tokens) < 0.6 * len(decoded)
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["folder", "jsonl"])
+def test_a_hugging_face_dataset_becomes_hdf5(kind: str, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    lines = ["Of Mans First Disobedience", "and the Fruit", "Of that Forbidden Tree"]
+    dataset = datasets.Dataset.from_dict({"line": lines})
+    source = tmp_path / ("lines" if kind == "folder" else "lines.jsonl")
+    if kind == "folder":
+        datasets.DatasetDict({"train": dataset}).save_to_disk(str(source))
+    else:
+        dataset.to_json(str(source))
+    words = ("--text_field", "line", "--max_seq_length", "8", "--output_dir", str(tmp_path / "out"))
+    script("convert_dataset_to_hdf5.py", "--dataset", str(source), *words)
+    found = read(EvalTextInput(data_dir=str(tmp_path / "out"), batch_size=1, max_sequence_length=8))
+    text = bytes(np.concatenate([ids[mask == 1] for ids, _, mask in found]).astype(np.uint8).tolist())
+    assert text == "".join(lines).encode()[:-1]
