@@ -1,10 +1,10 @@
-"""The memory of a weight-streaming step, and how much of it has to be spilled.
+"""The memory of a step, and how much of it has to be spilled.
 
     peak = the process without the step
+         + variables that stay
          + weights on the move: the window, or the largest weight, which gets the memory to itself
-         + slices: those of one optimizer op, and the copies that it makes of them
          + values between ops
-         + a fixed part: the session, the store's queues and buffers, scratch memory of the kernels
+         + overhead (`overhead_bytes`): what kernels, queues and allocators take beside the values themselves
 
 Without a budget, values are spilled as far as that adds little to what the weights' moves cost anyway. It makes the peak
 of a deep model depend little on its depth.
@@ -21,8 +21,12 @@ from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.units import format_bytes
 
-# Measured on GPT shapes by scripts/bench/bench_streaming.py.
-FIXED_BYTES = 250_000_000
+# Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py: the scratch memory
+# of the kernels and the session's own; the store's queue and the buffers that it keeps for later use.
+_SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
+# TensorFlow's allocator on a CPU with oneDNN keeps what is freed in a pool. A value takes the smallest free piece that it
+# fits into, so that the pool is larger than what is in it, and a value of the largest size often fits nowhere.
+_POOL_SHARE, _LARGEST_SHARE = 0.15, 0.5
 # Slices in memory at a time: three of one optimizer op, twice, as it copies what it loads.
 _SLICES = 6
 # Bytes that spilling may add to those that the weights' moves take, where there is no budget.
@@ -47,13 +51,31 @@ class Moves:
     @property
     def peak_bytes(self) -> int:
         """Most bytes on the move at a time."""
-        largest = max(self.weights, default=0)
-        return max(self.window_bytes, largest) + _SLICES * min(self.slice_bytes, largest)
+        return max(self.window_bytes, max(self.weights, default=0))
+
+    @property
+    def update_bytes(self) -> int:
+        """Most bytes of slices that updates have in memory."""
+        return _SLICES * min(self.slice_bytes, max(self.weights, default=0))
 
     @property
     def step_bytes(self) -> int:
         """Bytes that a step moves, roughly."""
         return _MOVES_OF_A_WEIGHT * sum(self.weights)
+
+
+def overhead_bytes(values: Sequence[Value], peak_bytes: int, moves: Moves | None) -> int:
+    """Return what a step takes beside its values and its weights.
+
+    Args:
+        values: Of the step.
+        peak_bytes: What they take at most at a time.
+        moves: Of its weights; None: they stay in memory.
+    """
+    largest = max((value.num_bytes for value in values), default=0)
+    in_pool = peak_bytes + (moves.update_bytes if moves else 0)
+    taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + _LARGEST_SHARE * largest
+    return int(taken) + _SESSION_BYTES + (_STORE_BYTES if moves else 0)
 
 
 def spill_within(
@@ -80,17 +102,18 @@ def spill_within(
     least = plan_spills(values, length, outputs, 0)
     if memory_budget is None:
         return _spill_little(values, length, outputs, least, int(_FREE_SHARE * moves.step_bytes))
-    fixed = process_bytes + FIXED_BYTES
-    limit = memory_budget - fixed - moves.peak_bytes
-    if least.peak_bytes > limit:
+    fixed = process_bytes + moves.peak_bytes
+    needed = fixed + least.peak_bytes + overhead_bytes(values, least.peak_bytes, moves)
+    if needed > memory_budget:
         raise CompileError(
-            f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least "
-            f"{format_bytes(fixed + moves.peak_bytes + least.peak_bytes)}: {format_bytes(fixed)} for the process, "
-            f"{format_bytes(moves.peak_bytes)} for weights on the move, {format_bytes(least.peak_bytes)} for the values "
-            "of its largest ops with everything else spilled. Raise memory_budget to that, or make the batch or the "
-            "sequence smaller"
+            f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes(needed)}: "
+            f"{format_bytes(process_bytes)} for the process, {format_bytes(moves.peak_bytes)} for weights on the move, "
+            f"{format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, and "
+            f"{format_bytes(overhead_bytes(values, least.peak_bytes, moves))} for kernels, queues and allocators. "
+            "Raise memory_budget to that, or make the batch or the sequence smaller"
         )
-    return plan_spills(values, length, outputs, limit)
+    free = memory_budget - fixed - overhead_bytes(values, 0, moves)
+    return plan_spills(values, length, outputs, max(least.peak_bytes, int(free / (1 + _POOL_SHARE))))
 
 
 def _spill_little(

@@ -15,6 +15,7 @@ class MemoryPlan:
         resident_bytes: Variables that stay.
         window_bytes: Streamed weights in memory at the busiest moment.
         activation_bytes: Most bytes of values between ops.
+        overhead_bytes: What kernels, queues and allocators take beside these.
         store_bytes: Streamed weights in the store, and values that are spilled to it.
         spilled_bytes: Of these, values.
     """
@@ -22,13 +23,14 @@ class MemoryPlan:
     resident_bytes: int
     window_bytes: int
     activation_bytes: int
+    overhead_bytes: int
     store_bytes: int
     spilled_bytes: int
 
     @property
     def peak_bytes(self) -> int:
-        """Upper estimate of the first three together; the store is not in it."""
-        return self.resident_bytes + self.window_bytes + self.activation_bytes
+        """All of these but the store: what the process takes on top of what it takes without the step."""
+        return self.resident_bytes + self.window_bytes + self.activation_bytes + self.overhead_bytes
 
 
 def plan_memory(program: Program) -> MemoryPlan:
@@ -37,6 +39,7 @@ def plan_memory(program: Program) -> MemoryPlan:
         resident_bytes=sum(spec.num_bytes for spec in program.variables),
         window_bytes=0 if program.is_in_host_memory else program.window_bytes,
         activation_bytes=program.value_bytes,
+        overhead_bytes=program.overhead_bytes,
         store_bytes=0 if program.is_in_host_memory else sum(spec.num_bytes for spec in program.stored),
         spilled_bytes=sum(spec.num_bytes for spec in program.spilled),
     )

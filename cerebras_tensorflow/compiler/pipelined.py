@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cerebras_tensorflow.compiler.budget import overhead_bytes
 from cerebras_tensorflow.compiler.liveness import find_values, memory_curve
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
@@ -28,6 +29,8 @@ def compile_pipelined(
     result.node.extend(graph_def.node)
     result.node.extend(resident_access_nodes(resident, dtypes))
     order = order_nodes(table, sources=sources) if outputs else []
-    values = int(memory_curve(find_values(table, order, outputs), len(order)).max(initial=0))
+    values = find_values(table, order, outputs)
+    peak_bytes = int(memory_curve(values, len(order)).max(initial=0))
+    overhead = overhead_bytes(values, peak_bytes, None)
     specs = tuple(WeightSpec.of(variable) for variable in resident)
-    return Program("pipelined", result, None, (), specs, value_bytes=values)
+    return Program("pipelined", result, None, (), specs, value_bytes=peak_bytes, overhead_bytes=overhead)

@@ -41,7 +41,8 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
         ("variables in memory", plan.resident_bytes, f"{len(program.variables)} variables"),
         ("streamed weights, at most", plan.window_bytes, "of those in the store, at a time"),
         ("values between ops, at most", plan.activation_bytes, "from static shapes"),
-        ("peak, beside the process itself", plan.peak_bytes, "sum of the three"),
+        ("kernels, queues, allocators", plan.overhead_bytes, "estimated"),
+        ("peak, beside the process itself", plan.peak_bytes, "sum of the four"),
         ("values spilled to the store", plan.spilled_bytes, f"{len(program.spilled)} values, under the memory budget"),
         ("weight store", plan.store_bytes, f"{len(program.stored)} weights and values"),
     ]

@@ -103,9 +103,10 @@ def _bounds(variable: Variable, slice_bytes: int) -> tuple[int, ...]:
         return (0, 1)
     rows = variable.shape[0]
     row_elements = int(np.prod(variable.shape[1:], dtype=np.int64))
-    step = max(1, slice_bytes // max(1, row_elements * variable.dtype.itemsize))
+    # As many slices as come closest to slice_bytes: a weight a little above it stays whole.
+    count = max(1, round(variable.num_bytes / slice_bytes))
     unit = _PACKET_ELEMENTS // int(np.gcd(_PACKET_ELEMENTS, max(1, row_elements)))
-    step = max(unit, step // unit * unit)
-    if rows <= step or (rows * row_elements) % _PACKET_ELEMENTS:
+    step = max(unit, -(-rows // count) // unit * unit)
+    if rows <= step or count == 1 or (rows * row_elements) % _PACKET_ELEMENTS:
         return (0, rows)
     return (*range(0, rows, step), rows)

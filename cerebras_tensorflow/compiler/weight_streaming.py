@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cerebras_tensorflow.compiler.budget import Moves, spill_within
+from cerebras_tensorflow.compiler.budget import Moves, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.liveness import find_values
 from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
 from cerebras_tensorflow.compiler.sliced_update import find_slices
@@ -98,12 +98,12 @@ def compile_weight_streaming(
             notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
     window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
     slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
-    sizes = Moves(window_bytes, slice_bytes, tuple(variable.num_bytes for variable in streamed))
+    moves = None if options.is_in_host_memory else Moves(window_bytes, slice_bytes, tuple(variable.num_bytes for variable in streamed))
     values = find_values(table, order, outputs)
-    if options.is_in_host_memory:
+    if moves is None:
         spilling = plan_spills(values, len(order), outputs, None)
     else:
-        spilling = spill_within(values, len(order), outputs, sizes, options.memory_budget, options.process_bytes)
+        spilling = spill_within(values, len(order), outputs, moves, options.memory_budget, options.process_bytes)
     rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory)
     by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
     slices = find_slices(table, by_handle, slice_bytes)
@@ -124,6 +124,7 @@ def compile_weight_streaming(
         events=tuple(rewriting.events),
         window_bytes=rewriting.most_held_bytes,
         value_bytes=spilling.peak_bytes,
+        overhead_bytes=overhead_bytes(values, spilling.peak_bytes, moves),
         is_in_host_memory=options.is_in_host_memory,
         order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),
         notes=tuple(notes),

@@ -75,6 +75,7 @@ class Program:
         events: The schedule, in order; empty when pipelined.
         window_bytes: Bytes of weights that the schedule lets be in memory at a time.
         value_bytes: Most bytes of values between ops, from static shapes; 0 if they were not known.
+        overhead_bytes: What kernels, queues and allocators take beside values and weights, estimated.
         is_in_host_memory: Whether the streamed weights are variables in host memory too, and there is no store.
         order: Names of the ops in the order that the schedule is made for.
         notes: What a user should know, one sentence each.
@@ -91,6 +92,7 @@ class Program:
     notes: tuple[str, ...] = field(default=())
     spilled: tuple[WeightSpec, ...] = ()
     value_bytes: int = 0
+    overhead_bytes: int = 0
     is_in_host_memory: bool = False
 
     @property
