@@ -46,12 +46,13 @@ def plan_memory(program: Program, sizes: Mapping[str, int]) -> MemoryPlan:
     return MemoryPlan(
         resident_bytes=sum(spec.num_bytes for spec in program.resident),
         window_bytes=program.window_bytes,
-        activation_bytes=_activation_peak(program, sizes),
+        activation_bytes=max(live_bytes(program, sizes).values(), default=0),
         store_bytes=sum(spec.num_bytes for spec in program.streamed),
     )
 
 
-def _activation_peak(program: Program, sizes: Mapping[str, int]) -> int:
+def live_bytes(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of values between ops while each op runs, by op, in order; arguments as plan_memory."""
     table = NodeTable(program.graph_def)
     order = [name for name in (program.order or order_nodes(table)) if name in table.nodes]
     position = {name: index for index, name in enumerate(order)}
@@ -68,14 +69,17 @@ def _activation_peak(program: Program, sizes: Mapping[str, int]) -> int:
     for name, end in last.items():
         releases.setdefault(end, []).append(name)
     live: dict[str, int] = {}
-    total = peak = 0
+    total = 0
+    curve = {}
     for index, name in enumerate(order):
         if owner[name] == name and table.nodes[name].op not in _VARIABLE_READS and name in last:
             live[name] = sizes.get(name, 0)
             dying = [live.get(other, 0) for other in releases.get(index, ())]
             reused = live[name] if live[name] in dying else 0  # an op may write over an input that nobody else needs
             total += live[name]
-            peak = max(peak, total - reused)
+            curve[name] = total - reused
+        else:
+            curve[name] = total
         for other in releases.get(index, ()):
             total -= live.pop(other, 0)
-    return peak
+    return curve
