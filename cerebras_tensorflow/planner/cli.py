@@ -81,8 +81,8 @@ def _run(options: argparse.Namespace) -> None:
     params = _read_params(options.params)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
     model_fn = load_model_fn(options.model)
-    from cerebras_tensorflow import CSRunConfig
     from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+    from cerebras_tensorflow.estimator.run_config import CSRunConfig
     from cerebras_tensorflow.estimator.running import free_memory_bytes
     from cerebras_tensorflow.perf import chrome_trace, picture
     from cerebras_tensorflow.planner import plan, rates, report
