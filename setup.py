@@ -11,6 +11,7 @@ COMMANDS = [
     "python-ws = csrun.interpreters:python_ws",
     "cs = csrun.shell.cli:main",
     "cs-system = csrun.system_cli:main",
+    "cs-plan = cerebras_tensorflow.planner.cli:main",
     "csctl = csrun.jobs.cli:main",
     "tensorflow-to-h5 = cerebras_tensorflow.saver.cli:tensorflow_to_h5",
     "convert_checkpoint = cerebras_tensorflow.converter.cli:main",
@@ -32,7 +33,9 @@ TEST = [
     "import-linter>=2",
     "types-PyYAML",
     "types-protobuf",
+    "matplotlib>=3.8",
 ]
+PICTURES = ["matplotlib>=3.8"]
 INTEROP = ["torch>=2.2", "transformers>=4.45", "datasets>=2.14"]
 # For scripts/train_tokenizer.py and scripts/convert_dataset_to_hdf5.py.
 DATA = ["tokenizers>=0.15", "datasets>=2.14"]
@@ -69,6 +72,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],
         "data": DATA,
         "interop": INTEROP,
+        "pictures": PICTURES,
         "ssh": SSH,
         "test": TEST,
     },

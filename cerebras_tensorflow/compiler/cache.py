@@ -57,7 +57,7 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
         "resident": [asdict(spec) for spec in program.resident],
         "events": [asdict(event) for event in program.events],
         "window_bytes": program.window_bytes,
-        "value_bytes": program.value_bytes,
+        "value_curve": program.value_curve,
         "overhead_bytes": program.overhead_bytes,
         "is_in_host_memory": program.is_in_host_memory,
         "order": program.order,
@@ -99,7 +99,7 @@ def load(path: Path) -> Program | None:
                 for fields in manifest["events"]
             ),
             window_bytes=manifest["window_bytes"],
-            value_bytes=manifest["value_bytes"],
+            value_curve=tuple(manifest["value_curve"]),
             overhead_bytes=manifest["overhead_bytes"],
             is_in_host_memory=manifest["is_in_host_memory"],
             order=tuple(manifest["order"]),

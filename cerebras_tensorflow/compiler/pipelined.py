@@ -30,7 +30,16 @@ def compile_pipelined(
     result.node.extend(resident_access_nodes(resident, dtypes))
     order = order_nodes(table, sources=sources) if outputs else []
     values = find_values(table, order, outputs)
-    peak_bytes = int(memory_curve(values, len(order)).max(initial=0))
-    overhead = overhead_bytes(values, peak_bytes, None)
+    curve = memory_curve(values, len(order))
+    overhead = overhead_bytes(values, int(curve.max(initial=0)), None)
     specs = tuple(WeightSpec.of(variable) for variable in resident)
-    return Program("pipelined", result, None, (), specs, value_bytes=peak_bytes, overhead_bytes=overhead)
+    return Program(
+        "pipelined",
+        result,
+        None,
+        (),
+        specs,
+        order=tuple(order),
+        value_curve=tuple(curve.tolist()),
+        overhead_bytes=overhead,
+    )

@@ -49,11 +49,16 @@ class SpillPlan:
 
     Attributes:
         spills: In the order of their first late use.
-        peak_bytes: Most bytes of values between ops after spilling.
+        curve: Bytes of values between ops at each position of the order, after spilling.
     """
 
     spills: tuple[Spill, ...]
-    peak_bytes: int
+    curve: NDArray[np.int64]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes of values at a time."""
+        return int(self.curve.max(initial=0))
 
     @property
     def moved_bytes(self) -> int:
@@ -77,7 +82,7 @@ def plan_spills(
     """
     curve = memory_curve(values, length)
     if limit is None or not length:
-        return SpillPlan((), int(curve.max(initial=0)))
+        return SpillPlan((), curve)
     gaps = [gap for value in values for gap in _gaps(value, outputs)]
     begin = np.array([gap.begin for gap in gaps], np.int64)
     end = np.array([gap.end for gap in gaps], np.int64)
@@ -99,7 +104,7 @@ def plan_spills(
         chosen.append(gaps[best])
         curve[begin[best] + 1 : end[best]] -= size[best]
     chosen.sort(key=lambda gap: gap.end)
-    return SpillPlan(tuple(_spill(gap, outputs) for gap in chosen), int(curve.max()))
+    return SpillPlan(tuple(_spill(gap, outputs) for gap in chosen), curve)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,11 @@ def compile_weight_streaming(
         resident=tuple(WeightSpec.of(variable) for variable in resident),
         events=tuple(rewriting.events),
         window_bytes=rewriting.most_held_bytes,
-        value_bytes=spilling.peak_bytes,
+        value_curve=tuple(
+            number
+            for name, number in zip(order, spilling.curve.tolist(), strict=True)
+            for _ in (*rewriting.inserted.get(name, ()), name)
+        ),
         overhead_bytes=overhead_bytes(values, spilling.peak_bytes, moves),
         is_in_host_memory=options.is_in_host_memory,
         order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),

@@ -53,7 +53,13 @@ def flops(graph: tf.Graph, names: Mapping[str, Any] | set[str]) -> int:
 
     Everything else is left out: it is a few percent in the models this is for.
     """
-    return sum(_op_flops(graph.get_operation_by_name(name)) for name in names if _has(graph, name))
+    return sum(flops_of_ops(graph, names).values())
+
+
+def flops_of_ops(graph: tf.Graph, names: Mapping[str, Any] | set[str]) -> dict[str, int]:
+    """Return what `flops` counts, by op; ops without any are left out."""
+    counts = {name: _op_flops(graph.get_operation_by_name(name)) for name in names if _has(graph, name)}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _has(graph: tf.Graph, name: str) -> bool:

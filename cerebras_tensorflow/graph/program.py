@@ -74,10 +74,10 @@ class Program:
         resident: Variables in the session.
         events: The schedule, in order; empty when pipelined.
         window_bytes: Bytes of weights that the schedule lets be in memory at a time.
-        value_bytes: Most bytes of values between ops, from static shapes; 0 if they were not known.
         overhead_bytes: What kernels, queues and allocators take beside values and weights, estimated.
         is_in_host_memory: Whether the streamed weights are variables in host memory too, and there is no store.
-        order: Names of the ops in the order that the schedule is made for.
+        order: Names of the ops in the order that the schedule is made for; empty if it was not needed.
+        value_curve: Bytes of values between ops while each op of the order runs, from static shapes.
         notes: What a user should know, one sentence each.
     """
 
@@ -91,9 +91,14 @@ class Program:
     order: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
     spilled: tuple[WeightSpec, ...] = ()
-    value_bytes: int = 0
+    value_curve: tuple[int, ...] = ()
     overhead_bytes: int = 0
     is_in_host_memory: bool = False
+
+    @property
+    def value_bytes(self) -> int:
+        """Most bytes of values between ops at a time; 0 if their sizes were not known."""
+        return max(self.value_curve, default=0)
 
     @property
     def variables(self) -> tuple[WeightSpec, ...]:

@@ -25,7 +25,6 @@ class BertSettings:
     layer_norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
     disable_nsp: bool = False  # true: no next-sentence loss
-    num_labels: int = 2  # classes of the classifier heads
     mixed_precision: bool = False  # true: bfloat16 compute; variables, norms, softmax and loss stay float32
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.record_data import record_dataset
 from reference_implementations.common.sample_order import index_batches
 from reference_implementations.common.tasks import num_tasks, task_id
 from reference_implementations.common.text_settings import TextInput
@@ -38,7 +39,8 @@ def token_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dat
     kind, paths = find_files(settings.data_dir, settings.data_processor)
     if kind == HDF5:
         return _hdf5_dataset(paths, settings, input_context)
-    return _tfrecord_dataset(paths, settings, input_context)
+    specification = {name: tf.io.FixedLenFeature([settings.max_sequence_length], tf.int64) for name in FEATURES}
+    return record_dataset(settings, specification, input_context)
 
 
 def _hdf5_dataset(paths: list[str], settings: TextInput, input_context: Any) -> tf.data.Dataset:
@@ -63,21 +65,3 @@ def _hdf5_dataset(paths: list[str], settings: TextInput, input_context: Any) -> 
         return {"input_ids": rows_B3S[:, 0], "input_mask": rows_B3S[:, 1]}, rows_B3S[:, 2]
 
     return batches.map(read).prefetch(2)
-
-
-def _tfrecord_dataset(paths: list[str], settings: TextInput, input_context: Any) -> tf.data.Dataset:
-    records = tf.data.TFRecordDataset(paths)
-    if settings.shuffle:
-        records = records.shuffle(settings.shuffle_buffer, seed=settings.shuffle_seed, reshuffle_each_iteration=True)
-    if settings.repeat:
-        records = records.repeat()
-    batches = records.batch(settings.batch_size, drop_remainder=True).skip(settings.skip_steps)
-    batches = batches.shard(num_tasks(input_context), task_id(input_context))
-    specification = {name: tf.io.FixedLenFeature([settings.max_sequence_length], tf.int64) for name in FEATURES}
-
-    def parse(records_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
-        values = tf.io.parse_example(records_B, specification)
-        ids_BS, mask_BS, labels_BS = (tf.cast(values[name], tf.int32) for name in FEATURES)
-        return {"input_ids": ids_BS, "input_mask": mask_BS}, labels_BS
-
-    return batches.map(parse).prefetch(2)

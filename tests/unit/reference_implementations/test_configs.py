@@ -12,12 +12,12 @@ import reference_implementations
 from reference_implementations.common import run as run_module
 
 FOLDER = Path(reference_implementations.__file__).parent
-CONFIGS = sorted(FOLDER.glob("*/configs/*.yaml"))
+CONFIGS = sorted(FOLDER.glob("**/configs/*.yaml"))
 SETTINGS_OF = {"gpt3": "gpt2"}
 
 
 def load(config: Path) -> dict:
-    model = config.parent.parent.name
+    model = ".".join(config.parent.parent.relative_to(FOLDER).parts)
     settings = importlib.import_module(f"reference_implementations.{SETTINGS_OF.get(model, model)}.settings")
     options = run_module._parser().parse_args(["-p", str(config)])
     return run_module.load_params(options, settings.SECTIONS)
@@ -29,7 +29,7 @@ def test_a_shipped_config_is_accepted_and_can_be_written_back(config: Path) -> N
     assert yaml.safe_load(yaml.safe_dump(params)) == params
 
 
-MODELS = sorted(path.parent for path in FOLDER.glob("*/model.py"))
+MODELS = sorted(path.parent for path in FOLDER.glob("**/model.py"))
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda path: path.name)

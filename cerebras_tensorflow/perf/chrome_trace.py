@@ -1,0 +1,61 @@
+"""A timeline as Chrome-trace JSON, which ui.perfetto.dev and chrome://tracing open.
+
+Source: "Trace Event Format", Google, 2016: complete events (ph X), counters (ph C), names (ph M); times
+in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cerebras_tensorflow.perf.timeline import STREAMS, Timeline, lanes
+
+_LANES_EACH = 1000  # thread numbers of one stream
+_MICROSECONDS = 1e6
+
+
+def write_chrome_trace(path: Path, *timelines: Timeline) -> None:
+    """Write timelines into one file, each as a process of its own, so that a plan stands beside what was measured."""
+    events = [event for number, timeline in enumerate(timelines) for event in _events(timeline, number + 1)]
+    content = {"traceEvents": events, "displayTimeUnit": "ms"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
+
+
+def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
+    yield _name("process_name", process, 0, f"{timeline.title}: {timeline.label}")
+    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    for number, stream in enumerate(STREAMS):
+        first = (number + 1) * _LANES_EACH
+        placed = lanes([span for span in timeline.spans if span.stream == stream])
+        for lane in range(max((lane for lane, _ in placed), default=0) + 1):
+            yield _name("thread_name", process, first + lane, stream if not lane else f"{stream} ({lane + 1})")
+        for lane, span in placed:
+            event: dict[str, Any] = {
+                "ph": "X",
+                "name": span.name,
+                "cat": stream,
+                "pid": process,
+                "tid": first + lane,
+                "ts": round(span.begin_s * _MICROSECONDS, 3),
+                "dur": round((span.end_s - span.begin_s) * _MICROSECONDS, 3),
+            }
+            if span.num_bytes:
+                event["args"] = {"bytes": span.num_bytes}
+            yield event
+    for at_s, num_bytes in timeline.memory:
+        yield {
+            "ph": "C",
+            "name": f"memory: {timeline.memory_label}",
+            "pid": process,
+            "tid": 0,
+            "ts": round(at_s * _MICROSECONDS, 3),
+            "args": {"bytes": num_bytes},
+        }
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}

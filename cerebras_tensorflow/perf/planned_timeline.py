@@ -1,0 +1,155 @@
+"""The timeline that a schedule would have at given rates: a simulation of loads, computation, updates and stores.
+
+Computation and updates share the cores, one op after the other in the Program's order. Loads share one stream, stores
+another; a load begins when the window has room, as the gates of the graph have it (compiler/schedule.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cerebras_tensorflow.graph.program import Event, Program
+from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Span, Timeline
+
+_LEAST_SPAN_S = 1e-6
+_PIECE = "/cs_rows_"  # in the names of the ops that a sliced update became (compiler/rewriting.py)
+
+
+@dataclass(frozen=True)
+class StreamRates:
+    """Rates of a machine.
+
+    Attributes:
+        read_bytes_per_s, write_bytes_per_s: Of the weight store.
+        update_bytes_per_s: At which an optimizer reads and writes what it changes.
+    """
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    update_bytes_per_s: float
+
+
+class _Simulation:
+    """The state while the ops of a step are gone through in their order."""
+
+    def __init__(
+        self, program: Program, op_s: Mapping[str, float], rates: StreamRates, live_bytes: Mapping[str, int]
+    ) -> None:
+        self._program, self._op_s, self._rates, self._live_bytes = program, op_s, rates, live_bytes
+        self.spans: list[Span] = []
+        self.changes: list[tuple[float, int]] = []  # (time, bytes of weights that come or go)
+        self.passed_s: list[float] = []  # when each op that events count had run
+        self.live: list[tuple[float, int]] = []  # (time, bytes of values between ops)
+        self._cores_s = self._read_s = self._write_s = 0.0
+        self._open: list[tuple[Event, float]] = []  # in memory, with the time at which they can go
+        self._held = 0
+
+    def run(self) -> None:
+        events = sorted(self._program.events, key=lambda event: event.first)
+        cursor = 0
+        for name in self._program.order:
+            if _PIECE in name:  # has no position of its own
+                self._compute(name)
+                continue
+            while cursor < len(events) and events[cursor].first < len(self.passed_s) + 1:
+                self._move(events[cursor])
+                cursor += 1
+            self._compute(name)
+            self.passed_s.append(self._cores_s)
+        for event, _ in self._open:
+            self.changes.append((self._passed(event), -event.num_bytes))
+
+    def _compute(self, name: str) -> None:
+        taken = self._op_s.get(name, 0.0)
+        if taken >= _LEAST_SPAN_S:
+            self.spans.append(Span(COMPUTE, name, self._cores_s, self._cores_s + taken))
+        if name in self._live_bytes:
+            self.live.append((self._cores_s, self._live_bytes[name]))
+        self._cores_s += taken
+
+    def _passed(self, event: Event) -> float:
+        """When an event's weight was last used."""
+        last = int(event.last)
+        return self.passed_s[last] if last < len(self.passed_s) else self._cores_s
+
+    def _move(self, event: Event) -> None:
+        room_s = self._make_room(event)
+        name = self._program.stored[event.weight].name
+        if event.kind == "spill":
+            self._open.append((event, self._store(event, name)))
+            self._held += event.num_bytes
+            return
+        begin_s = max(self._read_s, room_s)
+        self._read_s = begin_s + event.num_bytes / self._rates.read_bytes_per_s
+        if event.num_bytes:
+            self.spans.append(Span(LOAD, name, begin_s, self._read_s, event.num_bytes))
+            self.changes.append((begin_s, event.num_bytes))
+        self._cores_s = max(self._cores_s, self._read_s)
+        free_s = float("inf")
+        if event.kind == "update":
+            begin_s = self._cores_s
+            self._cores_s += 2 * event.num_bytes / self._rates.update_bytes_per_s
+            self.spans.append(Span(UPDATE, name, begin_s, self._cores_s, event.num_bytes))
+            self._store(event, name)
+            free_s = self._cores_s
+        self._held += event.num_bytes
+        self._open.append((event, free_s))
+
+    def _store(self, event: Event, name: str) -> float:
+        """Write what an event brings to the store; return when it is there."""
+        begin_s = max(self._cores_s, self._write_s)
+        self._write_s = begin_s + event.num_bytes / self._rates.write_bytes_per_s
+        self.spans.append(Span(STORE, name, begin_s, self._write_s, event.num_bytes))
+        return self._write_s
+
+    def _make_room(self, event: Event) -> float:
+        """Let weights go that are not used any more, until the event's fits; return when the last of them went."""
+        room_s = 0.0
+        kept = []
+        for other, free_s in self._open:
+            if (
+                event.num_bytes
+                and self._held + event.num_bytes > self._program.window_bytes
+                and (other.last < event.first)
+            ):
+                gone_s = min(free_s, self._passed(other))
+                room_s = max(room_s, gone_s)
+                self._held -= other.num_bytes
+                self.changes.append((gone_s, -other.num_bytes))
+            else:
+                kept.append((other, free_s))
+        self._open = kept
+        return room_s
+
+
+def plan_timeline(
+    program: Program,
+    op_s: Mapping[str, float],
+    rates: StreamRates,
+    title: str,
+    live_bytes: Mapping[str, int] | None = None,
+) -> Timeline:
+    """Return the timeline of a Program.
+
+    Args:
+        program: The Program.
+        op_s: Time of each op [s]; ops that are not in it take none.
+        rates: The machine.
+        title: What the Program is.
+        live_bytes: Bytes of values between ops while each op runs; None: the curve shows weights alone.
+    """
+    simulation = _Simulation(program, op_s, rates, live_bytes or {})
+    simulation.run()
+    changes = [*simulation.changes]
+    before = 0
+    for at_s, live in simulation.live:
+        changes.append((at_s, live - before))
+        before = live
+    total = sum(spec.num_bytes for spec in program.resident)
+    memory = {0.0: total}
+    for at_s, change in sorted(changes, key=lambda item: item[0]):
+        total += change
+        memory[at_s] = total
+    what = "weights and values between ops" if live_bytes else "weights in memory"
+    return Timeline(title, False, tuple(simulation.spans), tuple(memory.items()), f"{what}, planned [bytes]")

@@ -1,0 +1,192 @@
+"""The command cs-plan: what training a model would take, from its shapes alone. Exit code 2 means bad input."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cerebras_tensorflow.config.env import EXECUTION_MODES, WEIGHT_STREAMING
+from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.planner.shapes import ShapeInputs, parse_shape
+
+if TYPE_CHECKING:
+    from cerebras_tensorflow.perf.timeline import Timeline
+    from cerebras_tensorflow.planner.plan import Plan
+    from cerebras_tensorflow.planner.rates import Rates
+
+_BAD_INPUT = 2
+_MODEL = "MODEL"  # of a reference model's run.py: an object with a model_fn and sections
+_MODES = {"train": "train", "eval": "eval", "predict": "infer"}
+_MEMORY_SHARE = 0.25  # as estimator/running.py has it for weight_store: auto
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = _parser().parse_args(argv)
+    try:
+        _run(options)
+    except (CerebrasError, ValueError, TypeError) as error:
+        print(f"cs-plan: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cs-plan",
+        description="Plan one step of a model from shapes: bytes moved, peak memory, estimated time. Nothing is run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", help="file.py:model_fn or package.module:model_fn; a reference model's run.py needs no function"
+    )
+    parser.add_argument("-p", "--params", help="params.yaml; its content is model_fn's params")
+    parser.add_argument(
+        "-i",
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=DTYPE:DIMS",
+        help="a feature, as input_ids=int32:8x2048",
+    )
+    parser.add_argument("-l", "--labels", action="append", default=[], metavar="DTYPE:DIMS", help="the labels")
+    parser.add_argument("-m", "--mode", choices=tuple(_MODES), default="train", help="what is planned (default: train)")
+    parser.add_argument("--execution_mode", choices=EXECUTION_MODES, default=WEIGHT_STREAMING)
+    parser.add_argument("--window_bytes", type=int, help="bytes of weights in memory at a time (stream_window_bytes)")
+    parser.add_argument("--store_dir", default=".", help="folder on the disk of the weight store (default: .)")
+    parser.add_argument("--no_rates", action="store_true", help="measure nothing; leave out the time on this machine")
+    parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
+    parser.add_argument("--picture", metavar="FILE", help="write it as a PNG; needs matplotlib")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    inputs = ShapeInputs([parse_shape(text) for text in options.input], [parse_shape(text) for text in options.labels])
+    if options.no_rates and (options.trace or options.picture):
+        raise SettingsError("--trace and --picture need rates; leave out --no_rates")
+    store_dir = Path(options.store_dir)
+    if not store_dir.is_dir():
+        raise SettingsError(f"--store_dir {store_dir} is not a folder")
+    params = _read_params(options.params)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
+    model_fn = load_model_fn(options.model)
+    from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+    from cerebras_tensorflow.estimator.run_config import CSRunConfig
+    from cerebras_tensorflow.estimator.running import free_memory_bytes
+    from cerebras_tensorflow.perf import chrome_trace, picture
+    from cerebras_tensorflow.planner import plan, rates, report
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # of memory that nothing here takes
+        planned = plan.plan_step(
+            model_fn,
+            inputs,
+            params,
+            CSRunConfig(),
+            _MODES[options.mode],
+            options.execution_mode,
+            StreamingOptions(window_bytes=options.window_bytes),
+        )
+    measured = None if options.no_rates else rates.measure(store_dir)
+    is_in_memory = planned.memory.store_bytes < _MEMORY_SHARE * free_memory_bytes()
+    line = plan.timeline(planned, measured, is_in_memory, options.model) if measured is not None else None
+    _print(options, planned, measured, line, is_in_memory, report)
+    if line is not None and options.trace:
+        chrome_trace.write_chrome_trace(Path(options.trace), line)
+    if line is not None and options.picture:
+        picture.write_picture(Path(options.picture), line)
+
+
+def _print(
+    options: argparse.Namespace,
+    planned: Plan,
+    measured: Rates | None,
+    line: Timeline | None,
+    is_in_memory: bool,
+    report: Any,
+) -> None:
+    if options.json:
+        print(json.dumps(report.plan_values(planned, measured, line)))
+    else:
+        print(report.plan_text(options.model, planned, measured, line, is_in_memory))
+
+
+def load_model_fn(text: str) -> Callable[..., Any]:
+    """Return the model_fn that a text names.
+
+    Args:
+        text: file.py:function or package.module:function; without a function, of a module with a reference MODEL.
+
+    Raises:
+        SettingsError: If there is none.
+    """
+    place, _, name = text.partition(":")
+    module = _load_module(place)
+    if not name:
+        reference = getattr(module, _MODEL, None)
+        if reference is None:
+            functions = [key for key, value in vars(module).items() if inspect.isfunction(value)] or ["model_fn"]
+            raise SettingsError(f"{place} does not say which function is its model_fn; write {place}:{functions[0]}")
+        found = reference.model_fn
+        return load_model_fn(found) if isinstance(found, str) else found
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
+        raise SettingsError(f"{place} has no function {name!r}; it has {names or 'none'}")
+    return function
+
+
+def _load_module(place: str) -> Any:
+    if not place.endswith(".py"):
+        with _first_on_path(Path.cwd()):
+            try:
+                return importlib.import_module(place)
+            except ModuleNotFoundError as error:
+                raise SettingsError(f"there is no module {place} ({error}); give a file as path/to/file.py") from error
+    path = Path(place)
+    if not path.is_file():
+        raise SettingsError(f"there is no file {place}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _first_on_path(path.parent.resolve()):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _first_on_path(folder: Path) -> Any:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _read_params(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise SettingsError(f"--params {path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"--params {path} must hold sections with keys and values, found {content!r:.80}")
+    return content
+
+
+if __name__ == "__main__":
+    sys.exit(main())

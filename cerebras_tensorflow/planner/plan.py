@@ -1,0 +1,152 @@
+"""From a model_fn and shapes to what its training would take here and on a simulated CS-2."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.estimate import Estimate, estimate
+from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
+from cerebras_tensorflow.compiler.step import compile_step
+from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+from cerebras_tensorflow.estimator.model_call import Model, call_model_fn
+from cerebras_tensorflow.estimator.training import training_ops
+from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.perf.planned_timeline import StreamRates, plan_timeline
+from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Timeline
+from cerebras_tensorflow.planner.rates import Rates
+from cerebras_tensorflow.planner.shapes import ShapeInputs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled step and what it costs.
+
+    Attributes:
+        program: The Program.
+        memory: Its memory plan.
+        cs2: Simulated speed on a CS-2.
+        batch_size: Samples in a step.
+        num_parameters: Elements of the trained variables.
+        num_flops: Floating-point operations of a step, in matrix products and convolutions.
+        op_flops: Those of each op that has any.
+        op_bytes: Bytes of each op's outputs.
+        live: Bytes of values between ops while each op runs.
+    """
+
+    program: Program
+    memory: MemoryPlan
+    cs2: Estimate
+    batch_size: int
+    num_parameters: int
+    num_flops: int
+    op_flops: dict[str, int]
+    op_bytes: dict[str, int]
+    live: dict[str, int]
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that a step reads from the store; rows of gathers are not counted."""
+        return sum(event.num_bytes for event in self.program.events if event.kind != "spill")
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that a step writes to the store."""
+        return sum(event.num_bytes for event in self.program.events if event.kind in ("update", "spill"))
+
+
+def plan_step(
+    model_fn: Callable[..., Any],
+    inputs: ShapeInputs,
+    params: Any,
+    config: Any,
+    mode: str,
+    execution_mode: str,
+    options: StreamingOptions,
+) -> Plan:
+    """Compile one step of a model without making its weights.
+
+    Args:
+        model_fn: As for the Estimator.
+        inputs: The batch, as shapes.
+        params: As for the Estimator.
+        config: RunConfig.
+        mode: "train", "eval" or "infer".
+        execution_mode: "weight_streaming" or "pipelined".
+        options: Of the schedule.
+
+    Raises:
+        CompileError: If the graph cannot be compiled for the mode.
+        ValueError: As call_model_fn.
+    """
+    model = call_model_fn(model_fn, inputs, mode, params, config)
+    step = training_ops(model).step if mode == "train" else model.step(_outputs(model))
+    outputs = op_outputs(model.graph)
+    op_bytes = {name: sum(output.num_bytes for output in made) for name, made in outputs.items()}
+    op_flops = flops_of_ops(model.graph, {node.name for node in step.graph_def.node})
+    num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
+    batch_bytes = sum(op_bytes[name] for name in model.inputs.names)
+    # TensorFlow's graph of a large model takes a gigabyte, and all that is needed of it is taken.
+    del model
+    gc.collect()
+    program = compile_step(step, execution_mode, options, outputs)
+    num_flops = sum(op_flops.values())
+    return Plan(
+        program=program,
+        memory=plan_memory(program),
+        cs2=estimate(program, inputs.batch_size, batch_bytes, num_flops),
+        batch_size=inputs.batch_size,
+        num_parameters=num_parameters,
+        num_flops=num_flops,
+        op_flops=op_flops,
+        op_bytes=op_bytes,
+        live=dict(zip(program.order, program.value_curve, strict=True)),
+    )
+
+
+def timeline(plan: Plan, rates: Rates, is_in_memory: bool, title: str) -> Timeline:
+    """Return when what would happen on a machine of given rates.
+
+    Args:
+        plan: The plan.
+        rates: The machine's.
+        is_in_memory: Whether the store is in memory; otherwise it is on the disk.
+        title: What the plan is of.
+    """
+    names = plan.program.order
+    op_s = {
+        name: max(
+            plan.op_flops.get(name, 0) / rates.flops_per_s,
+            2 * plan.op_bytes.get(name, 0) / rates.memory_bytes_per_s,
+        )
+        for name in names
+        if plan.op_bytes.get(name, 0) and not name.endswith("/ReadVariableOp")
+    }
+    read, write = rates.disk_read_bytes_per_s, rates.disk_write_bytes_per_s
+    if is_in_memory:
+        read = write = rates.memory_bytes_per_s
+    return plan_timeline(plan.program, op_s, StreamRates(read, write, rates.memory_bytes_per_s), title, plan.live)
+
+
+def step_s(line: Timeline) -> tuple[float, float]:
+    """Return the time of a step and, of it, the time in which something is computed [s]."""
+    return line.end_s, line.busy_s((COMPUTE, UPDATE))
+
+
+def _trained(model: Model) -> list[Any]:
+    return list(model.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES))
+
+
+def _outputs(model: Model) -> list[Any]:
+    found = [model.spec.loss] if model.spec.loss is not None else []
+    predictions = model.spec.predictions
+    if predictions is not None:
+        found += tf.nest.flatten(predictions)
+    for value, update in (getattr(model.spec, "eval_metric_ops", None) or {}).values():
+        found += [value, update]
+    return found

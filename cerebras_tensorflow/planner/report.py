@@ -1,0 +1,67 @@
+"""A plan as text: what moves, what it takes in memory, how long a step would take here and on a simulated CS-2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cerebras_tensorflow.compiler.report import compile_report_text, memory_plan_text
+from cerebras_tensorflow.perf.timeline import LOAD, STORE, Timeline
+from cerebras_tensorflow.planner.plan import Plan, step_s
+from cerebras_tensorflow.planner.rates import Rates
+from cerebras_tensorflow.units import format_bytes, format_seconds
+
+
+def plan_text(title: str, plan: Plan, rates: Rates | None, line: Timeline | None, is_in_memory: bool) -> str:
+    """Return the whole report.
+
+    Args:
+        title: What the plan is of.
+        plan: The plan.
+        rates: Of this machine; None: they were not measured.
+        line: The planned timeline at those rates.
+        is_in_memory: Whether the store would be in memory.
+    """
+    loads = sum(event.kind != "gather" for event in plan.program.events)
+    parts = [
+        f"{title}: {plan.num_parameters / 1e9:.3g} billion parameters, batch {plan.batch_size}, {plan.program.mode}.",
+        "Planned from shapes: no weight was made, no step was run.",
+        "",
+        "Moved in a step",
+        f"  read     {format_bytes(plan.read_bytes):>10}  in {loads} loads; rows of embeddings not counted",
+        f"  written  {format_bytes(plan.written_bytes):>10}",
+        "",
+        memory_plan_text(plan.program, plan.memory),
+    ]
+    if rates is not None and line is not None:
+        whole_s, compute_s = step_s(line)
+        moves_s = line.busy_s((LOAD, STORE))
+        place = "in memory" if is_in_memory else "on the disk"
+        parts += [
+            f"This machine (estimated from measured rates; the weight store {place})",
+            f"  rates    {rates.text()}",
+            f"  compute  {format_seconds(compute_s):>10}  {plan.num_flops:.3e} floating-point operations, and updates",
+            f"  moves    {format_seconds(moves_s):>10}  {line.overlap():.0%} of it beside computation",
+            f"  a step   {format_seconds(whole_s):>10}  {plan.batch_size / whole_s if whole_s else 0:.3g} samples/s",
+            "",
+        ]
+    parts.append(compile_report_text(plan.cs2))
+    return "\n".join(parts)
+
+
+def plan_values(plan: Plan, rates: Rates | None, line: Timeline | None) -> dict[str, Any]:
+    """Return the figures of a report for programs; what is simulated says so in its name."""
+    values: dict[str, Any] = {
+        "mode": plan.program.mode,
+        "num_parameters": plan.num_parameters,
+        "batch_size": plan.batch_size,
+        "flops": plan.num_flops,
+        "read_bytes": plan.read_bytes,
+        "written_bytes": plan.written_bytes,
+        "store_bytes": plan.memory.store_bytes,
+        "planned_peak_bytes": plan.memory.peak_bytes,
+        "simulated_cs2_step_s": plan.cs2.step_s,
+    }
+    if rates is not None and line is not None:
+        values["estimated_step_s"], values["estimated_compute_s"] = step_s(line)
+        values["measured_rates"] = vars(rates)
+    return values

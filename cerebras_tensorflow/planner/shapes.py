@@ -1,0 +1,96 @@
+"""A batch as shapes: what a person types for an input that does not exist yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cerebras_tensorflow.errors import SettingsError
+
+_FORM = re.compile(r"(?:(?P<name>[\w./-]+)=)?(?P<dtype>[a-z]+\d*)(?::(?P<dims>\d+(?:x\d+)*))?")
+_EXAMPLE = "input_ids=int32:8x2048"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One tensor of a batch.
+
+    Attributes:
+        name: Key in the features; None: the features, or the labels, are this tensor.
+        dtype: TensorFlow's name.
+        dims: The batch first.
+    """
+
+    name: str | None
+    dtype: str
+    dims: tuple[int, ...]
+
+
+def parse_shape(text: str) -> Shape:
+    """Return the tensor that a text describes.
+
+    Raises:
+        SettingsError: If it is not of the form [name=]dtype[:AxBxC].
+
+    >>> parse_shape("input_ids=int32:8x2048")
+    Shape(name='input_ids', dtype='int32', dims=(8, 2048))
+    >>> parse_shape("float32:16x784").dims
+    (16, 784)
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise SettingsError(f"{text!r} is not a tensor; expected [name=]dtype:dims, as in {_EXAMPLE}")
+    dims = tuple(int(dim) for dim in (match["dims"] or "").split("x") if dim)
+    return Shape(match["name"], match["dtype"], dims)
+
+
+class ShapeInputs:
+    """The batch's placeholders, in place of an input pipeline.
+
+    Args:
+        features: The features; several need names.
+        labels: The labels; none if model_fn takes none.
+
+    Raises:
+        SettingsError: If several tensors have no names, or two the same.
+    """
+
+    def __init__(self, features: Sequence[Shape], labels: Sequence[Shape]) -> None:
+        for what, shapes in (("--input", features), ("--labels", labels)):
+            names = [shape.name for shape in shapes]
+            if len(names) > 1 and (None in names or len(set(names)) < len(names)):
+                raise SettingsError(f"several {what} need a name each, as in {_EXAMPLE}")
+        if not features:
+            raise SettingsError(f"no input is given; describe each tensor of the batch with --input {_EXAMPLE}")
+        self._features, self._labels = tuple(features), tuple(labels)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch."""
+        return self._features[0].dims[0] if self._features[0].dims else 1
+
+    def placeholders(self) -> Any:
+        """Make the batch's placeholders in the current graph; BatchInputs."""
+        import tensorflow as tf
+
+        from cerebras_tensorflow.estimator.inputs import PLACEHOLDER_PREFIX, BatchInputs
+
+        names: list[str] = []
+
+        def make(shape: Shape) -> Any:
+            try:
+                dtype = tf.as_dtype(shape.dtype)
+            except TypeError as error:
+                raise SettingsError(f"{shape.dtype!r} is not a dtype; expected one as int32 or float32") from error
+            names.append(f"{PLACEHOLDER_PREFIX}{len(names)}")
+            return tf.compat.v1.placeholder(dtype, shape.dims, name=names[-1])
+
+        def structure(shapes: Sequence[Shape]) -> Any:
+            if len(shapes) == 1 and shapes[0].name is None:
+                return make(shapes[0])
+            made: Mapping[str, Any] = {str(shape.name): make(shape) for shape in shapes}
+            return made or None
+
+        return BatchInputs(structure(self._features), structure(self._labels), tuple(names))

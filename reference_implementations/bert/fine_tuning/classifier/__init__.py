@@ -1,0 +1,1 @@
+"""BERT with a classifier of whole pieces of text."""

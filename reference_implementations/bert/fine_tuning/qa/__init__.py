@@ -1,0 +1,1 @@
+"""BERT that marks the answer to a question in a passage."""

@@ -1,0 +1,70 @@
+"""TFRecord files of samples -> batches; the order depends on the seed alone.
+
+# B batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from reference_implementations.common.tasks import num_tasks, task_id
+from reference_implementations.common.token_files import find_files
+
+
+class RecordInput(Protocol):
+    """What a section says about TFRecord files."""
+
+    @property
+    def data_dir(self) -> Any: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def shuffle(self) -> bool: ...
+    @property
+    def shuffle_seed(self) -> int: ...
+    @property
+    def shuffle_buffer(self) -> int: ...
+    @property
+    def repeat(self) -> bool: ...
+    @property
+    def skip_steps(self) -> int: ...
+
+
+def record_dataset(
+    settings: RecordInput, specification: Mapping[str, Any], input_context: Any = None
+) -> tf.data.Dataset:
+    """Return batches of the records in `data_dir`.
+
+    Shuffling mixes `shuffle_buffer` samples at a time; a resumed run reads through what an earlier one has seen.
+
+    Args:
+        settings: What to read and how.
+        specification: Feature name -> tf.io.FixedLenFeature; one is called `labels`.
+        input_context: Where several tasks share the data, as tf.distribute.InputContext has it.
+
+    Returns:
+        (features, labels): (B, ...) int32, or float32 where the records hold floats.
+
+    Raises:
+        SettingsError: If there are no files.
+    """
+    _, paths = find_files(settings.data_dir, "GptTfRecordsProcessor")
+    records = tf.data.TFRecordDataset(paths)
+    if settings.shuffle:
+        records = records.shuffle(settings.shuffle_buffer, seed=settings.shuffle_seed, reshuffle_each_iteration=True)
+    if settings.repeat:
+        records = records.repeat()
+    batches = records.batch(settings.batch_size, drop_remainder=True).skip(settings.skip_steps)
+    batches = batches.shard(num_tasks(input_context), task_id(input_context))
+
+    def parse(records_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
+        values = tf.io.parse_example(tf.ensure_shape(records_B, [settings.batch_size]), specification)
+        features = {
+            name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value for name, value in values.items()
+        }
+        return features, features.pop("labels")
+
+    return batches.map(parse).prefetch(2)
