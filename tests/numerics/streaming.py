@@ -120,7 +120,7 @@ def train(built: Built, mode: str, steps: int, store_folder: Path | None = None,
     program = compile_step(built.step, mode, options)
     store = None
     if program.streamed:
-        store = FileStore(program.streamed, store_folder) if store_folder else MemoryStore(program.streamed)
+        store = FileStore(program.stored, store_folder) if store_folder else MemoryStore(program.stored)
     source = iter(batches(steps))
     session = ProgramSession(program, built.graph, built.step.train_node, store, None, lambda: next(source))
     try:

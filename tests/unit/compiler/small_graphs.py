@@ -104,7 +104,7 @@ def open_small(small: Small, program: Program) -> ProgramSession:
         program,
         small.graph,
         small.step.train_node,
-        MemoryStore(program.streamed) if program.streamed else None,
+        MemoryStore(program.stored) if program.streamed else None,
         None,
         lambda: {"cs_input/0:0": random.normal(size=(ROWS, WIDTH)).astype(np.float32)},
     )
