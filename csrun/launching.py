@@ -80,16 +80,18 @@ def chosen_executor(here: Site, parsed: Parsed) -> str:
 
 def make_executor(name: str, program: tuple[str, ...], parsed: Parsed) -> Executor:
     """Return an executor by its name, with the options that are its own."""
-    workers, tolerates = parsed.number("input-workers") or 0, parsed.truth("tolerate-node-failure", False)
+    counts = {option: parsed.number(option) or 0 for option in ("input-workers", "weight-servers")}
+    tolerates = parsed.truth("tolerate-node-failure", False)
     if name == "slurm":
         from csrun.executors.slurm import Slurm
 
-        if workers:
-            _tell(f"csrun: --input-workers {workers} has no effect: Slurm's plan says how many there are")
+        for option, count in counts.items():
+            if count:
+                _tell(f"csrun: --{option} {count} has no effect: Slurm's plan says how many there are")
         return Slurm(program, tolerates)
     if tolerates:
         _tell("csrun: --tolerate-node-failure has no effect on one machine")
-    return Embedded(workers)
+    return Embedded(*counts.values())
 
 
 def command_hints(command: Sequence[str]) -> Hints:

@@ -28,6 +28,13 @@ WSE_OPTIONS = (
         minimum=0,
     ),
     Option(
+        "weight-servers",
+        "number",
+        "On this machine: processes of their own that may hold the weights; Slurm takes them from the plan",
+        "number of processes",
+        minimum=0,
+    ),
+    Option(
         "tolerate-node-failure",
         "flag",
         "Under Slurm: start again when a node is lost, at most 3 times; the run resumes from its latest checkpoint",
@@ -80,6 +87,7 @@ def wse_help(here: Site) -> str:
         "cpus-per-task": str(here.cpus_per_task),
         "single-task-nodes": "0",
         "input-workers": "0",
+        "weight-servers": "0",
         "mount-dirs": ",".join(here.mount_dirs) or "none",
         "executor": here.executor,
     }

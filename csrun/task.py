@@ -1,19 +1,18 @@
 """The wrapper around each task of a Slurm job: `python -m csrun.task FOLDER -- COMMAND...`.
 
 It works out the task's role, runs the command if the task is the chief, turns the launcher's `stop` file into one
-signal, and leaves a file with what became of the task. Input workers serve when the chief asks; weight servers hold
-their nodes until the chief is done.
+signal, and leaves a file with what became of the task. Input workers and weight servers serve when the chief asks.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from csrun import process, worker
-from csrun.plan import CHIEF, INPUT_WORKER, LaunchPlan, Request, make_plan, task_environment
+from csrun.plan import CHIEF, LaunchPlan, Request, make_plan, task_environment
 
 STOP_FILE = "stop"
 POLL_S = 0.1
@@ -58,10 +57,8 @@ def main(argv: Sequence[str]) -> int:
         except process.CommandError as exc:
             code, message = exc.exit_code, str(exc)
             print(message, file=sys.stderr, flush=True)
-    elif task.role == INPUT_WORKER:
-        code, message = worker.serve_when_asked(Path(folder), task.role_index)
     else:
-        _hold_node(Path(folder))
+        code, message = worker.serve_when_asked(Path(folder), task.role, task.role_index)
     _write(Path(folder), TaskEnd(**{**asdict(start), "ended_at": time.time(), "exit_code": code, "message": message}))
     if task.role == CHIEF:
         (Path(folder) / worker.DONE_FILE).touch()
@@ -83,11 +80,10 @@ def task_file(folder: Path, rank: int) -> Path:
 
 
 def _run_chief(folder: Path, plan: LaunchPlan) -> int:
-    count = sum(task.role == INPUT_WORKER for task in plan.tasks)
     environ = {
         **os.environ,
         **task_environment(plan, plan.tasks[0], int(os.environ[env.JOB_ID])),
-        **worker.environment(folder, count),
+        **worker.environment(folder, Counter(task.role for task in plan.tasks)),
     }
     ended = threading.Event()
     watcher = threading.Thread(target=_watch_for_stop, args=(folder / STOP_FILE, ended), daemon=True)
@@ -106,13 +102,6 @@ def _watch_for_stop(path: Path, ended: threading.Event) -> None:
             number = int(path.read_text(encoding="ascii"))
             os.kill(os.getpid(), number)
             return
-
-
-def _hold_node(folder: Path) -> None:
-    # Slurm's own SIGTERM (scancel) goes to all tasks; the chief's answer to it decides when the job ends.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while not (folder / worker.DONE_FILE).exists():
-        time.sleep(POLL_S)
 
 
 def _write(folder: Path, end: TaskEnd) -> None:

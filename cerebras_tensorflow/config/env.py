@@ -6,13 +6,15 @@
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
 | CEREBRAS_TLS_CERT | user | certificate (PEM) of the server that serves a system from another host |
 | CSAUTH_TOKEN | user | token for that server, as for csctl |
-| CSRUN_INPUT_FOLDER | csrun | folder in which the chief and the input workers of a launch find each other |
+| CSRUN_INPUT_FOLDER | csrun | folder in which the chief finds the input workers and weight servers of its launch |
 | CSRUN_INPUT_REPORT | cs_input_analyzer | file for the measured rate of the input pipeline; measures only when set |
 | CSRUN_INPUT_WORKERS | csrun | number of input workers that stand by; 0: the chief reads its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
 | CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
 | CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
+| CSRUN_WEIGHT_SERVERS | csrun | number of weight servers that stand by; 0: the chief keeps the weights itself |
+| SLURM_JOB_ID | Slurm | set: the processes of a launch may be on several nodes |
 | SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
 | TF_USE_LEGACY_KERAS | user; us, for old scripts | TensorFlow's own: `1` makes tf.keras tf_keras |
@@ -41,6 +43,8 @@ JOB_ID = "CSRUN_JOB_ID"
 LAYOUT = "CSRUN_LAYOUT"
 ROLE = "CSRUN_ROLE"
 TASK = "CSRUN_TASK"
+WEIGHT_SERVERS = "CSRUN_WEIGHT_SERVERS"
+SLURM_JOB_ID = "SLURM_JOB_ID"
 K8S_CS_IP = "K8S_CS_IP"
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 SKIP_CKPT_SIZE_CHECK = "SKIP_CKPT_SIZE_CHECK"
@@ -69,6 +73,8 @@ class Environment:
     input_report: Path | None = None
     tls_certificate: Path | None = None
     token: str = ""
+    weight_servers: int = 0
+    is_under_slurm: bool = False
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -87,9 +93,10 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     task = environ.get(TASK, "0")
     if not task.isdigit():
         raise ValueError(f"{TASK}={task!r}: expected a number from 0")
-    workers = environ.get(INPUT_WORKERS, "0")
-    if not workers.isdigit():
-        raise ValueError(f"{INPUT_WORKERS}={workers!r}: expected a number from 0")
+    counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS)}
+    for name, count in counts.items():
+        if not count.isdigit():
+            raise ValueError(f"{name}={count!r}: expected a number from 0")
     folder = environ.get(INPUT_FOLDER)
     return Environment(
         execution_mode=mode,
@@ -99,10 +106,12 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         task=int(task),
         k8s_cs_ip=environ.get(K8S_CS_IP) or None,
         input_folder=Path(folder) if folder else None,
-        input_workers=int(workers),
+        input_workers=int(counts[INPUT_WORKERS]),
         input_report=Path(environ[INPUT_REPORT]) if environ.get(INPUT_REPORT) else None,
         tls_certificate=Path(environ[TLS_CERT]) if environ.get(TLS_CERT) else None,
         token=environ.get(TOKEN, ""),
+        weight_servers=int(counts[WEIGHT_SERVERS]),
+        is_under_slurm=SLURM_JOB_ID in environ,
     )
 
 

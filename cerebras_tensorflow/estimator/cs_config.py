@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
 
-STORES = ("auto", "memory", "file")
+STORES = ("auto", "memory", "servers", "file")
 
 
 @dataclass
@@ -18,7 +18,8 @@ class CSConfig:
     one machine plays all roles, so they change nothing.
 
     Attributes:
-        weight_store: "memory", "file", or "auto": memory while the weights take less than a quarter of the free one.
+        weight_store: "memory", "servers" (the launch's weight servers), "file", or "auto": memory while the weights
+            take less than a quarter of the free one, else servers while they take less than half of theirs, else file.
         weight_store_dir: Folder of the file store; None: `<model_dir>/weight_store`.
         stream_window_bytes: Bytes of weights in memory at a time; None: chosen from their sizes, at least 64 MB.
         min_stream_bytes: Variables smaller than this stay in memory.

@@ -26,6 +26,7 @@ from cerebras_tensorflow.graph.cost import flops, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime import weight_servers
 from cerebras_tensorflow.runtime.heap import return_large_buffers
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
@@ -182,10 +183,12 @@ def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightSt
         return None
     needed = sum(spec.num_bytes for spec in program.streamed)
     kind = settings.weight_store
-    if kind == "auto":
-        kind = "memory" if needed < _MEMORY_SHARE * free_memory_bytes() else "file"
-    if kind == "memory":
+    if kind == "memory" or (kind == "auto" and needed < _MEMORY_SHARE * free_memory_bytes()):
         return MemoryStore(program.streamed)
+    if kind != "file":
+        places = weight_servers.summon()
+        if kind == "servers" or weight_servers.have_room(places, needed):
+            return weight_servers.ServerStore(program.streamed, places)
     return_large_buffers()
     return FileStore(program.streamed, Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store")))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.runtime.input_workers import worker_file
 
 
@@ -22,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
     """Serve one worker's batches."""
     folder, index = Path(argv[0]), int(argv[1])
     # Under Slurm the chief is on another node; on one machine nobody else needs to reach the worker.
-    host = socket.gethostname() if os.environ.get("SLURM_JOB_ID") else "localhost"
+    host = socket.gethostname() if env.read().is_under_slurm else "localhost"
     service = tf.data.experimental.service
     dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
     port = dispatcher.target.rsplit(":", 1)[1]

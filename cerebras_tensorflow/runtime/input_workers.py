@@ -13,7 +13,6 @@ log says why.
 from __future__ import annotations
 
 import json
-import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -26,9 +25,8 @@ from tensorflow.core.framework import dataset_options_pb2
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime import input_rate
-
-logger = logging.getLogger(__name__)
 
 REQUEST_FILE = "input-request"
 START_TIMEOUT_S = 300.0
@@ -81,10 +79,10 @@ def distributed(dataset: Any, environment: env.Environment | None = None) -> Any
     variant = tf.data.experimental.to_variant(dataset)
     reason = why_not(variant)
     if reason:
-        logger.warning("The input stays in the chief, although %d input workers stand by: %s.", count, reason)
+        run_log.warning("The input stays in the chief, although %d input workers stand by: %s.", count, reason)
         return dataset
     targets = _summon(folder, count)
-    logger.info("Input is computed by %d input worker(s).", count)
+    run_log.info("Input is computed by %d input worker(s).", count)
     with warnings.catch_warnings():
         # TensorFlow warns about what its own distribute() does with options in a graph of the 1.x kind.
         warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")

@@ -1,7 +1,8 @@
 """The plan as local processes.
 
 One process, the chief, plays all roles: TensorFlow takes hundreds of megabytes for each process, and on one machine the
-tasks of 14 nodes would only wait for each other. `--input-workers N` starts that many input workers of their own.
+tasks of 14 nodes would only wait for each other. `--input-workers N` and `--weight-servers N` start that many of these
+roles as processes of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from cerebras_tensorflow.system.jobs import LiveJob
 from csrun import interpreters, process, worker
 from csrun.executors.interface import Executor, Launch
-from csrun.plan import LaunchPlan, task_environment
+from csrun.plan import INPUT_WORKER, WEIGHT_SERVER, LaunchPlan, task_environment
 
 CANCEL_GRACE_S = 25.0
 """How long a cancelled run may take to save and stop; with what comes around it, it stays below 30 s."""
@@ -26,10 +27,11 @@ class Embedded(Executor):
 
     Args:
         input_workers: Processes, besides the chief, that compute its input.
+        weight_servers: Processes, besides the chief, that hold its weights.
     """
 
-    def __init__(self, input_workers: int = 0) -> None:
-        self._input_workers = input_workers
+    def __init__(self, input_workers: int = 0, weight_servers: int = 0) -> None:
+        self._counts = {INPUT_WORKER: input_workers, WEIGHT_SERVER: weight_servers}
 
     def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Return the command itself."""
@@ -45,7 +47,8 @@ class Embedded(Executor):
         if len(plan.tasks) > 1:
             nodes = plan.request.total_nodes
             where = f"{nodes} nodes" if nodes > 1 else "1 node"
-            processes = f"1 chief and {self._input_workers} input workers" if self._input_workers else "one process"
+            names = [f"{count} {role.replace('_', ' ')}(s)" for role, count in self._counts.items() if count]
+            processes = ", ".join(["1 chief", *names]) if names else "one process"
             launch.tell(
                 f"csrun: embedded executor: the plan's {len(plan.tasks)} tasks on {where} are folded into {processes}"
             )
@@ -53,10 +56,10 @@ class Embedded(Executor):
             **os.environ,
             **task_environment(plan, plan.tasks[0], job.number),
             **interpreters.environment(plan.command),
-            **worker.environment(job.folder, self._input_workers),
+            **worker.environment(job.folder, self._counts),
             "PYTHONUNBUFFERED": "1",
         }
-        with worker.started(job.folder, self._input_workers):
+        with worker.started(job.folder, self._counts):
             code = process.run(
                 interpreters.resolved(plan.command),
                 environ,
@@ -65,7 +68,7 @@ class Embedded(Executor):
                 keep_open=() if job.lock is None else (job.lock,),
                 kill_after_s=lambda: _grace_s(job),
             )
-        failure = worker.failure(job.folder, self._input_workers)
+        failure = worker.failure(job.folder, self._counts)
         if failure:
             raise process.CommandError(f"{failure}. {RESUME}", WORKER_FAILED)
         return code

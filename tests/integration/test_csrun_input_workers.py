@@ -15,11 +15,11 @@ import pytest
 from cerebras_tensorflow.system import jobs
 
 CHIEF = """
-import hashlib, logging, signal, sys, time
+import hashlib, sys
 import tensorflow as tf
 from cerebras_tensorflow.runtime import input_workers
 
-logging.basicConfig(level=logging.INFO)
+tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
 tf.compat.v1.disable_eager_execution()
 tf.compat.v1.set_random_seed(1)
 dataset = tf.data.Dataset.range(103).shuffle(50).repeat(None if sys.argv[1] == "for ever" else 2)

@@ -62,7 +62,9 @@ def main() -> None:
         checkpoint_format=params.get("format", "auto"),
         log_step_count_steps=10,
         save_summary_steps=10,
-        cs_config=CSConfig(min_stream_bytes=1024, weight_store="file", use_xla="use_xla" in params),
+        cs_config=CSConfig(
+            min_stream_bytes=1024, weight_store=params.get("weight_store", "file"), use_xla="use_xla" in params
+        ),
     )
     estimator = CerebrasEstimator(model_fn, model_dir=model_dir, config=config, params=params)
     newest = estimator.latest_checkpoint()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
 from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
+from cerebras_tensorflow.runtime.weight_servers import ServerStore
+from tests.unit.runtime.test_weight_servers import weight_servers
 
 ROWS = 600
 SPECS = (
@@ -22,14 +25,20 @@ SPECS = (
 )
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "servers"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStore]:
-    opened = MemoryStore(SPECS) if request.param == "memory" else FileStore(SPECS, tmp_path / "store")
-    for index, spec in enumerate(SPECS):
-        opened.write(index, np.full(spec.shape, index, np.float32))
-    yield opened
-    if request.function is not test_a_snapshot_outlives_its_store:
-        opened.close()
+    with ExitStack() as stack:
+        make: dict[str, Callable[[], WeightStore]] = {
+            "memory": lambda: MemoryStore(SPECS),
+            "file": lambda: FileStore(SPECS, tmp_path / "store"),
+            "servers": lambda: ServerStore(SPECS, stack.enter_context(weight_servers(2))),
+        }
+        opened = make[request.param]()
+        for index, spec in enumerate(SPECS):
+            opened.write(index, np.full(spec.shape, index, np.float32))
+        yield opened
+        if request.function is not test_a_snapshot_outlives_its_store:
+            opened.close()
 
 
 def value_in(snapshot: StoreSnapshot, index: int) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""Both stores hold what was written, at once and after a flush."""
+"""All stores hold what was written, at once and after a flush."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.weight_servers import ServerStore
 from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
+from tests.unit.runtime.test_weight_servers import weight_servers
 
 SPECS = (
     WeightSpec("a", "float32", (5, 3), 60),
@@ -19,14 +22,17 @@ SPECS = (
 )
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(params=["memory", "file", "servers"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStore]:
-    make: Callable[[], WeightStore] = lambda: (  # noqa: E731
-        MemoryStore(SPECS) if request.param == "memory" else FileStore(SPECS, tmp_path / "store")
-    )
-    opened = make()
-    yield opened
-    opened.close()
+    with ExitStack() as stack:
+        make: dict[str, Callable[[], WeightStore]] = {
+            "memory": lambda: MemoryStore(SPECS),
+            "file": lambda: FileStore(SPECS, tmp_path / "store"),
+            "servers": lambda: ServerStore(SPECS, stack.enter_context(weight_servers(2))),
+        }
+        opened = make[request.param]()
+        yield opened
+        opened.close()
 
 
 def test_a_write_is_visible_at_once_and_after_a_flush(store: WeightStore) -> None:
