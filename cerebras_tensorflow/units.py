@@ -1,4 +1,12 @@
-"""Numbers with their unit, as text that a person reads."""
+"""Numbers with their unit, as text that a person reads or writes."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -31,3 +39,18 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s"
+
+
+def parse_size(text: str) -> int:
+    """Return a size with a unit as bytes.
+
+    Raises:
+        ValueError: If it is none.
+
+    >>> parse_size("1.5GB"), parse_size("64MiB")
+    (1500000000, 67108864)
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is no size; expected a number with a unit, as in 500MB or 2GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -12,7 +12,14 @@ from cerebras_tensorflow.estimator import run_config
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 from cerebras_tensorflow.logs import run_log
 
-_HONOURED = ("execution_strategy", "weight_store", "weight_store_dir", "stream_window_bytes", "min_stream_bytes")
+_HONOURED = (
+    "execution_strategy",
+    "weight_store",
+    "weight_store_dir",
+    "stream_window_bytes",
+    "min_stream_bytes",
+    "memory_budget",
+)
 _told: set[str] = set()
 
 

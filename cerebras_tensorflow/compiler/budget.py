@@ -6,31 +6,33 @@
          + values between ops
          + overhead (`overhead_bytes`): what kernels, queues and allocators take beside the values themselves
 
-Without a budget, values are spilled as far as that adds little to what the weights' moves cost anyway. It makes the peak
-of a deep model depend little on its depth.
+Without a budget, values are spilled as far as that adds little to what the weights' moves cost anyway. It makes the
+peak of a deep model depend little on its depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cerebras_tensorflow.compiler.liveness import Value
+from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.spilling import SpillPlan, plan_spills
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.units import format_bytes
 
-# Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py: the scratch memory
-# of the kernels and the session's own; the store's queue and the buffers that it keeps for later use.
+# Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py: the scratch
+# memory of the kernels and the session's own; the store's queue and the buffers that it keeps for later use.
 _SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
-# TensorFlow's allocator on a CPU with oneDNN keeps what is freed in a pool. A value takes the smallest free piece that it
-# fits into, so that the pool is larger than what is in it, and a value of the largest size often fits nowhere.
+# TensorFlow's allocator on a CPU with oneDNN keeps what is freed in a pool. A value takes the smallest free piece that
+# it fits into, so that the pool is larger than what is in it, and a value of the largest size often fits nowhere.
 _POOL_SHARE, _LARGEST_SHARE = 0.15, 0.5
 # Slices in memory at a time: three of one optimizer op, twice, as it copies what it loads.
 _SLICES = 6
-# Bytes that spilling may add to those that the weights' moves take, where there is no budget.
-_FREE_SHARE = 0.05
+# Part of a budget that is planned for: the plan is within some percent of what a step then takes.
+_PLANNED_SHARE = 0.93
 _MOVES_OF_A_WEIGHT = 4  # forward, backward, and to and from its update
 
 
@@ -83,8 +85,7 @@ def spill_within(
     length: int,
     outputs: Mapping[str, Sequence[Output]],
     moves: Moves,
-    memory_budget: int | None,
-    process_bytes: int,
+    options: StreamingOptions,
 ) -> SpillPlan:
     """Choose what to spill.
 
@@ -93,42 +94,42 @@ def spill_within(
         length: Of the step's order.
         outputs: Of each op.
         moves: Of its weights.
-        memory_budget: Most bytes that the process may take; None: no limit.
-        process_bytes: What it takes without the step.
+        options: The budget, and what else is chosen about spilling.
 
     Raises:
         CompileError: If the budget is too small.
     """
-    least = plan_spills(values, length, outputs, 0)
+    plan = partial(plan_spills, values, length, outputs, min_bytes=options.min_spill_bytes)
+    least = plan(0)
+    memory_budget, process_bytes = options.memory_budget, options.process_bytes
     if memory_budget is None:
-        return _spill_little(values, length, outputs, least, int(_FREE_SHARE * moves.step_bytes))
+        return _spill_little(plan, least, int(options.spill_share * moves.step_bytes))
     fixed = process_bytes + moves.peak_bytes
-    needed = fixed + least.peak_bytes + overhead_bytes(values, least.peak_bytes, moves)
+    overhead = overhead_bytes(values, least.peak_bytes, moves)
+    needed = (fixed + least.peak_bytes + overhead) / _PLANNED_SHARE
     if needed > memory_budget:
         raise CompileError(
             f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes(needed)}: "
             f"{format_bytes(process_bytes)} for the process, {format_bytes(moves.peak_bytes)} for weights on the move, "
-            f"{format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, and "
-            f"{format_bytes(overhead_bytes(values, least.peak_bytes, moves))} for kernels, queues and allocators. "
-            "Raise memory_budget to that, or make the batch or the sequence smaller"
+            f"{format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, "
+            f"{format_bytes(overhead)} for kernels, queues and allocators, and some to spare. Raise memory_budget to "
+            "that, or make the batch or the sequence smaller"
         )
-    free = memory_budget - fixed - overhead_bytes(values, 0, moves)
-    return plan_spills(values, length, outputs, max(least.peak_bytes, int(free / (1 + _POOL_SHARE))))
+    free = _PLANNED_SHARE * memory_budget - fixed - overhead_bytes(values, 0, moves)
+    return plan(max(least.peak_bytes, int(free / (1 + _POOL_SHARE))))
 
 
-def _spill_little(
-    values: Sequence[Value], length: int, outputs: Mapping[str, Sequence[Output]], least: SpillPlan, free_bytes: int
-) -> SpillPlan:
+def _spill_little(plan: Callable[[int | None], SpillPlan], least: SpillPlan, free_bytes: int) -> SpillPlan:
     """Return the plan of the lowest peak among those that move at most `free_bytes`."""
-    best = plan_spills(values, length, outputs, None)
-    low, high = least.peak_bytes, best.peak_bytes
     if least.moved_bytes <= free_bytes:
         return least
+    best = plan(None)
+    low, high = least.peak_bytes, best.peak_bytes
     while high - low > max(1, best.peak_bytes // 50):
         middle = (low + high) // 2
-        plan = plan_spills(values, length, outputs, middle)
-        if plan.moved_bytes <= free_bytes:
-            best, high = plan, middle
+        tried = plan(middle)
+        if tried.moved_bytes <= free_bytes:
+            best, high = tried, middle
         else:
             low = middle
     return best

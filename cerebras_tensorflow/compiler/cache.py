@@ -13,8 +13,8 @@ from pathlib import Path
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step
-from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
 

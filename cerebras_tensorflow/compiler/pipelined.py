@@ -12,9 +12,7 @@ from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_acce
 from cerebras_tensorflow.graph.variables import find_variables
 
 
-def compile_pipelined(
-    graph_def: GraphDef, sources: Sequence[str], outputs: Mapping[str, Sequence[Output]]
-) -> Program:
+def compile_pipelined(graph_def: GraphDef, sources: Sequence[str], outputs: Mapping[str, Sequence[Output]]) -> Program:
     """Return the pipelined Program of a step.
 
     Args:

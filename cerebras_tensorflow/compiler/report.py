@@ -23,8 +23,8 @@ def schedule_text(program: Program) -> str:
         f"step (rows that `gather` fetches not counted).",
         "A move starts when, of the moves above it, all but the last "
         f"{format_bytes(program.window_bytes)} have been used.",
-        "`load`: the step reads the weight. `update`: load, optimizer, store. `gather`: only the batch's rows. `spill`: a "
-        "value goes to the store until `fill` brings it back.",
+        "`load`: the step reads the weight. `update`: load, optimizer, store. `gather`: only the batch's rows. "
+        "`spill`: a value goes to the store until `fill` brings it back.",
         "",
         f"{'number':>6}  {'kind':6}  {'bytes':>9}  {'first op':>8}  {'last op':>8}  weight",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,6 +39,7 @@ STEP_NODE = "cs_step"
 _READERS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
 )
+_BEFORE_NEXT = 1e-6  # of a position
 _PASS_ON = frozenset({"Identity", "Reshape", "Cast"})
 
 
@@ -113,7 +114,7 @@ class Rewriting:
             self._dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
         self._dropped |= self._dropped_reads
         for number, spill in enumerate(spills):
-            self._spill(spill, len(self._plans) + number)
+            self._spill(spill, len(self._plans) + number, slices)
         for plan in self._plans:
             others = [(position, num_bytes) for position, num_bytes, index in demand if index != plan.index]
             self._shapes(plan)
@@ -207,7 +208,9 @@ class Rewriting:
             position = self._position[touch.node]
             for write in plan.variable.writes:
                 self._extra_control.setdefault(write.node, []).append(self._liveness.alive(touch.node))
-            self.events.append(Event("gather", plan.index, touch.node, 0, position, position, ((touch.node, position),)))
+            self.events.append(
+                Event("gather", plan.index, touch.node, 0, position, position, ((touch.node, position),))
+            )
 
     def _loads(self, plan: Plan, others: list[tuple[int, int]]) -> None:
         """Give each group of uses its own load. Reads inside a branch are grouped by branch."""
@@ -366,7 +369,7 @@ class Rewriting:
         """What an op takes in place of an input."""
         return self._refill.get((user, endpoint), str(endpoint))
 
-    def _spill(self, spill: Spill, index: int) -> None:
+    def _spill(self, spill: Spill, index: int, slices: Container[str]) -> None:
         """Store a value when it is made, and let its late uses take what is loaded again."""
         prefix = f"cs_spill/{index - len(self._plans)}"
         dtype = tf.as_dtype(spill.dtype).as_datatype_enum
@@ -384,8 +387,10 @@ class Rewriting:
                 forms[endpoint] = self._add(form)
         for use in spill.late:
             self._refill[(use.user, use.endpoint)] = forms[use.endpoint]
-        first, last = spill.late[0].position, spill.late[-1].position
-        finishers = tuple((use.user, float(use.position)) for use in spill.late)
+        # The slices of an update lie between its position and the next; their value is in use until the last of them.
+        places = {use.user: use.position + (1 - _BEFORE_NEXT) * (use.user in slices) for use in spill.late}
+        first, last = spill.late[0].position, max(places.values())
+        finishers = tuple(sorted(places.items(), key=lambda item: item[1]))
         self.events.append(Event("fill", index, load.name, spill.num_bytes, first, last, finishers))
 
     def _weight_call(

@@ -1,15 +1,16 @@
 """Spilling: values that wait long for their next use go to the weight store and come back, under a memory budget.
 
-Activations wait from the forward to the backward pass, gradients that are clipped by their global norm until all of them
-are there. Where the step's values together exceed the budget, the one whose next use is furthest away goes first (the
-rule that Belady showed to need the fewest moves, as the whole order is known), the larger of two that are as far. Moving
-a value costs its bytes twice, whichever it is, so distance is all that counts.
+Activations wait from the forward to the backward pass, gradients that are clipped by their global norm until all of
+them are there. Where the step's values together exceed the budget, the one whose next use is furthest away goes first
+(the rule that Belady showed to need the fewest moves, as the whole order is known), the larger of two that are as far.
+Moving a value costs its bytes twice, whichever it is, so distance is all that counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,6 @@ from numpy.typing import NDArray
 from cerebras_tensorflow.compiler.liveness import Use, Value, memory_curve
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint
-
-MIN_SPILL_BYTES = 256 * 1024  # below it a move costs more than the memory is worth
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class SpillPlan:
 
 
 def plan_spills(
-    values: Sequence[Value], length: int, outputs: Mapping[str, Sequence[Output]], limit: int | None
+    values: Sequence[Value], length: int, outputs: Mapping[str, Sequence[Output]], limit: int | None, min_bytes: int
 ) -> SpillPlan:
     """Choose what to spill so that the values never take more than a limit, or as little as they can.
 
@@ -76,6 +75,7 @@ def plan_spills(
         length: Of the step's order.
         outputs: Of each op, for the shapes.
         limit: Bytes; None: nothing is spilled.
+        min_bytes: Size of the smallest value to spill.
 
     Returns:
         The plan; its peak_bytes is above the limit if that cannot be reached.
@@ -83,7 +83,7 @@ def plan_spills(
     curve = memory_curve(values, length)
     if limit is None or not length:
         return SpillPlan((), curve)
-    gaps = [gap for value in values for gap in _gaps(value, outputs)]
+    gaps = [gap for value in values for gap in _gaps(value, outputs, min_bytes)]
     begin = np.array([gap.begin for gap in gaps], np.int64)
     end = np.array([gap.end for gap in gaps], np.int64)
     size = np.array([gap.value.num_bytes for gap in gaps], np.int64)
@@ -116,14 +116,14 @@ class _Gap:
     end: int
 
 
-def _gaps(value: Value, outputs: Mapping[str, Sequence[Output]]) -> list[_Gap]:
+def _gaps(value: Value, outputs: Mapping[str, Sequence[Output]], min_bytes: int) -> list[_Gap]:
     """The widest stretch between two uses of a value that may be spilled: none or one."""
-    if value.is_conditional or value.num_bytes < MIN_SPILL_BYTES:
+    if value.is_conditional or value.num_bytes < min_bytes:
         return []
     if any(_output(endpoint, outputs) is None for endpoint in (value.endpoint, *(u.endpoint for u in value.uses))):
         return []
     places = [value.made, *(use.position for use in value.uses)]
-    width, begin, end = max((after - before, before, after) for before, after in zip(places, places[1:], strict=False))
+    width, begin, end = max((after - before, before, after) for before, after in pairwise(places))
     return [_Gap(value, begin, end)] if width > 2 else []
 
 

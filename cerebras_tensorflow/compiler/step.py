@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
-from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions, compile_weight_streaming
+from cerebras_tensorflow.compiler.weight_streaming import compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef

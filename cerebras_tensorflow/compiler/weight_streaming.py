@@ -8,10 +8,10 @@ variable that exists only from its load to its store. This module decides; rewri
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from cerebras_tensorflow.compiler.budget import Moves, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.liveness import find_values
+from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
 from cerebras_tensorflow.compiler.sliced_update import find_slices
 from cerebras_tensorflow.compiler.spilling import plan_spills
@@ -22,31 +22,6 @@ from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_acce
 from cerebras_tensorflow.graph.variables import Variable, find_variables
 
 _SLICES_IN_WINDOW = 32
-
-
-@dataclass(frozen=True)
-class StreamingOptions:
-    """What a user may choose about the schedule.
-
-    Attributes:
-        min_stream_bytes: Variables below this size stay resident: a move costs more than they do.
-        window_bytes: Bytes of weights in memory at a time; None: twice the weight at which half of all bytes are in
-            smaller ones, at least 64 MB. One weight beyond it (a vocabulary) gets the memory to itself.
-        slice_bytes: Most bytes of a variable that an element-wise update has in memory; more where the window is so
-            large that this is a small part of it, since every slice costs nodes.
-        memory_budget: Most bytes of memory that the process may take; None: no limit, and values are spilled as far as
-            that costs next to nothing (budget.py).
-        process_bytes: What it takes without the step.
-        is_in_host_memory: Whether the weights lie in the host's memory as variables instead of in a store: a load is a
-            read there, an update happens in place. Where the ops run on the host too, nothing is copied.
-    """
-
-    min_stream_bytes: int = 64 * 1024
-    window_bytes: int | None = None
-    slice_bytes: int = 16_000_000
-    memory_budget: int | None = None
-    process_bytes: int = 0
-    is_in_host_memory: bool = False
 
 
 def compile_weight_streaming(
@@ -98,12 +73,16 @@ def compile_weight_streaming(
             notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
     window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
     slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
-    moves = None if options.is_in_host_memory else Moves(window_bytes, slice_bytes, tuple(variable.num_bytes for variable in streamed))
+    moves = (
+        None
+        if options.is_in_host_memory
+        else Moves(window_bytes, slice_bytes, tuple(variable.num_bytes for variable in streamed))
+    )
     values = find_values(table, order, outputs)
     if moves is None:
-        spilling = plan_spills(values, len(order), outputs, None)
+        spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
-        spilling = spill_within(values, len(order), outputs, moves, options.memory_budget, options.process_bytes)
+        spilling = spill_within(values, len(order), outputs, moves, options)
     rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory)
     by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
     slices = find_slices(table, by_handle, slice_bytes)

@@ -14,8 +14,8 @@ import numpy as np
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CheckpointError, StoreError
-from cerebras_tensorflow.estimator.running import free_memory_bytes
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.saver import checkpoint_names, retention, soundness

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.estimator import checkpoints, running
+from cerebras_tensorflow.estimator import checkpoints, running, weight_stores
 from cerebras_tensorflow.estimator.host_call import HostMetrics
 from cerebras_tensorflow.estimator.initialize import initial_values
 from cerebras_tensorflow.estimator.inputs import InputPipeline
@@ -169,7 +169,7 @@ def opened_model(
         compiled = running.compile_model(
             model, model.step([*roots, local_init]), target.mode, request.config, request.compile_dir
         )
-        store = running.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
+        store = weight_stores.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
         session = ProgramSession(compiled.program, model.graph, None, store, settings, pipeline.next_batch)
         sessions.append(session)
         session.run(local_init)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,25 +13,25 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler import cache, report
 from cerebras_tensorflow.compiler.estimate import Estimate, estimate
-from cerebras_tensorflow.compiler.memory_plan import plan_memory
+from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
+from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
-from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.estimator import weight_stores
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 from cerebras_tensorflow.estimator.model_call import Model
-from cerebras_tensorflow.graph.cost import flops, output_bytes
+from cerebras_tensorflow.graph.cost import flops, op_outputs, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime import weight_servers
-from cerebras_tensorflow.runtime.heap import return_large_buffers
+from cerebras_tensorflow.runtime.memory import resident_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
-from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
 from cerebras_tensorflow.system import registry
+from cerebras_tensorflow.units import format_bytes
 
-_MEMORY_SHARE = 0.25  # of the free memory, up to which weight_store "auto" means memory
+_ROUNDED_TO = 64_000_000  # bytes of the process without the step, so that runs of one model share a Program
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def cs_config_of(config: Any) -> CSConfig:
     given = getattr(config, "cs_config", None)
     if isinstance(given, CSConfig):
         return given
-    names = ("weight_store", "weight_store_dir", "stream_window_bytes", "min_stream_bytes", "use_xla")
+    names = ("weight_store", "weight_store_dir", "stream_window_bytes", "min_stream_bytes", "use_xla", "memory_budget")
     return CSConfig(**{name: getattr(given, name) for name in names if hasattr(given, name)})
 
 
@@ -141,20 +140,21 @@ def compile_model(model: Model, step: Step, mode: str, config: Any, compile_dir:
         compile_dir: Folder of the tfcs_<checksum> folder; None: compile in memory and write nothing.
     """
     settings = cs_config_of(config)
-    options = StreamingOptions(settings.min_stream_bytes, settings.stream_window_bytes)
+    options = streaming_options(model, mode, settings)
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
     program = cache.load(folder) if folder else None
     if program is not None:
         run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, _estimate(model, program))
-    program = compile_step(step, mode, options)
+    program = compile_step(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
     for note in program.notes:
         run_log.warning("%s.", note)
+    plan = plan_memory(program)
+    _check_budget(mode, options, plan)
     speed = _estimate(model, program)
     if folder is not None:
-        plan = plan_memory(program, output_bytes(model.graph))
         texts = {
             "schedule.txt": report.schedule_text(program),
             "memory_plan.txt": report.memory_plan_text(program, plan),
@@ -164,6 +164,38 @@ def compile_model(model: Model, step: Step, mode: str, config: Any, compile_dir:
     return Compiled(program, compiled_s, folder, speed)
 
 
+def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingOptions:
+    """Return the options by which a run with these settings compiles a model here and now."""
+    budget = settings.memory_budget
+    assert not isinstance(budget, str)  # CSConfig has made bytes of it
+    weights = model.saved_names().values()
+    weight_bytes = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in weights if v.shape.is_fully_defined())
+    in_memory = mode == WEIGHT_STREAMING and weight_stores.fit_in_host_memory(weight_bytes, settings)
+    taken = -(-resident_bytes() // _ROUNDED_TO) * _ROUNDED_TO if budget is not None else 0  # part of the cache's key
+    return StreamingOptions(
+        settings.min_stream_bytes,
+        settings.stream_window_bytes,
+        memory_budget=budget,
+        process_bytes=taken,
+        is_in_host_memory=in_memory,
+    )
+
+
+def _check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None:
+    """Refuse a pipelined step that is beyond the memory budget; a streamed one has been made to fit.
+
+    Raises:
+        CompileError: If it is.
+    """
+    needed = options.process_bytes + plan.peak_bytes
+    if mode != WEIGHT_STREAMING and options.memory_budget is not None and needed > options.memory_budget:
+        raise CompileError(
+            f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs {format_bytes(needed)} in "
+            f"pipelined mode, which keeps all weights ({format_bytes(plan.resident_bytes)}) in memory. Raise "
+            "memory_budget to that, or run it in weight streaming: csrun_wse python-ws run.py …"
+        )
+
+
 def _estimate(model: Model, program: Program) -> Estimate:
     inputs = [model.graph.get_tensor_by_name(f"{name}:0") for name in model.inputs.names]
     dims = [tensor.shape.as_list()[0] for tensor in inputs if tensor.shape.rank]
@@ -171,32 +203,3 @@ def _estimate(model: Model, program: Program) -> Estimate:
     batch_bytes = sum(sizes[name] for name in model.inputs.names)
     names = set(NodeTable(program.graph_def).nodes)
     return estimate(program, int(dims[0] or 1) if dims else 1, batch_bytes, flops(model.graph, names))
-
-
-def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightStore | None:
-    """Return the weight store of a Program; None if nothing is streamed.
-
-    Raises:
-        StoreError: If the weights do not fit on the store's disk.
-    """
-    if not program.streamed:
-        return None
-    needed = sum(spec.num_bytes for spec in program.streamed)
-    kind = settings.weight_store
-    if kind == "memory" or (kind == "auto" and needed < _MEMORY_SHARE * free_memory_bytes()):
-        return MemoryStore(program.streamed)
-    if kind != "file":
-        places = weight_servers.summon()
-        if kind == "servers" or weight_servers.have_room(places, needed):
-            return weight_servers.ServerStore(program.streamed, places)
-    return_large_buffers()
-    return FileStore(program.streamed, Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store")))
-
-
-def free_memory_bytes() -> int:
-    """Return the bytes of memory that the system can still give to programs."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise CerebrasError("/proc/meminfo has no MemAvailable; set weight_store to memory or file in the csconfig section")

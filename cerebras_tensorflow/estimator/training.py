@@ -14,7 +14,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CorruptCheckpointError
-from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries
+from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries, weight_stores
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
 from cerebras_tensorflow.estimator.initialize import initial_values
@@ -246,7 +246,7 @@ class _Run:
         if scaffold is not None and self._target.mode != WEIGHT_STREAMING:
             scaffold.finalize()  # hooks may use its saver
         begin = time.perf_counter()
-        store = running.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
+        store = weight_stores.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
         self._pipeline.start()
         session = ProgramSession(
             compiled.program, model.graph, model.train_node, store, self._session_config, self._next_batch

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _BAD_INPUT = 2
 _MODEL = "MODEL"  # of a reference model's run.py: an object with a model_fn and sections
 _MODES = {"train": "train", "eval": "eval", "predict": "infer"}
-_MEMORY_SHARE = 0.25  # as estimator/running.py has it for weight_store: auto
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-m", "--mode", choices=tuple(_MODES), default="train", help="what is planned (default: train)")
     parser.add_argument("--execution_mode", choices=EXECUTION_MODES, default=WEIGHT_STREAMING)
     parser.add_argument("--window_bytes", type=int, help="bytes of weights in memory at a time (stream_window_bytes)")
+    parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB")
     parser.add_argument("--store_dir", default=".", help="folder on the disk of the weight store (default: .)")
     parser.add_argument("--no_rates", action="store_true", help="measure nothing; leave out the time on this machine")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
@@ -81,9 +81,8 @@ def _run(options: argparse.Namespace) -> None:
     params = _read_params(options.params)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
     model_fn = load_model_fn(options.model)
-    from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+    from cerebras_tensorflow.estimator.cs_config import CSConfig
     from cerebras_tensorflow.estimator.run_config import CSRunConfig
-    from cerebras_tensorflow.estimator.running import free_memory_bytes
     from cerebras_tensorflow.perf import chrome_trace, picture
     from cerebras_tensorflow.planner import plan, rates, report
 
@@ -96,10 +95,10 @@ def _run(options: argparse.Namespace) -> None:
             CSRunConfig(),
             _MODES[options.mode],
             options.execution_mode,
-            StreamingOptions(window_bytes=options.window_bytes),
+            CSConfig(stream_window_bytes=options.window_bytes, memory_budget=options.memory_budget),
         )
     measured = None if options.no_rates else rates.measure(store_dir)
-    is_in_memory = planned.memory.store_bytes < _MEMORY_SHARE * free_memory_bytes()
+    is_in_memory = planned.program.is_in_host_memory
     line = plan.timeline(planned, measured, is_in_memory, options.model) if measured is not None else None
     _print(options, planned, measured, line, is_in_memory, report)
     if line is not None and options.trace:

@@ -12,8 +12,9 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.estimate import Estimate, estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.step import compile_step
-from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+from cerebras_tensorflow.estimator.cs_config import CSConfig
 from cerebras_tensorflow.estimator.model_call import Model, call_model_fn
+from cerebras_tensorflow.estimator.running import streaming_options
 from cerebras_tensorflow.estimator.training import training_ops
 from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
 from cerebras_tensorflow.graph.program import Program
@@ -67,7 +68,7 @@ def plan_step(
     config: Any,
     mode: str,
     execution_mode: str,
-    options: StreamingOptions,
+    settings: CSConfig,
 ) -> Plan:
     """Compile one step of a model without making its weights.
 
@@ -78,7 +79,7 @@ def plan_step(
         config: RunConfig.
         mode: "train", "eval" or "infer".
         execution_mode: "weight_streaming" or "pipelined".
-        options: Of the schedule.
+        settings: Of the schedule and the weight store.
 
     Raises:
         CompileError: If the graph cannot be compiled for the mode.
@@ -91,6 +92,7 @@ def plan_step(
     op_flops = flops_of_ops(model.graph, {node.name for node in step.graph_def.node})
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
     batch_bytes = sum(op_bytes[name] for name in model.inputs.names)
+    options = streaming_options(model, execution_mode, settings)
     # TensorFlow's graph of a large model takes a gigabyte, and all that is needed of it is taken.
     del model
     gc.collect()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from os.path import abspath, dirname, exists, isdir
 from typing import TYPE_CHECKING
 
+from cerebras_tensorflow.units import parse_size
+
 if TYPE_CHECKING:
     from cerebras_tensorflow.saver.convert import Selection
     from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
@@ -170,7 +172,7 @@ def _writer(
 
     shard_of = None
     if options.shard_size:
-        shard_of = layout.by_size(layout.parse_size(options.shard_size))
+        shard_of = layout.by_size(parse_size(options.shard_size))
     elif options.layout:
         rules = layout.read_layout(options.layout)
         convert.check_layout(reader, selection, rules)

@@ -10,13 +10,9 @@ A layout file has one rule a line, `SHARD PATTERN`, with shell patterns on tenso
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 _MAX_SHARDS = 99_999
 
 
@@ -92,18 +88,3 @@ def by_size(max_bytes: int) -> Callable[[str, int], int]:
         return shard
 
     return shard_of
-
-
-def parse_size(text: str) -> int:
-    """Return a size with a unit as bytes.
-
-    Raises:
-        ValueError: If it is none.
-
-    >>> parse_size("1.5GB"), parse_size("64MiB")
-    (1500000000, 67108864)
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{text!r} is no size; expected a number with a unit, as in 500MB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -155,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--validate_only", action="store_true", help="check that the mode supports the model; no run")
     what.add_argument("--compile_only", action="store_true", help="compile; no run")
+    parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB (default: no limit)")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--num_csx", type=int, help="CS systems that share a batch")
     cluster.add_argument("--num_wgt_servers", type=int, help="weight servers")
@@ -260,6 +261,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 
     cluster: dict[str, Any] = {
+        "memory_budget": settings.memory_budget,
         "num_csx": settings.num_csx,
         "max_wgt_servers": settings.num_wgt_servers,
         "max_act_per_csx": settings.num_act_servers,

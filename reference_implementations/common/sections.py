@@ -31,6 +31,7 @@ class RunSettings:
     tf_random_seed: int | None = None
     throttle_secs: int = 0
     disable_input_pipeline_ckpt: bool = False  # true: a resumed run starts the data from its beginning
+    memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
     num_csx: int | None = None
     num_wgt_servers: int | None = None
     num_act_servers: int | None = None

@@ -94,7 +94,7 @@ def main() -> None:
     from cerebras_tensorflow.compiler.estimate import estimate
     from cerebras_tensorflow.compiler.memory_plan import plan_memory
     from cerebras_tensorflow.compiler.step import compile_step
-    from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+    from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.estimator.training import training_ops
     from cerebras_tensorflow.graph.cost import flops, output_bytes
     from cerebras_tensorflow.runtime.heap import return_large_buffers

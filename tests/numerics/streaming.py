@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
-from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
 from cerebras_tensorflow.estimator.model_call import graph_semantics, op_name
+from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.session import ProgramSession
-from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore
+from cerebras_tensorflow.runtime.weight_store import FileStore
 
 v1 = tf.compat.v1
 BATCH, SEQUENCE, VOCABULARY = 4, 16, 96
@@ -115,12 +116,20 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
 
 
 def train(built: Built, mode: str, steps: int, store_folder: Path | None = None, window_bytes: int = 40_000) -> Trained:
-    """Train in one mode; with a folder, the weights are in a file there. Updates are cut into slices of 4 kB."""
-    options = StreamingOptions(min_stream_bytes=1024, window_bytes=window_bytes, slice_bytes=4096)
-    program = compile_step(built.step, mode, options)
-    store = None
-    if program.streamed:
-        store = FileStore(program.stored, store_folder) if store_folder else MemoryStore(program.stored)
+    """Train in one mode; with a folder, the weights are in a file there, and every value that can be is spilled to it.
+
+    Updates are cut into slices of 4 kB.
+    """
+    options = StreamingOptions(
+        min_stream_bytes=1024,
+        window_bytes=window_bytes,
+        slice_bytes=4096,
+        spill_share=1e9,
+        min_spill_bytes=256,
+        is_in_host_memory=mode == "weight_streaming" and store_folder is None,
+    )
+    program = compile_step(built.step, mode, options, op_outputs(built.graph))
+    store = FileStore(program.stored, store_folder) if program.streamed and store_folder else None
     source = iter(batches(steps))
     session = ProgramSession(program, built.graph, built.step.train_node, store, None, lambda: next(source))
     try:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
-from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
 from cerebras_tensorflow.estimator.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program

@@ -1,0 +1,41 @@
+"""Where a run keeps its streamed weights: in host memory, on the launch's weight servers, or in a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cerebras_tensorflow.estimator.cs_config import CSConfig
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.heap import return_large_buffers
+from cerebras_tensorflow.runtime.memory import free_memory_bytes
+from cerebras_tensorflow.runtime.weight_store import FileStore, WeightStore
+
+MEMORY_SHARE = 0.25
+"""Of the free memory, up to which weight_store "auto" means memory."""
+
+
+def fit_in_host_memory(weight_bytes: int, settings: CSConfig) -> bool:
+    """Whether a run keeps its weights in host memory, so that it needs no store."""
+    if settings.weight_store != "auto" or settings.memory_budget is not None:
+        return settings.weight_store == "memory"
+    return weight_bytes < MEMORY_SHARE * free_memory_bytes()
+
+
+def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightStore | None:
+    """Return the weight store of a Program; None if it needs none.
+
+    Raises:
+        StoreError: If the weights do not fit on the store's disk.
+    """
+    if not program.streamed or program.is_in_host_memory:
+        return None
+    if settings.weight_store != "file":
+        from cerebras_tensorflow.runtime import weight_servers  # and gRPC, which few runs need
+
+        places = weight_servers.summon()
+        needed = sum(spec.num_bytes for spec in program.stored)
+        if settings.weight_store == "servers" or weight_servers.have_room(places, needed):
+            return weight_servers.ServerStore(program.stored, places)
+    return_large_buffers()
+    return FileStore(program.stored, Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store")))
