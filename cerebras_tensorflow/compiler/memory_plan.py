@@ -36,17 +36,20 @@ class MemoryPlan:
         return self.resident_bytes + self.window_bytes + self.activation_bytes
 
 
-def plan_memory(program: Program, sizes: Mapping[str, int]) -> MemoryPlan:
+def plan_memory(program: Program, sizes: Mapping[str, int], live: Mapping[str, int] | None = None) -> MemoryPlan:
     """Return the memory plan of a Program.
 
     Args:
         program: The Program.
         sizes: Bytes of the outputs of each op of the original graph.
+        live: From `live_bytes`, where it is known already.
     """
+    if live is None:
+        live = live_bytes(program, sizes)
     return MemoryPlan(
         resident_bytes=sum(spec.num_bytes for spec in program.resident),
         window_bytes=program.window_bytes,
-        activation_bytes=max(live_bytes(program, sizes).values(), default=0),
+        activation_bytes=max(live.values(), default=0),
         store_bytes=sum(spec.num_bytes for spec in program.streamed),
     )
 

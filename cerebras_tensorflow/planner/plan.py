@@ -95,16 +95,17 @@ def plan_step(
     gc.collect()
     program = compile_step(step, execution_mode, options)
     num_flops = sum(op_flops.values())
+    live = live_bytes(program, op_bytes)
     return Plan(
         program=program,
-        memory=plan_memory(program, op_bytes),
+        memory=plan_memory(program, op_bytes, live),
         cs2=estimate(program, inputs.batch_size, batch_bytes, num_flops),
         batch_size=inputs.batch_size,
         num_parameters=num_parameters,
         num_flops=num_flops,
         op_flops=op_flops,
         op_bytes=op_bytes,
-        live=live_bytes(program, op_bytes),
+        live=live,
     )
 
 
