@@ -26,7 +26,6 @@ from cerebras_tensorflow.graph.cost import flops, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime import weight_servers
 from cerebras_tensorflow.runtime.heap import return_large_buffers
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
@@ -186,6 +185,8 @@ def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightSt
     if kind == "memory" or (kind == "auto" and needed < _MEMORY_SHARE * free_memory_bytes()):
         return MemoryStore(program.streamed)
     if kind != "file":
+        from cerebras_tensorflow.runtime import weight_servers  # and gRPC, which few runs need
+
         places = weight_servers.summon()
         if kind == "servers" or weight_servers.have_room(places, needed):
             return weight_servers.ServerStore(program.streamed, places)
