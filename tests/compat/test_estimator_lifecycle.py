@@ -540,7 +540,7 @@ def test_a_path_without_a_variable_is_refused(trained: Any, tmp_path: Path) -> N
 
 
 def test_a_path_with_another_shape_is_refused(trained: Any, tmp_path: Path) -> None:
-    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start="w$")
+    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start="w:0")
     text = (
         r"Shape of variable w:0 \(\(3, 2\)\) doesn't match with shape of tensor w \(\[3, 1\]\) from checkpoint reader."
     )
