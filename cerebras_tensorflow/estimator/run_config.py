@@ -25,8 +25,8 @@ class RunConfig:
         model_dir: Folder of checkpoints and event files.
         tf_random_seed: Seed of the model's graph.
         save_summary_steps: Steps between summaries; None or 0: no summaries.
-        save_checkpoints_steps, save_checkpoints_secs: When to save; at most one of them. Both None: never in between.
-            Default: every 600 seconds.
+        save_checkpoints_steps, save_checkpoints_secs: When to save; at most one of them. Both None: never; a
+            CerebrasEstimator then saves the first and the last step. Default: every 600 seconds.
         session_config: tf.compat.v1.ConfigProto of the session.
         keep_checkpoint_max: Newest checkpoints to keep; 0 or None: all.
         keep_checkpoint_every_n_hours: Of those that would go, one each so many hours stays.

@@ -663,3 +663,11 @@ def test_the_summaries_contexts_switch_the_models_own(tmp_path: Path, is_enabled
         tf.estimator.Estimator(with_summary, str(tmp_path), config, {}).train(models.repeated, steps=2)
     assert ("mine" in tags(str(tmp_path))) == is_enabled
     assert "loss" in tags(str(tmp_path))
+
+
+def test_without_an_interval_nothing_is_saved(tmp_path: Path) -> None:
+    config = tf.estimator.RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None)
+    estimator = tf.estimator.Estimator(models.linear, str(tmp_path), config, {}).train(models.repeated, max_steps=2)
+    assert estimator.latest_checkpoint() is None
+    with pytest.raises(ValueError, match="There should be a CheckpointSaverHook to use saving_listeners"):
+        estimator.train(models.repeated, max_steps=4, saving_listeners=[Listener()])

@@ -14,7 +14,7 @@ from cerebras_tensorflow.errors import SettingsError
 def test_the_defaults_are_those_of_tf_estimator() -> None:
     config = RunConfig()
     found = (config.model_dir, config.tf_random_seed, config.save_summary_steps, config.save_checkpoints_secs)
-    assert found == (None, 1, 100, 600)
+    assert found == (None, None, 100, 600)
     assert (config.save_checkpoints_steps, config.keep_checkpoint_max, config.log_step_count_steps) == (None, 5, 100)
     assert (config.task_type, config.task_id, config.is_chief) == ("worker", 0, True)
 
