@@ -56,9 +56,9 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
 def compile_report_text(estimate: Estimate) -> str:
     """Return the compile report: the original's table, every figure of it simulated."""
     rows = [
-        ("Samples/s", f"{estimate.samples_per_s:.1f}"),
-        ("Compute Samples/s", f"{estimate.compute_samples_per_s:.1f}"),
-        ("Transmission Samples/s", f"{estimate.transmission_samples_per_s:.1f}"),
+        ("Samples/s", _rate(estimate.samples_per_s)),
+        ("Compute Samples/s", _rate(estimate.compute_samples_per_s)),
+        ("Transmission Samples/s", _rate(estimate.transmission_samples_per_s)),
     ]
     return (
         "Estimated Overall Performance (simulated: a model of a CS-2, not a measurement)\n"
@@ -69,3 +69,8 @@ def compile_report_text(estimate: Estimate) -> str:
         f"{format_seconds(estimate.step_s)} (simulated).\nAssumptions:\n"
         + "".join(f"- {text}\n" for text in estimate.assumptions)
     )
+
+
+def _rate(per_s: float) -> str:
+    """One decimal, as the original; more where that would show nothing."""
+    return f"{per_s:.1f}" if per_s >= 0.1 or not per_s else f"{per_s:.2g}"

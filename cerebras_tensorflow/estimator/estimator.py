@@ -132,6 +132,9 @@ class CerebrasEstimator:
             if value is not None and value <= 0:
                 raise ValueError(f"Must specify {name} > 0, given: {value}")
         _check_hooks(hooks)
+        for listener in saving_listeners or ():
+            if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
+                raise TypeError(f"saving_listeners must be a list of CheckpointSaverListener, given: {listener}")
         if sparsifier is not None:
             run_log.warning("The sparsifier is ignored: weights stay dense.")
         target = self._target(use_cs, ModeKeys.TRAIN)
@@ -151,7 +154,7 @@ class CerebrasEstimator:
                     listeners=tuple(saving_listeners or ()),
                     steps=steps,
                     last_step=max_steps,
-                    ignores_negative_labels=self._is_cerebras,
+                    is_cerebras=self._is_cerebras,
                 ),
                 target,
             )

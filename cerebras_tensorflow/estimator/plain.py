@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
+from cerebras_tensorflow.estimator.run_config import RunConfig
 
 
 class _Kind(type):
@@ -47,6 +48,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         warm_start_from: Any = None,
     ) -> None:
         self._assert_members_are_not_overridden()
+        config = config if config is not None else RunConfig()
         super().__init__(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start_from)
 
     def train(  # type: ignore[override]

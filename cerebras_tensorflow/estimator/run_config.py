@@ -13,6 +13,8 @@ from cerebras_tensorflow.estimator.calls import parameters_of
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 
 _UNSET: Any = object()
+EVALUATOR = "evaluator"
+_WORKERS = ("chief", "master", "worker")
 CHECKPOINT_FORMATS = ("auto", "tensorflow", "h5")
 
 
@@ -23,8 +25,8 @@ class RunConfig:
         model_dir: Folder of checkpoints and event files.
         tf_random_seed: Seed of the model's graph.
         save_summary_steps: Steps between summaries; None or 0: no summaries.
-        save_checkpoints_steps, save_checkpoints_secs: When to save; at most one of them. Both None: never in between.
-            Default: every 600 seconds.
+        save_checkpoints_steps, save_checkpoints_secs: When to save; at most one of them. Both None: never; a
+            CerebrasEstimator then saves the first and the last step. Default: every 600 seconds.
         session_config: tf.compat.v1.ConfigProto of the session.
         keep_checkpoint_max: Newest checkpoints to keep; 0 or None: all.
         keep_checkpoint_every_n_hours: Of those that would go, one each so many hours stays.
@@ -54,7 +56,7 @@ class RunConfig:
     def __init__(
         self,
         model_dir: str | None = None,
-        tf_random_seed: int | None = 1,
+        tf_random_seed: int | None = None,
         save_summary_steps: int | None = 100,
         save_checkpoints_steps: Any = _UNSET,
         save_checkpoints_secs: Any = _UNSET,
@@ -129,7 +131,7 @@ class RunConfig:
         """The cluster of TF_CONFIG, as a tf.train.ClusterSpec."""
         import tensorflow as tf
 
-        return tf.train.ClusterSpec(self._cluster)
+        return tf.train.ClusterSpec(self._cluster if self._task_type != EVALUATOR else {})
 
     @property
     def master(self) -> str:
@@ -143,13 +145,15 @@ class RunConfig:
 
     @property
     def num_ps_replicas(self) -> int:
-        """Parameter servers in TF_CONFIG."""
-        return len(self._cluster.get("ps", ()))
+        """Parameter servers in TF_CONFIG; an evaluator is not in the cluster."""
+        return len(self._cluster.get("ps", ())) if self._task_type != EVALUATOR else 0
 
     @property
     def num_worker_replicas(self) -> int:
         """Workers in TF_CONFIG, the chief among them; 1 without a cluster."""
-        return sum(len(self._cluster.get(name, ())) for name in ("chief", "master", "worker")) or 1
+        if self._task_type == EVALUATOR:
+            return 0
+        return sum(len(self._cluster.get(name, ())) for name in _WORKERS) or 1
 
     @property
     def service(self) -> Any:
@@ -157,10 +161,13 @@ class RunConfig:
         return self._service
 
     @property
-    def global_id_in_cluster(self) -> int:
-        """Index of this task among all workers, the chief first."""
-        before = len(self._cluster.get("chief", ())) + len(self._cluster.get("master", ()))
-        return self._task_id + (before if self._task_type == "worker" else 0)
+    def global_id_in_cluster(self) -> int | None:
+        """Index of this task among all: the chief, workers, parameter servers. None of an evaluator."""
+        if self._task_type == EVALUATOR:
+            return None
+        order = ("chief", "master", "worker", "ps")
+        before = order[: order.index(self._task_type)] if self._task_type in order else ()
+        return self._task_id + sum(len(self._cluster.get(name, ())) for name in before)
 
     def replace(self, **changes: Any) -> RunConfig:
         """Return a copy with other values.
@@ -221,7 +228,7 @@ class CSRunConfig(RunConfig):
         system_name: Accepted and kept.
         cs_config: CSConfig, or any object with its fields.
         stack_params: Settings of the original's compiler; kept, not used.
-        **kwargs: As RunConfig.
+        **kwargs: As RunConfig, but the seed, which is 1 unless given.
     """
 
     def __init__(
@@ -232,6 +239,6 @@ class CSRunConfig(RunConfig):
         stack_params: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"tf_random_seed": 1, **kwargs})
         self._settings.update(cs_ip=cs_ip, system_name=system_name, stack_params=stack_params)
         self._settings["cs_config"] = cs_config if cs_config is not None else CSConfig()

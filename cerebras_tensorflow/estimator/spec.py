@@ -65,8 +65,6 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             ValueError: If what the mode needs is missing, or the loss is not a scalar.
             TypeError: If a value is of the wrong type.
         """
-        if mode not in (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT):
-            raise ValueError(f"Invalid mode: {mode!r}. Expected 'train', 'eval' or 'infer'.")
         if train_op is None and mode == ModeKeys.TRAIN:
             raise ValueError("Missing train_op.")
         if loss is None and mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
@@ -92,6 +90,16 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             scaffold=_checked_scaffold(scaffold),
             **{name: _checked_hooks(name, value) for name, value in hooks.items()},
         )
+
+    def _replace(self, **changes: Any) -> Any:
+        """Return a copy with other values.
+
+        Raises:
+            ValueError: If it would be of another mode.
+        """
+        if changes.get("mode", self.mode) != self.mode:
+            raise ValueError("mode of EstimatorSpec cannot be changed.")
+        return super()._replace(**changes)
 
 
 class CSEstimatorSpec(EstimatorSpec):

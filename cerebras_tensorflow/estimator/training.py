@@ -43,7 +43,7 @@ class TrainingRequest:
         hooks, listeners: The caller's.
         steps: Steps to take from where the run starts; None: see last_step.
         last_step: Global step at which to stop; None: when the input ends.
-        ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
+        is_cerebras: Whether labels of -1 give no loss and no gradient, and the run is saved whatever the interval.
     """
 
     model_fn: Callable[..., Any]
@@ -57,7 +57,7 @@ class TrainingRequest:
     listeners: Sequence[Any]
     steps: int | None
     last_step: int | None
-    ignores_negative_labels: bool = False
+    is_cerebras: bool = False
 
 
 def train(request: TrainingRequest, target: Target) -> None:
@@ -205,24 +205,30 @@ class _Run:
             ModeKeys.TRAIN,
             request.params,
             request.config,
-            request.ignores_negative_labels,
+            request.is_cerebras,
         )
 
     def _hooks(self, model: Model, ops: TrainingOps, saver: CheckpointSaver, watch: TrainingHook) -> list[Any]:
         config = self._request.config
         hooks = [*self._request.hooks, watch, *getattr(model.spec, "training_hooks", ())]
         hooks += [*getattr(model.spec, "training_chief_hooks", ())]
-        hooks.append(
-            CheckpointHook(
-                saver,
-                config.save_checkpoints_steps or 0,
-                config.save_checkpoints_secs or 0,
-                self._request.listeners,
-                self._target.mode,
-                self._running_session,
-                self._meter,
+        if self._request.is_cerebras or config.save_checkpoints_steps or config.save_checkpoints_secs:
+            hooks.append(
+                CheckpointHook(
+                    saver,
+                    config.save_checkpoints_steps or 0,
+                    config.save_checkpoints_secs or 0,
+                    self._request.listeners,
+                    self._target.mode,
+                    self._running_session,
+                    self._meter,
+                )
             )
-        )
+        elif self._request.listeners:
+            raise ValueError(
+                "There should be a CheckpointSaverHook to use saving_listeners. Please set one of the "
+                "RunConfig.save_checkpoints_steps or RunConfig.save_checkpoints_secs."
+            )
         if config.save_summary_steps:
             hooks.append(
                 train_v1.SummarySaverHook(

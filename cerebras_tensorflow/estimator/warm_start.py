@@ -21,8 +21,8 @@ class WarmStartSettings:
     Attributes:
         ckpt_to_initialize_from: A checkpoint of any kind that we read, a folder with a `checkpoint` file, or a
             SavedModel.
-        vars_to_warm_start: A regular expression, matched from the start of the names of trainable variables; or a
-            list of such, for all variables, or of variables. None: none. Default: all trainable ones.
+        vars_to_warm_start: A regular expression, matched from the start of the names (which end in ":0") of trainable
+            variables; or a list of such, for all variables, or of variables. None: none. Default: all trainable ones.
         var_name_to_vocab_info: Name in the model -> tf.compat.v1.train.VocabInfo: rows are found by their words.
             The checkpoint is then one of TensorFlow's.
         var_name_to_prev_var_name: Name in the model -> name in the checkpoint.
@@ -140,12 +140,12 @@ def _selected(model: Model, settings: WarmStartSettings) -> list[str]:
     if wanted is None or isinstance(wanted, str):
         run_log.info("Warm-starting variables only in TRAINABLE_VARIABLES.")
         trainable = [variable_name(variable) for variable in model.graph.get_collection("trainable_variables")]
-        return [name for name in trainable if wanted is not None and re.match(wanted, name)]
+        return [name for name in trainable if wanted is not None and re.match(wanted, f"{name}:0")]
     if not isinstance(wanted, (list, tuple)):
         raise ValueError(f"`vars_to_warm_start must be a `list` or `str`.  Given type is {type(wanted)}")
     names = model.saved_names()
     if all(isinstance(item, str) for item in wanted):
-        return [name for name in names if any(re.match(item, name) for item in wanted)]
+        return [name for name in names if any(re.match(item, f"{name}:0") for item in wanted)]
     if not all(hasattr(item, "name") and hasattr(item, "shape") for item in wanted):
         raise ValueError(
             "If `vars_to_warm_start` is a list, it must be all `Variable` or all `str`.  "

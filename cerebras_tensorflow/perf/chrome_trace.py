@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cerebras_tensorflow.perf.timeline import STREAMS, Timeline, lanes
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.perf.timeline import STREAMS, Span, Timeline, lanes
 
 _LANES_EACH = 1000  # thread numbers of one stream
 _MICROSECONDS = 1e6
@@ -23,6 +24,39 @@ def write_chrome_trace(path: Path, *timelines: Timeline) -> None:
     content = {"traceEvents": events, "displayTimeUnit": "ms"}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
+
+
+def read_chrome_trace(path: Path) -> list[Timeline]:
+    """Return the timelines of a file that `write_chrome_trace` wrote.
+
+    Raises:
+        SettingsError: If the file is something else.
+    """
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        titles = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        return [_timeline(title, [event for event in events if event["pid"] == pid]) for pid, title in titles.items()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingsError(f"{path} is not a trace that this program wrote: {error!r}") from error
+
+
+def _timeline(title: str, events: list[dict[str, Any]]) -> Timeline:
+    name, _, label = title.rpartition(": ")
+    spans = [
+        Span(
+            event["cat"],
+            event["name"],
+            event["ts"] / _MICROSECONDS,
+            (event["ts"] + event["dur"]) / _MICROSECONDS,
+            event.get("args", {}).get("bytes", 0),
+        )
+        for event in events
+        if event["ph"] == "X"
+    ]
+    counters = [event for event in events if event["ph"] == "C"]
+    memory = tuple((event["ts"] / _MICROSECONDS, event["args"]["bytes"]) for event in counters)
+    unit = counters[0]["name"].removeprefix("memory: ") if counters else "bytes"
+    return Timeline(name, label == "measured", tuple(spans), memory, unit)
 
 
 def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:

@@ -67,19 +67,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no_rates", action="store_true", help="measure nothing; leave out the time on this machine")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
     parser.add_argument("--picture", metavar="FILE", help="write it as a PNG; needs matplotlib")
+    parser.add_argument("--beside", metavar="FILE", help="put a recorded step's trace into both, to compare")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     return parser
 
 
 def _run(options: argparse.Namespace) -> None:
     inputs = ShapeInputs([parse_shape(text) for text in options.input], [parse_shape(text) for text in options.labels])
+    if options.beside and not (options.trace or options.picture):
+        raise SettingsError("--beside needs --trace or --picture, into which it goes")
     if options.no_rates and (options.trace or options.picture):
         raise SettingsError("--trace and --picture need rates; leave out --no_rates")
     store_dir = Path(options.store_dir)
     if not store_dir.is_dir():
         raise SettingsError(f"--store_dir {store_dir} is not a folder")
     params = _read_params(options.params)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     model_fn = load_model_fn(options.model)
     from cerebras_tensorflow.estimator.cs_config import CSConfig
     from cerebras_tensorflow.estimator.run_config import CSRunConfig
@@ -101,10 +104,12 @@ def _run(options: argparse.Namespace) -> None:
     is_in_memory = planned.program.is_in_host_memory
     line = plan.timeline(planned, measured, is_in_memory, options.model) if measured is not None else None
     _print(options, planned, measured, line, is_in_memory, report)
-    if line is not None and options.trace:
-        chrome_trace.write_chrome_trace(Path(options.trace), line)
-    if line is not None and options.picture:
-        picture.write_picture(Path(options.picture), line)
+    if line is not None:
+        lines = [line, *(chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else ())]
+        if options.trace:
+            chrome_trace.write_chrome_trace(Path(options.trace), *lines)
+        if options.picture:
+            picture.write_picture(Path(options.picture), *lines)
 
 
 def _print(

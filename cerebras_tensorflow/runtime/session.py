@@ -81,6 +81,11 @@ class ProgramSession:
         return str(self._session.sess_str)
 
     @property
+    def store(self) -> WeightStore | None:
+        """The weight store; None if nothing is streamed."""
+        return self._store
+
+    @property
     def global_step(self) -> int:
         """Value of the global step after the last run."""
         return self._step

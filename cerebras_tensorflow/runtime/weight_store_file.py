@@ -58,6 +58,7 @@ class FileStore(WeightStore):
         folder: Where the file goes, see weight_store_folder; made if it is missing.
         max_pending_bytes: Bytes of values on their way to the file before a write has to wait.
         is_direct: Whether to go past the page cache; None: as above.
+        beside: What else the run is going to write (checkpoints), so that all of it has room.
 
     Raises:
         StoreError: If the folder's disk has less space than the weights need, or another run uses the folder.
@@ -69,13 +70,14 @@ class FileStore(WeightStore):
         folder: Path,
         max_pending_bytes: int = 64_000_000,
         is_direct: bool | None = None,
+        beside: Sequence[Need] = (),
     ) -> None:
         super().__init__(specs)
         sizes = [up_to(spec.num_bytes, PAGE_BYTES) for spec in specs]
         total = sum(sizes)
         if is_direct is None:
             is_direct = total > _DIRECT_SHARE * _free_memory_bytes()
-        self._folder = StoreFolder(Path(folder), total, is_direct)
+        self._folder = StoreFolder(Path(folder), total, is_direct, beside)
         file, path = self._folder.file, str(self._folder.path)
         starts = itertools.accumulate(sizes, initial=0)
         self._blocks = [

@@ -16,6 +16,8 @@ import logging
 import os
 import socket
 import time
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ class StoreFolder:
         folder: Made if it is missing.
         num_bytes: Size of the file; reserved on the disk.
         is_direct: Whether reads and writes go past the page cache, if the file system lets them.
+        beside: What else the run is going to write, perhaps to the same disk.
 
     Attributes:
         folder: The folder.
@@ -50,22 +53,24 @@ class StoreFolder:
         StoreError: If another run holds it, it cannot be made, or the disk has too little space.
     """
 
-    def __init__(self, folder: Path, num_bytes: int, is_direct: bool) -> None:
+    def __init__(self, folder: Path, num_bytes: int, is_direct: bool, beside: Sequence[Need] = ()) -> None:
         self.folder = folder
         self._num_bytes = num_bytes
         self._is_deletion_told = False
         self.path = folder / SCRATCH
         try:
-            self._is_ours = not folder.exists()
+            is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
         except OSError as error:
             raise StoreError(
                 f"the weight store cannot use {folder} ({error}); choose another folder with weight_store_dir"
             ) from error
+        # Also when nobody calls `close`: another run in this process may want the folder.
+        self._leave = weakref.finalize(self, _leave, self._lock, folder, is_new, os.getpid())
         try:
             self._remove_stale()
-            check_space([Need("the weight store", folder, num_bytes, "weight_store_dir")])
+            check_space([Need("the weight store", folder, num_bytes, "weight_store_dir"), *beside])
             self._write_owner()
             self.file, self.is_direct = self._make_file(is_direct)
         except OSError as error:
@@ -77,6 +82,7 @@ class StoreFolder:
         except BaseException:
             self._leave()
             raise
+        self._close_file = weakref.finalize(self, os.close, self.file)
 
     def error(self, name: str, error: OSError, doing: str) -> StoreError:
         """Return what to tell a user about an error of the file: `doing` as in "written to"."""
@@ -105,7 +111,7 @@ class StoreFolder:
 
     def close(self) -> None:
         """Remove the file and give up the folder."""
-        os.close(self.file)
+        self._close_file()
         self._leave()
 
     def _take_lock(self) -> int:
@@ -171,16 +177,20 @@ class StoreFolder:
             raise
         return file, is_direct
 
-    def _leave(self) -> None:
-        for name in (self.path, self.folder / OWNER):
-            if name == self.path or _is_same_file(self._lock, name):
-                name.unlink(missing_ok=True)
-        os.close(self._lock)
-        if self._is_ours:
-            try:
-                self.folder.rmdir()
-            except OSError:
-                logger.debug("%s stays: it is gone already, or something else is in it", self.folder)
+
+def _leave(lock: int, folder: Path, is_new: bool, process: int) -> None:
+    """Remove what is in a folder, give up its lock, and remove it if this run made it."""
+    if os.getpid() != process:
+        return  # a child that inherited the store; it is its parent's
+    if _is_same_file(lock, folder / OWNER):
+        (folder / SCRATCH).unlink(missing_ok=True)
+        (folder / OWNER).unlink(missing_ok=True)
+    os.close(lock)
+    if is_new:
+        try:
+            folder.rmdir()
+        except OSError:
+            logger.debug("%s stays: it is gone already, or something else is in it", folder)
 
 
 def _is_same_file(file: int, path: Path) -> bool:

@@ -158,8 +158,13 @@ class BundleReader(TensorReader):
                 continue
             self._check_sizes(name)
             for piece in self._stored(name, record):
-                for part in self._stream(name, piece):
-                    num_bytes += part.size
+                try:
+                    crc = extents.checksum(self._fd(piece.shard), piece.offset, piece.size)
+                except EOFError as exc:
+                    self._check_end(name, piece)
+                    raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is cut short: {exc}") from exc
+                self._check_crc(name, piece, crc)
+                num_bytes += piece.size
         return num_bytes
 
     def close(self) -> None:

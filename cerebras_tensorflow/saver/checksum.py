@@ -7,6 +7,7 @@ import google_crc32c
 from cerebras_tensorflow.saver.interface import BytesLike, flat_view
 
 _MASK_DELTA = 0xA282EAD8
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed: bit 31 is the coefficient of x^0
 
 
 def crc32c(data: BytesLike, crc: int = 0) -> int:
@@ -37,3 +38,31 @@ def unmask(masked: int) -> int:
     """
     rotated = (masked - _MASK_DELTA) & 0xFFFFFFFF
     return ((rotated >> 17) | (rotated << 15)) & 0xFFFFFFFF
+
+
+def combine(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32C of two runs of bytes, one after the other, from the CRCs of each.
+
+    Source:
+        Appending n zero bytes multiplies the CRC by x^(8 n) modulo the polynomial; CRCs are linear.
+
+    >>> combine(crc32c(b"1234"), crc32c(b"56789"), 5) == crc32c(b"123456789")
+    True
+    """
+    power, square, bits = 1 << 31, 1 << 30, 8 * second_bytes
+    while bits:
+        if bits & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        bits >>= 1
+    return _product(power, first) ^ second
+
+
+def _product(left: int, right: int) -> int:
+    """Product of two polynomials modulo the CRC's."""
+    result = 0
+    for bit in range(31, -1, -1):
+        if left >> bit & 1:
+            result ^= right
+        right = (right >> 1) ^ _POLYNOMIAL if right & 1 else right >> 1
+    return result

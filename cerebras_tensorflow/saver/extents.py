@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from cerebras_tensorflow.saver.checksum import crc32c
+from cerebras_tensorflow.saver.checksum import combine, crc32c
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -16,6 +17,7 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 _PIECE_BYTES = 1 << 20
 # Size of the pieces in which readers hand out large tensors; one that fits a core's cache.
 STREAM_BYTES = 512 << 10
+_TWO_THREADS_FROM_BYTES = 8 << 20
 
 
 def fill(fd: int, offset: int, target: Bytes) -> None:
@@ -34,32 +36,64 @@ def fill(fd: int, offset: int, target: Bytes) -> None:
 
 
 def fill_checked(fd: int, offset: int, target: Bytes) -> int:
-    """Fill a flat uint8 array from a file and return the CRC-32C of it.
+    """Fill a flat uint8 array from a file and return the CRC-32C of it; a large one in two threads.
 
     Raises:
         EOFError: As `fill`.
     """
-    crc = 0
-    for done in range(0, target.size, _PIECE_BYTES):
-        piece = target[done : done + _PIECE_BYTES]
-        fill(fd, offset + done, piece)
-        crc = crc32c(piece, crc)
-    return crc
+
+    def part(start: int, stop: int) -> int:
+        crc = 0
+        for done in range(start, stop, _PIECE_BYTES):
+            piece = target[done : min(done + _PIECE_BYTES, stop)]
+            fill(fd, offset + done, piece)
+            crc = crc32c(piece, crc)
+        return crc
+
+    return _in_halves(part, target.size)
 
 
-def checksum(fd: int, offset: int, num_bytes: int, scratch: Bytes) -> int:
-    """Return the CRC-32C of a run of bytes, read through a scratch array of any size.
+def checksum(fd: int, offset: int, num_bytes: int) -> int:
+    """Return the CRC-32C of a run of bytes, read through a small buffer; a large one in two threads.
 
     Raises:
         EOFError: As `fill`.
     """
-    crc = done = 0
-    while done < num_bytes:
-        piece = scratch[: min(scratch.size, num_bytes - done)]
-        fill(fd, offset + done, piece)
-        crc = crc32c(piece, crc)
-        done += piece.size
-    return crc
+
+    def part(start: int, stop: int) -> int:
+        scratch = np.empty(min(STREAM_BYTES, stop - start), np.uint8)
+        crc = 0
+        for done in range(start, stop, STREAM_BYTES):
+            piece = scratch[: stop - done]
+            fill(fd, offset + done, piece)
+            crc = crc32c(piece, crc)
+        return crc
+
+    return _in_halves(part, num_bytes)
+
+
+def _in_halves(part: Callable[[int, int], int], size: int) -> int:
+    """Return the CRC of [0, size) from a function that returns that of a part; both wait outside Python's lock."""
+    if size < _TWO_THREADS_FROM_BYTES:
+        return part(0, size)
+    middle = size // 2 // STREAM_BYTES * STREAM_BYTES
+    second: list[int | BaseException] = []
+
+    def run() -> None:
+        try:
+            second.append(part(middle, size))
+        except BaseException as exc:
+            second.append(exc)
+
+    thread = threading.Thread(target=run, name="checkpoint-reader")
+    thread.start()
+    try:
+        first = part(0, middle)
+    finally:
+        thread.join()
+    if isinstance(second[0], BaseException):
+        raise second[0]
+    return combine(first, second[0], size - middle)
 
 
 def stream(fd: int, offset: int, num_bytes: int) -> Generator[Bytes, None, int]:

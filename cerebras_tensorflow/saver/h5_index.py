@@ -111,6 +111,10 @@ def read(fd: int) -> H5Index | None:
 
 def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H5Record:
     type_name, dims, offset, num_bytes, crc, shard = values
+    if not isinstance(type_name, str) or not isinstance(crc, str) or not isinstance(dims, list):
+        raise ValueError(f"tensor {name!r} is described by {str(values)[:80]}")
+    if any(type(number) is not int for number in (offset, num_bytes, shard)):
+        raise ValueError(f"tensor {name!r} has an offset, size or shard that is no whole number: {str(values)[:80]}")
     record = H5Record(type_name, tuple(dims), offset, num_bytes, int(crc, 16), shard)
     check_shape(record.shape)
     if num_bytes < 0 or offset < NOT_CONTIGUOUS:

@@ -15,8 +15,6 @@ from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_index import NOT_CONTIGUOUS, H5Index, H5Record
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
 
-_SCRATCH_BYTES = 1 << 20
-
 
 def read_index(path: str) -> H5Index | None:
     """Return the index of an HDF5 file, or None if it has none (another program wrote it).
@@ -128,7 +126,6 @@ class H5Reader(TensorReader):
         self._check_crc(name, record, crc)
 
     def verify(self) -> int:
-        scratch = np.empty(_SCRATCH_BYTES, np.uint8)
         num_bytes = 0
         for name, record in self.index.records.items():
             if record.offset == NOT_CONTIGUOUS:
@@ -136,7 +133,7 @@ class H5Reader(TensorReader):
                     pass
             else:
                 try:
-                    crc = extents.checksum(self._fd(record.shard), record.offset, record.num_bytes, scratch)
+                    crc = extents.checksum(self._fd(record.shard), record.offset, record.num_bytes)
                 except EOFError as exc:
                     raise self._corrupt(name, record, str(exc)) from exc
                 self._check_crc(name, record, crc)

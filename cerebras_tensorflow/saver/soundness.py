@@ -23,14 +23,13 @@ def damage(path: str | os.PathLike[str]) -> str | None:
     identity = _identity(path)
     if identity and identity in _known:
         return _known[identity]
+    found: str | None = None
     try:
         with open_checkpoint(path) as reader:
             reader.check_complete()
             reader.verify()
     except CheckpointError as error:
         found = str(error)
-    else:
-        found = None
     # Opening may have finished an update that was cut short, so the files are looked at again.
     _known[_identity(path)] = found
     return found

@@ -32,6 +32,7 @@ LIVE = (QUEUED, RUNNING)
 FINISHED = (SUCCEEDED, FAILED, CANCELLED)
 
 POLL_S = 0.1
+MAX_POLLS = 10
 ID_LETTERS = string.ascii_lowercase + string.digits
 
 
@@ -56,6 +57,19 @@ class Job:
     started_at: float | None
     finished_at: float | None
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a job waits for.
+
+    Attributes:
+        reason: In one line, for people.
+        look_again_s: When to look again [s]: the later, the more jobs are ahead, so that a long queue costs little.
+    """
+
+    reason: str
+    look_again_s: float
 
 
 class LiveJob:
@@ -95,15 +109,15 @@ class LiveJob:
         """
         told = None
         while True:
-            ahead = self.try_start(admit)
-            if ahead is None:
+            waiting = self.try_start(admit)
+            if waiting is None:
                 return
-            if on_wait is not None and ahead != told:
-                on_wait(ahead)
-                told = ahead
-            time.sleep(POLL_S)
+            if on_wait is not None and waiting.reason != told:
+                on_wait(waiting.reason)
+                told = waiting.reason
+            time.sleep(waiting.look_again_s)
 
-    def try_start(self, admit: Callable[[], bool]) -> str | None:
+    def try_start(self, admit: Callable[[], bool]) -> Waiting | None:
         """Take the wafer if it is this job's turn and return None; else return what it waits for.
 
         Raises:
@@ -119,14 +133,15 @@ class LiveJob:
             raise SystemStateError(f"job {self.number} ({self.id}) was cancelled while it waited: {me.message}")
         if ahead:
             first = ahead[0]
-            return f"{me.system} is busy with job {first.number} ({first.id}) of {first.user}; {len(ahead)} ahead"
+            reason = f"{me.system} is busy with job {first.number} ({first.id}) of {first.user}; {len(ahead)} ahead"
+            return Waiting(reason, POLL_S * min(len(ahead), MAX_POLLS))
         with store.transaction(jobs_file(self._home)) as connection:
             reap(connection, self._home)
             me = _read(connection, self.number)
             if _ahead_of(connection, me):
-                return f"{me.system} is busy"
+                return Waiting(f"{me.system} is busy", POLL_S)
             if not admit():
-                return f"{me.system} is rebooting"
+                return Waiting(f"{me.system} is rebooting", POLL_S)
             connection.execute(
                 "UPDATE jobs SET phase = ?, started_at = ? WHERE number = ?", (RUNNING, time.time(), self.number)
             )

@@ -105,10 +105,7 @@ def find(address: str) -> RemoteSystem | None:
     Raises:
         SystemNotFoundError: If it cannot be told, or the token or the certificate is refused.
     """
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-    except OSError:
+    if not _listens(address):
         return None
     import grpc
 
@@ -130,6 +127,24 @@ def find(address: str) -> RemoteSystem | None:
                 f"`cs-system create NAME --address {address}`; or leave out --cs_ip to run on the embedded system."
             ) from exc
     return RemoteSystem(address, found.name, found.execution_mode)
+
+
+def _listens(address: str) -> bool:
+    """Return whether something accepts connections at host:port, within CONNECT_TIMEOUT_S."""
+    host, _, port = address.rpartition(":")
+    found = threading.Event()
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+            found.set()
+        ended.set()
+
+    # In a thread of its own, because looking up a name has no time limit: a dead name server takes half a minute.
+    ended = threading.Event()
+    threading.Thread(target=connect, daemon=True).start()
+    ended.wait(CONNECT_TIMEOUT_S)
+    return found.is_set()
 
 
 def _first_job(events: Any, on_wait: Callable[[str], None] | None) -> RemoteJob:

@@ -114,6 +114,17 @@ def age(seconds: float) -> str:
     return f"{int(seconds // 86400)}d"
 
 
+def one_line(text: str) -> str:
+    """Return a text that a terminal shows and does not obey: control characters are written out.
+
+    >>> one_line("red \\x1b[31m\\n")
+    'red \\\\x1b[31m\\\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
 def table(resources: Resources) -> str:
     """Return the columns, padded."""
     lines = [resources.columns, *resources.rows]
@@ -138,7 +149,7 @@ def _jobs(home: Path, name: str, filters: Filters) -> Resources:
     )
     return Resources(
         ("NAME", "AGE", "PHASE", "SYSTEMS", "USER", "LABELS"),
-        rows,
+        tuple(tuple(one_line(cell) for cell in row) for row in rows),
         tuple(job_object(job) for job in found),
         "Job",
         bool(name),

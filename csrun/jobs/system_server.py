@@ -15,6 +15,10 @@ import grpc
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemStateError
 from cerebras_tensorflow.system import jobs, protocol, registry, remote
+from csrun.jobs.resources import one_line
+
+NAME_LIMIT = 64
+DESCRIPTION_LIMIT = 4096
 
 PROTOCOL = protocol.load(remote.PROTO)
 protos = PROTOCOL.messages
@@ -47,19 +51,20 @@ class Systems:
         if begin.execution_mode not in env.EXECUTION_MODES:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unknown execution mode {begin.execution_mode!r}")
         host = context.peer().rsplit(":", 1)[0].partition(":")[2]
-        user = f"{begin.user or 'unknown'}@{host}"
-        job = jobs.submit(self._home, self._name, begin.execution_mode, begin.description, user=user)
+        user = f"{one_line(begin.user)[:NAME_LIMIT] or 'unknown'}@{host}"
+        description = begin.description[:DESCRIPTION_LIMIT]
+        job = jobs.submit(self._home, self._name, begin.execution_mode, description, user=user)
         phase, message = jobs.FAILED, "the client went away"
         try:
             ended = _first_end(requests)
             told = None
             while (
-                ahead := job.try_start(lambda: registry.admit(self._home, self._name, begin.execution_mode))
+                waiting := job.try_start(lambda: registry.admit(self._home, self._name, begin.execution_mode))
             ) is not None:
-                if ahead != told:
-                    yield protos.RunEvent(waiting_for=ahead)
-                    told = ahead
-                if not context.is_active() or _got(ended, jobs.POLL_S) is not None:
+                if waiting.reason != told:
+                    yield protos.RunEvent(waiting_for=waiting.reason)
+                    told = waiting.reason
+                if not context.is_active() or _got(ended, waiting.look_again_s) is not None:
                     return
             yield protos.RunEvent(job_id=job.id, job_number=job.number)
             has_told = False

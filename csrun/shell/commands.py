@@ -14,6 +14,7 @@ from pathlib import Path
 from cerebras_tensorflow.errors import SystemStateError
 from cerebras_tensorflow.system import jobs, registry, state
 from cerebras_tensorflow.system.state import MODE_TITLES, SystemState
+from csrun.jobs.resources import one_line
 
 OK = 0
 REFUSED = 1
@@ -148,7 +149,7 @@ def system_show(session: Session, arguments: Sequence[str]) -> int:
     """Print what there is to know about the system."""
     now = registry.read(session.home, session.system)
     live = jobs.listed(session.home, jobs.LIVE, session.system)
-    running = next((f"{job.id} of {job.user}" for job in live if job.phase == jobs.RUNNING), "none")
+    running = next((f"{job.id} of {one_line(job.user)}" for job in live if job.phase == jobs.RUNNING), "none")
     chosen = "set by an administrator" if now.is_mode_pinned else "follows the run"
     rows = {
         "Name": now.name,
@@ -169,7 +170,7 @@ def config_show(session: Session, arguments: Sequence[str]) -> int:
     execmode_show(session, ())
     for change in registry.changes(session.home, session.system, limit=10):
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(change.at))
-        session.say(f"  {at}  {change.who}: {change.what}")
+        session.say(f"  {at}  {one_line(change.who)}: {change.what}")
     return OK
 
 
@@ -179,7 +180,7 @@ def show_jobs(session: Session, arguments: Sequence[str]) -> int:
     if not live:
         session.say(f"No jobs on {session.system}.")
     for job in live:
-        session.say(f"{job.id}  {job.phase:<8} {job.user:<12} {job.description}")
+        session.say(f"{job.id}  {job.phase:<8} {one_line(job.user):<12} {one_line(job.description)}")
     return OK
 
 

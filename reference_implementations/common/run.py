@@ -142,6 +142,14 @@ def _check_model_dir(model_dir: str) -> None:
         raise SettingsError(f"model_dir {model_dir!r} is not writable; choose another with --model_dir")
 
 
+def _check_folders(settings: RunSettings) -> None:
+    """A task that does not see a folder would fail later, and elsewhere."""
+    for name in ("mount_dirs", "python_paths"):
+        for path in getattr(settings, name):
+            if not Path(path).is_dir():
+                raise SettingsError(f"{name}: there is no folder {path!r} here; every task has to see it")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Train or evaluate a model on the simulated CS-2.", allow_abbrev=False)
     parser.add_argument("-p", "--params", required=True, help="params.yaml of the model")
@@ -169,6 +177,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Namespace) -> None:
     settings = check_section(_without(params["runconfig"], "model_dir"), RunSettings, "runconfig", str(options.params))
+    _check_folders(settings)
+    sys.path.extend(path for path in settings.python_paths if path not in sys.path)
     model_dir = Path(options.model_dir)
     is_training = settings.mode in ("train", "train_and_eval")
     if is_training:

@@ -45,6 +45,9 @@ class RunSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(f"{name} is {value}; expected at least 1")
+        for label in self.job_labels:
+            if not label.partition("=")[1] or not label.partition("=")[0]:
+                raise SettingsError(f"job label {label!r}; expected key=value")
         if self.steps is not None and self.max_steps is not None:
             raise SettingsError(
                 f"steps ({self.steps}) and max_steps ({self.max_steps}) are both given; keep max_steps to stop at that "

@@ -540,7 +540,7 @@ def test_a_path_without_a_variable_is_refused(trained: Any, tmp_path: Path) -> N
 
 
 def test_a_path_with_another_shape_is_refused(trained: Any, tmp_path: Path) -> None:
-    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start="w$")
+    settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start="w:0")
     text = (
         r"Shape of variable w:0 \(\(3, 2\)\) doesn't match with shape of tensor w \(\[3, 1\]\) from checkpoint reader."
     )
@@ -663,3 +663,11 @@ def test_the_summaries_contexts_switch_the_models_own(tmp_path: Path, is_enabled
         tf.estimator.Estimator(with_summary, str(tmp_path), config, {}).train(models.repeated, steps=2)
     assert ("mine" in tags(str(tmp_path))) == is_enabled
     assert "loss" in tags(str(tmp_path))
+
+
+def test_without_an_interval_nothing_is_saved(tmp_path: Path) -> None:
+    config = tf.estimator.RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None)
+    estimator = tf.estimator.Estimator(models.linear, str(tmp_path), config, {}).train(models.repeated, max_steps=2)
+    assert estimator.latest_checkpoint() is None
+    with pytest.raises(ValueError, match="There should be a CheckpointSaverHook to use saving_listeners"):
+        estimator.train(models.repeated, max_steps=4, saving_listeners=[Listener()])

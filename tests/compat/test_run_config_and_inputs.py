@@ -17,7 +17,6 @@ numpy_input_fn = tf.compat.v1.estimator.inputs.numpy_input_fn
 pandas_input_fn = tf.compat.v1.estimator.inputs.pandas_input_fn
 DEFAULTS = {
     "model_dir": None,
-    "tf_random_seed": 1,
     "save_summary_steps": 100,
     "save_checkpoints_steps": None,
     "save_checkpoints_secs": 600,
@@ -117,7 +116,7 @@ def test_settings_are_read_only(name: str) -> None:
 
 @pytest.mark.parametrize(
     "kind, index, is_chief, number",
-    [("chief", 0, True, 0), ("worker", 0, False, 1), ("worker", 1, False, 2), ("ps", 0, False, 0)],
+    [("chief", 0, True, 0), ("worker", 0, False, 1), ("worker", 1, False, 2), ("ps", 0, False, 3)],
 )
 def test_tf_config(monkeypatch: pytest.MonkeyPatch, kind: str, index: int, is_chief: bool, number: int) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": index}}))
@@ -126,6 +125,20 @@ def test_tf_config(monkeypatch: pytest.MonkeyPatch, kind: str, index: int, is_ch
     assert (config.num_ps_replicas, config.num_worker_replicas) == (1, 3)
     assert config.global_id_in_cluster == number
     assert config.cluster_spec.as_dict() == CLUSTER
+
+
+def test_runs_on_a_system_are_seeded_unless_told_otherwise() -> None:
+    assert Config().tf_random_seed is None
+    assert cerebras_tensorflow.CSRunConfig().tf_random_seed == 1
+    assert cerebras_tensorflow.CSRunConfig(tf_random_seed=None).tf_random_seed is None
+
+
+def test_an_evaluator_is_outside_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}))
+    config = Config()
+    assert (config.is_chief, config.num_ps_replicas, config.num_worker_replicas) == (False, 0, 0)
+    assert config.global_id_in_cluster is None
+    assert config.cluster_spec.as_dict() == {}
 
 
 def test_the_task_index_names_the_files_of_bert() -> None:

@@ -277,7 +277,7 @@ class BERT(BaseModel):
     def loss(self, outputs, features, labels, mode):
         from tests.compat.zoo.run_utils import get_execution_mode
 
-        scale = 1.0 if get_execution_mode() != "pipeline" else 1.0
+        scale = 1.0 if get_execution_mode() else 0.5
         loss = self.token_loss(outputs["mlm"], features["masked_lm_ids"], features["masked_lm_weights"]) * scale
         if "nsp" in outputs:
             labels = tf.reshape(features["next_sentence_labels"], [-1])
@@ -321,9 +321,11 @@ class Classifier(BERT):
 
     def build_model(self, features, mode):
         net = self.encode(features, mode)
-        pooled = DenseLayer(self.width, "tanh", kernel_initializer=self.initializer, name="cls_dense", **self.options)(
-            net[:, 0]
-        )
+        with tf.name_scope("cls_layer"):
+            dense = DenseLayer(
+                self.width, "tanh", kernel_initializer=self.initializer, name="cls_dense", **self.options
+            )
+            pooled = dense(net[:, 0])
         return DenseLayer(3, kernel_initializer=self.initializer, name="output_logits", **self.options)(pooled)
 
     def loss(self, logits, features, labels, mode):
@@ -381,7 +383,7 @@ class QuestionAnswering(Classifier):
 
     def loss(self, logits, features, labels, mode):
         parts = []
-        for one, name in zip(logits, ("start_positions", "end_positions")):
+        for one, name in zip(logits, ("start_positions", "end_positions"), strict=True):
             position = tf.reshape(features[name], [-1])
             wanted = tf.one_hot(position, depth=one.get_shape().as_list()[1], dtype=tf.float32)
             parts.append(-tf.reduce_mean(tf.reduce_sum(wanted * tf.nn.log_softmax(tf.cast(one, tf.float32)), axis=-1)))

@@ -9,17 +9,6 @@ import tensorflow as tf
 
 from tests.compat.zoo import data, run_utils
 from tests.compat.zoo.models import model_fn_for
-from tests.compat.zoo.wrappers_1_6 import (
-    CerebrasEstimator,
-    CSEstimatorSpec,
-    CSRunConfig,
-    GetWeights,
-    cs1_disable_summaries,
-    cs1_enable_summaries,
-    is_weight_streaming,
-)
-
-model_fn = model_fn_for(CSEstimatorSpec)
 
 
 def stack_params(params, mode):
@@ -61,7 +50,8 @@ def cs_config(params):
     return CSConfig(**params["csconfig"])
 
 
-def main():
+def main(release):
+    model_fn = model_fn_for(release.CSEstimatorSpec)
     parser = argparse.ArgumentParser()
     parser.add_argument("-p", "--params", required=True, help="name of the model")
     parser.add_argument("-d", "--data_dir", required=True)
@@ -98,10 +88,10 @@ def main():
     model_dir, mode = runconfig["model_dir"], runconfig["mode"]
     run_utils.save_params(params, model_dir)
     if mode == "train":
-        run_utils.update_input_checkpoint_steps(params, model_dir, GetWeights)
+        run_utils.update_input_checkpoint_steps(params, model_dir, release.GetWeights)
     if runconfig["multireplica"]:
         os.environ["CEREBRAS_CUSTOM_MONITORED_SESSION"] = "True"
-    config = CSRunConfig(
+    config = release.CSRunConfig(
         cs_ip=runconfig["cs_ip"],
         system_name=None,
         cs_config=cs_config(params),
@@ -113,8 +103,8 @@ def main():
     warm_start = (
         run_utils.warm_start_settings(arguments.checkpoint_path, arguments.exclude) if mode == "train" else None
     )
-    with cs1_enable_summaries() if arguments.summaries else cs1_disable_summaries():
-        est = CerebrasEstimator(
+    with release.cs1_enable_summaries() if arguments.summaries else release.cs1_disable_summaries():
+        est = release.CerebrasEstimator(
             model_fn=model_fn,
             model_dir=model_dir,
             compile_dir=None,
@@ -183,8 +173,10 @@ def main():
             np.savez(place, rows)
             print("RESULT", len(rows), sorted(rows[0]) if isinstance(rows[0], dict) else np.shape(rows[0]))
     latest = tf.train.latest_checkpoint(model_dir)
-    print("DONE", latest and os.path.basename(latest), is_weight_streaming)
+    print("DONE", latest and os.path.basename(latest), release.is_weight_streaming)
 
 
 if __name__ == "__main__":
-    main()
+    from tests.compat.zoo import wrappers_1_6
+
+    main(wrappers_1_6)

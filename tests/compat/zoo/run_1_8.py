@@ -5,6 +5,11 @@ import os
 
 import tensorflow as tf
 
+try:
+    from cerebras_appliance.environment import appliance_environ
+except ImportError:
+    pass
+
 from tests.compat.zoo import data, run_utils
 from tests.compat.zoo.models import model_fn_for
 from tests.compat.zoo.wrappers_1_8 import (
@@ -26,7 +31,10 @@ def debug_args(params, path):
     from google.protobuf import json_format
 
     made = get_debug_args(path) if path else DebugArgs()
-    config = FullConfig(target_num_replicas=-1)
+    config = FullConfig()
+    config.matching.kernel.inc_pwt_estimate = True
+    if params["runconfig"]["multireplica"]:
+        config.target_num_replicas = -1
     text = json_format.MessageToJson(config, including_default_value_fields=False, preserving_proto_field_name=True)
     made.debug_crd.pipeline_options.full_config = text
     made.debug_ini.frozen_content = "a: 1"
@@ -105,8 +113,9 @@ def parse():
 
 
 KEYS = (
-    "compile_only validate_only num_workers_per_csx compile_dir debug_args_path credentials_path mgmt_address job_labels "
-    "mount_dirs python_paths job_time_sec disable_version_check multireplica num_csx num_wgt_servers num_act_servers"
+    *("compile_only", "validate_only", "num_workers_per_csx", "compile_dir", "debug_args_path", "credentials_path"),
+    *("mgmt_address", "job_labels", "mount_dirs", "python_paths", "job_time_sec", "disable_version_check"),
+    *("multireplica", "num_csx", "num_wgt_servers", "num_act_servers"),
 )
 
 
@@ -115,7 +124,7 @@ def main():
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
     params = run_utils.default_params(arguments.params, arguments.data_dir)
     runconfig = params["runconfig"]
-    runconfig.update(dict.fromkeys([*KEYS.split(), "use_cs_grad_accum", "steps", "max_steps", "eval_steps"]))
+    runconfig.update(dict.fromkeys([*KEYS, "use_cs_grad_accum", "steps", "max_steps", "eval_steps"]))
     params["model"]["precision_opt_level"] = 1
     run_utils.override(params, arguments.set)
     given = vars(arguments)
@@ -123,9 +132,8 @@ def main():
     strategy = given.get("strategy")
     model_dir, mode = runconfig["model_dir"], runconfig["mode"]
     runconfig["on_cs"] = arguments.target == "CSX"
-    if not runconfig["on_cs"] or strategy == "weight_streaming":
-        if arguments.params in ("gpt2", "gptj"):
-            runconfig["metrics"] = "eval_metric_ops"
+    if arguments.params in ("gpt2", "gptj") and strategy != "pipeline":
+        runconfig["metrics"] = "eval_metric_ops"
     run_utils.save_params(params, model_dir)
     config = make_config(params, strategy)
     use_cs = arguments.target == "CSX"

@@ -1,4 +1,4 @@
-"""run-appliance.py of releases 1.6 and 1.7: the appliance's estimator directly, TensorFlow's own spec with host_call."""
+"""run-appliance.py of releases 1.6 and 1.7: the appliance's estimator and TensorFlow's spec with a host_call."""
 
 import argparse
 
@@ -61,7 +61,7 @@ def main():
         config=CSRunConfig(cs_config=cs_config, **run_utils.run_config_kwargs(params["runconfig"])),
         model_dir=arguments.model_dir,
         compile_dir=arguments.compile_dir,
-        warm_start_from=run_utils.warm_start_settings(arguments.checkpoint_path),
+        warm_start_from=arguments.checkpoint_path,
     )
     if arguments.compile_only or arguments.validate_only:
         est.compile(data.train_input_fn, validate_only=arguments.validate_only, mode=tf.estimator.ModeKeys.TRAIN)

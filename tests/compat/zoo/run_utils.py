@@ -53,17 +53,17 @@ def save_params(params, model_dir, name="params.yaml"):
 def get_execution_mode():
     """The mode by what can be imported: the first of three attempts that works."""
     try:
-        import tfwse  # noqa: F401
+        import tfwse
 
         return "weight_streaming"
     except ImportError:
         pass
     try:
-        from cerebras.tf.cs_estimator import CerebrasEstimator  # noqa: F401
+        from cerebras.tf.cs_estimator import CerebrasEstimator
 
         return "pipeline"
     except ImportError:
-        from tensorflow_estimator.python.estimator.estimator import Estimator  # noqa: F401
+        from tensorflow_estimator.python.estimator.estimator import Estimator
 
         return None
 
@@ -77,7 +77,7 @@ def check_env(runconfig):
         return
     mode = runconfig["mode"]
     if mode in ("eval_all", "train_and_eval"):
-        raise EnvironmentError(f"Cannot run {mode} mode on the Cerebras System!")
+        raise OSError(f"Cannot run {mode} mode on the Cerebras System!")
     if mode == "eval" and runconfig.get("eval_steps") is None:
         raise ValueError("When performing eval on the Cerebras System, eval_steps must be provided.")
 

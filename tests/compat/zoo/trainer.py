@@ -5,7 +5,7 @@ import re
 import tensorflow as tf
 from tensorflow.core.framework.summary_pb2 import Summary
 from tensorflow.python.distribute import reduce_util
-from tensorflow.python.keras.mixed_precision.experimental.loss_scale_optimizer import LossScaleOptimizer  # noqa: F401
+from tensorflow.python.keras.mixed_precision.experimental.loss_scale_optimizer import LossScaleOptimizer
 from tensorflow.python.ops import state_ops
 from tensorflow.python.training import optimizer as optimizer_module
 from tensorflow.python.training.basic_session_run_hooks import LoggingTensorHook, SecondOrStepTimer
@@ -273,7 +273,7 @@ class Trainer:
             optimizer = self.accumulating = GradAccumOptimizer(optimizer, self.steps)
         pairs = optimizer.compute_gradients(loss, tf.compat.v1.trainable_variables())
         pairs = [(g, v) for g, v in pairs if g is not None]
-        gradients, variables = zip(*pairs)
+        gradients, variables = zip(*pairs, strict=True)
         if self.params.get("max_gradient_norm"):
             gradients, norm = tf.clip_by_global_norm(list(gradients), self.params["max_gradient_norm"])
             tf.compat.v1.summary.scalar("train/unclipped_grad_norm", norm)
@@ -281,12 +281,13 @@ class Trainer:
             limit = self.params["max_gradient_value"]
             gradients = [tf.clip_by_value(g, -limit, limit) for g in gradients]
         if self.params.get("log_hists"):
-            for gradient, variable in zip(gradients, variables):
+            for gradient, variable in zip(gradients, variables, strict=True):
                 tf.compat.v1.summary.histogram(variable.op.name, gradient)
         if self.params.get("ws_summary"):
             for gradient in gradients:
                 summary_layer(gradient)
-        return optimizer.apply_gradients(zip(gradients, variables), tf.compat.v1.train.get_or_create_global_step())
+        pairs = zip(gradients, variables, strict=True)
+        return optimizer.apply_gradients(pairs, tf.compat.v1.train.get_or_create_global_step())
 
     def hooks(self, loss, runconfig):
         if not self.is_grad_accum():

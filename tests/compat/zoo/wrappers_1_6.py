@@ -5,7 +5,7 @@ import inspect
 import tensorflow as tf
 
 try:
-    import tfwse  # noqa: F401
+    import tfwse
 
     is_weight_streaming = True
     from cerebras.tf.ws.cs_estimator_ws import CerebrasEstimator as Base
@@ -26,7 +26,7 @@ except ImportError:
 try:
     from cerebras.tf.host_call import host_call_to_eval_metric_ops, validate_host_call
     from cerebras.tf.summary import cs1_disable_summaries, cs1_enable_summaries
-except:  # noqa: E722
+except:
     from contextlib import nullcontext as cs1_disable_summaries
     from contextlib import nullcontext as cs1_enable_summaries
 
@@ -43,7 +43,7 @@ except ImportError:
     pass
 try:
     from cerebras.tf.ws.ws_sparsify import SPARSIFIER_MAP, get_AdamW_aware_sparsifier_class
-except:  # noqa: E722
+except:
     SPARSIFIER_MAP = None
 
 on_container = Base.__name__ == "CerebrasEstimator"

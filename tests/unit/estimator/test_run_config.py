@@ -14,7 +14,7 @@ from cerebras_tensorflow.errors import SettingsError
 def test_the_defaults_are_those_of_tf_estimator() -> None:
     config = RunConfig()
     found = (config.model_dir, config.tf_random_seed, config.save_summary_steps, config.save_checkpoints_secs)
-    assert found == (None, 1, 100, 600)
+    assert found == (None, None, 100, 600)
     assert (config.save_checkpoints_steps, config.keep_checkpoint_max, config.log_step_count_steps) == (None, 5, 100)
     assert (config.task_type, config.task_id, config.is_chief) == ("worker", 0, True)
 
@@ -78,7 +78,9 @@ def test_tf_config_names_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "settings, text",
     [
-        ({"weight_store": "disk"}, "auto, memory, file"),
+        ({"weight_store": "disk"}, "auto, memory, servers, file"),
+        ({"memory_budget": "a lot"}, "memory_budget: 'a lot' is no size"),
+        ({"memory_budget": "4GB", "weight_store": "memory"}, "keeps all weights in memory"),
         ({"min_stream_bytes": -1}, "min_stream_bytes is -1"),
         ({"stream_window_bytes": 1.5}, "stream_window_bytes is 1.5"),
     ],

@@ -1,11 +1,15 @@
 """wire, snappy, ordered_code, sstable, string_tensor: the encodings under a tensor bundle."""
 
+import os
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cerebras_tensorflow.saver import ordered_code, snappy, sstable, string_tensor, wire
-from cerebras_tensorflow.saver.checksum import crc32c, mask, unmask
+from cerebras_tensorflow.saver import extents, ordered_code, snappy, sstable, string_tensor, wire
+from cerebras_tensorflow.saver.checksum import combine, crc32c, mask, unmask
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -102,3 +106,25 @@ def test_a_declared_count_of_strings_beyond_the_bytes_is_refused() -> None:
 def test_checksums_continue_and_unmask(data: bytes, cut: int) -> None:
     assert crc32c(data[cut:], crc32c(data[:cut])) == crc32c(data)
     assert unmask(mask(crc32c(data))) == crc32c(data)
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_checksums_combine(first: bytes, second: bytes) -> None:
+    assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+
+
+def test_a_large_run_is_read_by_two_threads_with_the_same_checksum(tmp_path: Path) -> None:
+    content = np.random.default_rng(3).integers(0, 256, (9 << 20) + 12345, np.uint8)
+    (tmp_path / "x").write_bytes(b"head" + content.tobytes())
+    fd = os.open(tmp_path / "x", os.O_RDONLY)
+    try:
+        expected = crc32c(content)
+        target = np.empty_like(content)
+        assert extents.fill_checked(fd, 4, target) == extents.checksum(fd, 4, content.size) == expected
+        np.testing.assert_array_equal(target, content)
+        with pytest.raises(EOFError):
+            extents.checksum(fd, 5, content.size)
+        with pytest.raises(EOFError):
+            extents.fill_checked(fd, 5, target)
+    finally:
+        os.close(fd)

@@ -1,0 +1,128 @@
+"""How long does training stop for a checkpoint, and how much does the writing beside it slow the steps down? [s, %]
+
+    python scripts/bench/bench_saving.py --folder /some/disk --layers 6
+
+Blocks of steps without and with a save at their beginning take turns in one run, in both modes and both stores. `stop`
+is the time in which no step runs: the call that takes the snapshot, and the wait if the write before has not ended.
+Beside it stands what copying all variables in memory takes, and what the same save takes when training waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shape = {"layers": 6, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1}
+    for name, value in shape.items():
+        options.add_argument(f"--{name}", type=int, default=value)
+    options.add_argument("--folder", type=Path, required=True, help="a new folder on the disk to measure")
+    options.add_argument("--interval", type=int, default=10, help="steps between two saves")
+    options.add_argument("--blocks", type=int, default=2, help="blocks of each kind")
+    options.add_argument("--format", choices=("tensorflow", "h5"), default="tensorflow")
+    return options
+
+
+def copy_s(session: Any, names: set[str]) -> float:
+    """Return the time that copying all variables in memory takes: a memory-backed snapshot [s]."""
+    import numpy as np
+
+    begin = time.perf_counter()
+    copies = [np.array(session.read(spec.name)) for spec in session.weights() if spec.name in names]
+    took = time.perf_counter() - begin
+    del copies
+    return took
+
+
+def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
+    """Print the row of one mode and store."""
+    import bench_streaming
+
+    from cerebras_tensorflow import CSRunConfig
+    from cerebras_tensorflow.compiler.step import compile_step
+    from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
+    from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
+    from cerebras_tensorflow.estimator.training import training_ops
+    from cerebras_tensorflow.runtime.session import ProgramSession
+    from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore
+
+    shape = argparse.Namespace(**vars(options), optimizer="adam", clip=None)
+    model, pipeline = bench_streaming.build(shape)
+    program = compile_step(training_ops(model).step, mode, StreamingOptions())
+    store: Any = None
+    if program.streamed:
+        is_file = kind == "file"
+        store = FileStore(program.streamed, options.folder / "store") if is_file else MemoryStore(program.streamed)
+    pipeline.start()
+    session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
+    bench_streaming.fill(session, model)
+    names = set(model.saved_names())
+    model_dir = options.folder / f"{mode}_{kind}"
+    config = CSRunConfig(keep_checkpoint_max=1, checkpoint_format=options.format)
+    step = 0
+
+    def block(saver: Any) -> tuple[float, float]:
+        nonlocal step
+        begin = time.perf_counter()
+        if saver is not None:
+            saver.save(session, step)
+        stop = time.perf_counter() - begin
+        for _ in range(options.interval):
+            session.run([model.spec.train_op, model.spec.loss])
+            step += 1
+        return time.perf_counter() - begin, stop
+
+    plain, saving, stops, waits = [], [], [], []
+    with CheckpointSaver(str(model_dir), mode, names, config) as saver:
+        block(None)
+        for _ in range(options.blocks):
+            plain.append(block(None)[0])
+            wall_s, stop_s = block(saver)
+            saving.append(wall_s)
+            stops.append(stop_s)
+            begin = time.perf_counter()
+            saver.wait()
+            waits.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        saver.save(session, step)
+        saver.wait()
+        synchronous_s = time.perf_counter() - begin
+    copied_s = copy_s(session, names)
+    without, with_save, stop = (statistics.median(values) for values in (plain, saving, stops))
+    size = sum(spec.num_bytes for spec in session.weights() if spec.name in names)
+    print(
+        f"{mode:17} {kind:7} {size / 1e9:5.2f} GB  {options.interval} steps {without:6.2f} s, with a save "
+        f"{with_save:6.2f} s ({(with_save / without - 1) * 100:+5.1f} %)  stop {stop:5.3f} s "
+        f"({stop / without * 100:4.1f} %)  left to write after them {statistics.median(waits):5.2f} s  "
+        f"copying in memory {copied_s:5.2f} s  save without training {synchronous_s:5.2f} s",
+        flush=True,
+    )
+    pipeline.close()
+    session.close()
+    shutil.rmtree(model_dir)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = parser().parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.path.insert(0, str(Path(__file__).parent))
+    for mode, kind in (("pipelined", "session"), ("weight_streaming", "memory"), ("weight_streaming", "file")):
+        measure(options, mode, kind)
+
+
+if __name__ == "__main__":
+    main()

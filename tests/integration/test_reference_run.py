@@ -1,0 +1,178 @@
+"""The options of run.py, each on a GPT-2 small enough to train in seconds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from reference_implementations.common import run as run_module
+from reference_implementations.common.run import ReferenceModel, load_params, run
+from reference_implementations.gpt2.run import MODEL
+
+CONFIG = Path(run_module.__file__).parent.parent / "gpt2" / "configs" / "params_tiny.yaml"
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Path:
+    """The tiny config, smaller: one layer of 32."""
+    content: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
+    for section in ("train_input", "eval_input"):
+        content[section]["data_file"] = str(CONFIG.parent / content[section]["data_file"])
+        content[section].update(batch_size=4, max_sequence_length=16)
+    content["model"].update(hidden_size=32, num_hidden_layers=1, filter_size=64, num_heads=2)
+    content["optimizer"]["learning_rate"] = 1e-2
+    content["csconfig"] = {"min_stream_bytes": 1024}
+    content["runconfig"] = {
+        "save_checkpoints_steps": 2,
+        "eval_steps": 3,
+        "tf_random_seed": 1,
+        "log_step_count_steps": 1,
+    }
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture(params=["pipelined", "weight_streaming"])
+def start(request: pytest.FixtureRequest, home: Path, params: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls run() in an execution mode: (model_dir, *options, model=...) -> status."""
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", request.param)
+
+    def call(model_dir: Path, *options: str, model: ReferenceModel = MODEL) -> int:
+        return run(model, ["--params", str(params), "--model_dir", str(model_dir), *options])
+
+    return call
+
+
+def saved(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a folder, of either mode, by step."""
+    found = {path.name.removesuffix(".index") for path in folder.glob("model*ckpt-*") if path.suffix != ".tmp"}
+    found = {name.partition(".data")[0] for name in found}
+    return {int(name.rpartition("-")[2]): folder / name for name in found}
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    with open_checkpoint(path) as reader:
+        return {name: reader.read(name) for name in reader.names()}
+
+
+def test_eval_all_evaluates_every_checkpoint_and_eval_the_one_that_is_asked_for(
+    start: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "out"
+    assert start(folder, "--mode", "train", "--max_steps", "4") == 0
+    caplog.set_level(logging.INFO)
+    assert start(folder, "--mode", "eval_all") == 0
+    for step in saved(folder):
+        assert f"Saving dict for global step {step}:" in caplog.text
+    assert set(saved(folder)) >= {2, 4}
+    caplog.clear()
+    assert start(folder, "--mode", "eval", "--checkpoint_path", str(saved(folder)[2]), "--eval_steps", "2") == 0
+    assert "Saving dict for global step 2:" in caplog.text
+    assert "global step 4" not in caplog.text
+
+
+def test_predict_writes_the_batches_that_were_asked_for(start: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert start(folder, "--mode", "train_and_eval", "--max_steps", "2") == 0
+    assert start(folder, "--mode", "predict", "--eval_steps", "5") == 0
+    with np.load(folder / "predictions.npz") as predictions:
+        assert predictions["next_token"].shape == (20, 16)
+
+
+def test_training_from_a_checkpoint_path_starts_with_its_weights_at_step_0(start: Run, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert start(first, "--mode", "train", "--max_steps", "2") == 0
+    source = saved(first)[2]
+    assert start(second, "--mode", "train", "--max_steps", "1", "--checkpoint_path", str(source)) == 0
+    begun, given = weights(saved(second)[0]), weights(source)
+    assert begun["global_step"] == 0
+    model = [
+        name for name in begun if "AdamW" not in name and name not in ("global_step", "beta1_power", "beta2_power")
+    ]
+    assert len(model) == 20
+    for name in model:
+        np.testing.assert_array_equal(begun[name], given[name], err_msg=name)
+
+
+def test_compile_only_compiles_and_validate_only_does_not(start: Run, tmp_path: Path) -> None:
+    for flag, is_compiled in (("--validate_only", False), ("--compile_only", True)):
+        folder = tmp_path / flag.strip("-")
+        assert start(folder, "--mode", "train", "--max_steps", "2", flag) == 0
+        assert bool(list(folder.glob("**/tfcs_*"))) == is_compiled
+        assert not saved(folder)
+
+
+def test_gradient_accumulation_goes_on_where_a_run_stopped(
+    start: Run, params: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = yaml.safe_load(params.read_text())
+    content["optimizer"] |= {"grad_accum_steps": 3, "loss_scaling_factor": "dynamic"}
+    params.write_text(yaml.safe_dump(content))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert start(whole, "--mode", "train", "--max_steps", "4") == 0
+    assert start(parts, "--mode", "train", "--max_steps", "2") == 0
+    assert start(parts, "--mode", "train", "--max_steps", "4") == 0
+    written = yaml.safe_load((parts / "train" / "params_train.yaml").read_text())
+    assert written["train_input"]["skip_steps"] == 6
+    ours, theirs = weights(saved(whole)[4]), weights(saved(parts)[4])
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+def test_modules_of_a_users_own_are_found_under_python_paths(home: Path, params: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "h7_own_model.py").write_text(
+        "from reference_implementations.gpt2.model import model_fn\n"
+        "from reference_implementations.gpt2.data import eval_input_fn, train_input_fn\n"
+    )
+    names = ("model_fn", "train_input_fn", "eval_input_fn")
+    own = ReferenceModel(sections=MODEL.sections, **{name: f"h7_own_model:{name}" for name in names})
+    words = ["--params", str(params), "--model_dir", str(tmp_path / "out"), "--mode", "train", "--max_steps", "1"]
+    assert run(own, [*words, "--python_paths", str(folder)]) == 0
+    assert 1 in saved(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--mount_dirs", "/nowhere/at/all"], "mount_dirs: there is no folder '/nowhere/at/all' here"),
+        (["--python_paths", "/nowhere"], "python_paths: there is no folder '/nowhere' here"),
+        (["--job_labels", "gptj"], "job label 'gptj'; expected key=value"),
+    ],
+)
+def test_a_folder_or_label_that_cannot_be_is_told(
+    options: list[str], message: str, home: Path, params: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(MODEL, ["--params", str(params), "--model_dir", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_the_cluster_reach_the_runs_config(params: Path, tmp_path: Path) -> None:
+    words = ["--params", str(params), "--model_dir", str(tmp_path), "--num_csx", "2", "--num_wgt_servers", "3"]
+    words += ["--num_act_servers", "4", "--num_workers_per_csx", "5", "--mount_dirs", str(tmp_path), "/tmp"]
+    words += ["--python_paths", str(tmp_path), "--job_labels", "model=gpt2", "run=1", "--cs_ip", "10.0.0.1"]
+    options = run_module._parser().parse_args(words)
+    loaded = load_params(options, MODEL.sections)
+    settings = run_module.check_section(
+        {key: value for key, value in loaded["runconfig"].items() if key != "model_dir"},
+        MODEL.sections["runconfig"],
+        "runconfig",
+        "params",
+    )
+    config = run_module._make_estimator(lambda features, labels, mode, params: None, loaded, settings, tmp_path).config
+    found = config.cs_config
+    assert (found.num_csx, found.max_wgt_servers, found.max_act_per_csx, found.num_workers_per_csx) == (2, 3, 4, 5)
+    assert found.mount_dirs == [str(tmp_path), "/tmp"]
+    assert found.python_paths == [str(tmp_path)]
+    assert found.job_labels == ["model=gpt2", "run=1"]
+    assert config.cs_ip == "10.0.0.1:9000"
