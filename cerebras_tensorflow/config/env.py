@@ -4,6 +4,7 @@
 |---|---|---|
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
+| CEREBRAS_TRACE_STEP | user | number of a training step to record: `<model_dir>/trace/step_<N>.json` and `.png` |
 | CEREBRAS_TLS_CERT | user | certificate (PEM) of the server that serves a system from another host |
 | CSAUTH_TOKEN | user | token for that server, as for csctl |
 | CSRUN_INPUT_FOLDER | csrun | folder in which the chief finds the input workers and weight servers of its launch |
@@ -34,6 +35,7 @@ from typing import Any
 
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
+TRACE_STEP = "CEREBRAS_TRACE_STEP"
 TLS_CERT = "CEREBRAS_TLS_CERT"
 TOKEN = "CSAUTH_TOKEN"
 INPUT_FOLDER = "CSRUN_INPUT_FOLDER"
@@ -75,6 +77,7 @@ class Environment:
     token: str = ""
     weight_servers: int = 0
     is_under_slurm: bool = False
+    trace_step: int = 0
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -93,7 +96,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     task = environ.get(TASK, "0")
     if not task.isdigit():
         raise ValueError(f"{TASK}={task!r}: expected a number from 0")
-    counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS)}
+    counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS, TRACE_STEP)}
     for name, count in counts.items():
         if not count.isdigit():
             raise ValueError(f"{name}={count!r}: expected a number from 0")
@@ -112,6 +115,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         token=environ.get(TOKEN, ""),
         weight_servers=int(counts[WEIGHT_SERVERS]),
         is_under_slurm=SLURM_JOB_ID in environ,
+        trace_step=int(counts[TRACE_STEP]),
     )
 
 

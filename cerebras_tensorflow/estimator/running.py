@@ -26,6 +26,7 @@ from cerebras_tensorflow.graph.cost import flops, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.disk_space import Need, check_space
 from cerebras_tensorflow.runtime.heap import return_large_buffers
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
@@ -172,12 +173,19 @@ def _estimate(model: Model, program: Program) -> Estimate:
     return estimate(program, int(dims[0] or 1) if dims else 1, batch_bytes, flops(model.graph, names))
 
 
-def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightStore | None:
+def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
     """Return the weight store of a Program; None if nothing is streamed.
 
+    A file store of training has `weight_store_dir` for itself. Any other has a folder inside it, so that a model can be
+    evaluated while it is trained.
+
     Raises:
-        StoreError: If the weights do not fit on the store's disk.
+        StoreError: If the weights, and in training a checkpoint, do not fit on their disks; or if another run uses the
+            store's folder.
     """
+    checkpoint = Need("a checkpoint", Path(model_dir), program.weight_bytes, "model_dir")
+    needs = [checkpoint] if is_training else []
+    check_space(needs)
     if not program.streamed:
         return None
     needed = sum(spec.num_bytes for spec in program.streamed)
@@ -191,7 +199,8 @@ def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightSt
         if kind == "servers" or weight_servers.have_room(places, needed):
             return weight_servers.ServerStore(program.streamed, places)
     return_large_buffers()
-    return FileStore(program.streamed, Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store")))
+    folder = Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store"))
+    return FileStore(program.streamed, folder if is_training else folder / "other", beside=needs)
 
 
 def free_memory_bytes() -> int:
