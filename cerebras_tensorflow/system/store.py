@@ -127,8 +127,8 @@ def _make_current(connection: sqlite3.Connection, path: Path) -> None:
     # Another process may have been quicker between the first look and the lock.
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        raise SystemStateError(f"{path} has format {version}; this release reads up to {SCHEMA_VERSION}. Use a later one")
-            f"{path} has format {version}, this release reads up to {SCHEMA_VERSION}: use a later one"
+        raise SystemStateError(
+            f"{path} has format {version}; this release reads up to {SCHEMA_VERSION}, use a later one"
         )
     if version == 0:
         for statement in filter(str.strip, SCHEMAS[path.name].split(";")):
