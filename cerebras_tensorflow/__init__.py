@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cerebras_tensorflow.compat import activate
+from cerebras_tensorflow.version import __version__
 
 if TYPE_CHECKING:
     from cerebras_tensorflow.estimator.cs_config import CSConfig
@@ -26,7 +27,6 @@ _HOMES = {
     "WarmStartSettings": "cerebras_tensorflow.estimator.warm_start",
 }
 
-__version__ = "0.1.0"
 __all__ = [
     "CSConfig",
     "CSEstimatorSpec",
@@ -36,6 +36,7 @@ __all__ = [
     "ModeKeys",
     "RunConfig",
     "WarmStartSettings",
+    "__version__",
 ]
 
 

@@ -1,7 +1,7 @@
 """cs_input_analyzer: how many input workers does this model need? Measured on this machine.
 
-It runs the given compile or validate command, during which the run measures its own input pipeline in one process, and
-compares that with the rate at which the simulated system is estimated to take samples.
+It runs the given compile or validate command, during which the run measures its own input pipeline in one process with
+several numbers of CPUs, and compares that with the rate at which the simulated system is estimated to take samples.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from csrun.options import command_hint, parse
 
 NO_RATE = 3
 REPORT_NAME = "compile_report.txt"
+CPU_COUNTS = (12, 16, 20)
+"""CPUs for a worker that are tried, as by the original; on a smaller machine 1, half of its CPUs and all of them."""
+
 ESTIMATE = re.compile(r"^\s*Samples/s:\s*([0-9.eE+]+)", re.M)
 
 
@@ -35,22 +38,42 @@ class Recommendation:
     workers: int | None
 
 
+def cpu_counts(available: int) -> list[int]:
+    """Return the numbers of CPUs to try on a machine.
+
+    >>> cpu_counts(32), cpu_counts(2), cpu_counts(8)
+    ([12, 16, 20], [1, 2], [1, 4, 8])
+    """
+    if available >= max(CPU_COUNTS):
+        return list(CPU_COUNTS)
+    return sorted({1, max(1, available // 2), available})
+
+
 def cs_input_analyzer(argv: Sequence[str] | None = None) -> int:
     """Analyse the input of a command and return its exit code, or NO_RATE if nothing could be measured."""
     return cli.guarded("cs_input_analyzer", lambda: _analyse(sys.argv[1:] if argv is None else argv))
 
 
-def recommend(report: Mapping[str, float], needed_samples_per_s: float | None) -> Recommendation:
-    """Return the number of workers that the needed rate takes.
+def recommend(reports: Sequence[Mapping[str, float]], needed_samples_per_s: float | None) -> Recommendation:
+    """Return the workers that give the needed rate with the fewest CPUs, and of those the fewest workers.
 
     Args:
-        report: What runtime/input_rate.py has measured.
-        needed_samples_per_s: Rate at which the system takes samples; None when no estimate is known.
+        reports: What runtime/input_rate.py has measured with each number of CPUs.
+        needed_samples_per_s: Rate at which the system takes samples; None when no estimate is known: then the number of
+            CPUs with the highest rate of each.
     """
-    rate = report["samples"] / report["wall_s"]
-    cpus = max(1, math.ceil(report["cpu_s"] / report["wall_s"]))
-    workers = None if needed_samples_per_s is None else max(1, math.ceil(needed_samples_per_s / rate))
-    return Recommendation(rate, cpus, workers)
+    found = []
+    for report in reports:
+        rate, cpus = report["samples"] / report["wall_s"], int(report["cpus"])
+        workers = None if needed_samples_per_s is None else max(1, math.ceil(needed_samples_per_s / rate))
+        found.append(Recommendation(rate, cpus, workers))
+
+    def cost(option: Recommendation) -> tuple[float, float]:
+        if option.workers is None:
+            return -option.samples_per_s / option.cpus_per_worker, option.cpus_per_worker
+        return option.workers * option.cpus_per_worker, option.workers
+
+    return min(found, key=cost)
 
 
 def _analyse(argv: Sequence[str]) -> int:
@@ -66,7 +89,9 @@ def _analyse(argv: Sequence[str]) -> int:
     print(f"Running: {shlex.join(command)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input.json"
-        environ = {**os.environ, **interpreters.environment(command), env.INPUT_REPORT: str(path)}
+        counts = ",".join(map(str, cpu_counts(len(os.sched_getaffinity(0)))))
+        measuring = {env.INPUT_REPORT: str(path), env.INPUT_CPUS: counts}
+        environ = {**os.environ, **interpreters.environment(command), **measuring}
         try:
             code = process.run(program if here.image else interpreters.resolved(command), environ)
         except process.CommandError as exc:
@@ -78,20 +103,23 @@ def _analyse(argv: Sequence[str]) -> int:
                 file=sys.stderr,
             )
             return code or NO_RATE
-        report = json.loads(path.read_text(encoding="utf-8"))
-    if not report["batches"]:
+        reports = json.loads(path.read_text(encoding="utf-8"))
+    if not all(report["batches"] for report in reports):
         print("ERROR: the input pipeline ended before it could be measured: it needs a few batches", file=sys.stderr)
         return code or NO_RATE
-    print(_text(report, recommend(report, _estimate(command)), nodes))
+    print(_text(reports, recommend(reports, _estimate(command)), nodes))
     print("Finished Analysis")
     return code
 
 
-def _text(report: Mapping[str, float], found: Recommendation, nodes: int) -> str:
-    lines = [
-        f"Measured on this machine, one process: {found.samples_per_s:.1f} samples/s "
-        f"({report['samples']:.0f} samples in {report['wall_s']:.1f} s, {report['cpu_s']:.1f} s of CPU time)"
-    ]
+def _text(reports: Sequence[Mapping[str, float]], found: Recommendation, nodes: int) -> str:
+    lines = ["Measured on this machine, one process:"]
+    for report in reports:
+        rate = report["samples"] / report["wall_s"]
+        lines.append(
+            f"  with {report['cpus']} CPU(s): {rate:.1f} samples/s "
+            f"({report['samples']:.0f} samples in {report['wall_s']:.1f} s, {report['cpu_s']:.1f} s of CPU time)"
+        )
     if found.workers is None:
         lines.append(f"No {REPORT_NAME} was found, so how many workers the system needs is not known.")
     else:

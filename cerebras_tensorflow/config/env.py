@@ -4,9 +4,11 @@
 |---|---|---|
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
+| CEREBRAS_TRACE_STEP | user | number of a training step to record: `<model_dir>/trace/step_<N>.json` and `.png` |
 | CEREBRAS_TLS_CERT | user | certificate (PEM) of the server that serves a system from another host |
 | CSAUTH_TOKEN | user | token for that server, as for csctl |
 | CSRUN_INPUT_FOLDER | csrun | folder in which the chief finds the input workers and weight servers of its launch |
+| CSRUN_INPUT_CPUS | cs_input_analyzer | numbers of CPUs with which to measure, such as `1,2` |
 | CSRUN_INPUT_REPORT | cs_input_analyzer | file for the measured rate of the input pipeline; measures only when set |
 | CSRUN_INPUT_WORKERS | csrun | number of input workers that stand by; 0: the chief reads its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
@@ -34,9 +36,11 @@ from typing import Any
 
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
+TRACE_STEP = "CEREBRAS_TRACE_STEP"
 TLS_CERT = "CEREBRAS_TLS_CERT"
 TOKEN = "CSAUTH_TOKEN"
 INPUT_FOLDER = "CSRUN_INPUT_FOLDER"
+INPUT_CPUS = "CSRUN_INPUT_CPUS"
 INPUT_REPORT = "CSRUN_INPUT_REPORT"
 INPUT_WORKERS = "CSRUN_INPUT_WORKERS"
 JOB_ID = "CSRUN_JOB_ID"
@@ -71,10 +75,12 @@ class Environment:
     input_folder: Path | None = None
     input_workers: int = 0
     input_report: Path | None = None
+    input_cpus: tuple[int, ...] = ()
     tls_certificate: Path | None = None
     token: str = ""
     weight_servers: int = 0
     is_under_slurm: bool = False
+    trace_step: int = 0
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -93,7 +99,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     task = environ.get(TASK, "0")
     if not task.isdigit():
         raise ValueError(f"{TASK}={task!r}: expected a number from 0")
-    counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS)}
+    counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS, TRACE_STEP)}
     for name, count in counts.items():
         if not count.isdigit():
             raise ValueError(f"{name}={count!r}: expected a number from 0")
@@ -107,12 +113,21 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         k8s_cs_ip=environ.get(K8S_CS_IP) or None,
         input_folder=Path(folder) if folder else None,
         input_workers=int(counts[INPUT_WORKERS]),
+        input_cpus=_numbers(INPUT_CPUS, environ.get(INPUT_CPUS, "")),
         input_report=Path(environ[INPUT_REPORT]) if environ.get(INPUT_REPORT) else None,
         tls_certificate=Path(environ[TLS_CERT]) if environ.get(TLS_CERT) else None,
         token=environ.get(TOKEN, ""),
         weight_servers=int(counts[WEIGHT_SERVERS]),
         is_under_slurm=SLURM_JOB_ID in environ,
+        trace_step=int(counts[TRACE_STEP]),
     )
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    words = [word for word in text.split(",") if word]
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise ValueError(f"{name}={text!r}: expected numbers from 1, separated by commas")
+    return tuple(int(word) for word in words)
 
 
 def allow_xla_on_cpu() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CheckpointError, StoreError
+from cerebras_tensorflow.graph.program import dtype_from_name
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -58,7 +59,7 @@ def step_in(path: str) -> int:
 
 
 def restore(session: ProgramSession, path: str, names: Iterable[str]) -> None:
-    """Set variables of a session from a checkpoint, one at a time.
+    """Set variables of a session from a checkpoint, one at a time; a file store leaves them where they are.
 
     Raises:
         CheckpointError: If the checkpoint lacks one or holds it in another shape; lists them.
@@ -77,7 +78,10 @@ def restore(session: ProgramSession, path: str, names: Iterable[str]) -> None:
             shape = reader.entry(name).shape
             if shape != specs[name].shape:
                 raise CheckpointError(f"{path}: {name} has shape {shape}, the model's has {specs[name].shape}")
-            session.load(name, reader.read(name))
+            where = reader.extent(name)
+            is_same_type = reader.entry(name).dtype == dtype_from_name(specs[name].dtype)
+            if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
+                session.load(name, reader.read(name))
 
 
 class CheckpointSaver:

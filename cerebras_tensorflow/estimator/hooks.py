@@ -68,6 +68,7 @@ class TrainingHook(SessionRunHook):
         self._signals = signals
         self._newest_checkpoint = newest_checkpoint
         self._first_step: int | None = None
+        self._logged_step: int | None = None
         self.final_loss: float | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -85,8 +86,10 @@ class TrainingHook(SessionRunHook):
         self.final_loss = loss
         self._meter.count_step()
         assert self._first_step is not None
-        if self._log_every and self._is_due(step, step - self._first_step):
+        # Batches that are accumulated leave the step where it is.
+        if self._log_every and step != self._logged_step and self._is_due(step, step - self._first_step):
             self._log(step, loss)
+            self._logged_step = step
         if (self._last_step is not None and step >= self._last_step) or self._signals.received is not None:
             run_context.request_stop()
 

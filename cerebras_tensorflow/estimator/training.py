@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import Step
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries, weight_stores
@@ -23,6 +24,7 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
 from cerebras_tensorflow.estimator.running import Compiled, Target
 from cerebras_tensorflow.estimator.signals import StopSignals
+from cerebras_tensorflow.estimator.trace_hook import TraceHook
 from cerebras_tensorflow.estimator.warm_start import WarmStartSettings
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf import performance
@@ -212,6 +214,9 @@ class _Run:
         config = self._request.config
         hooks = [*self._request.hooks, watch, *getattr(model.spec, "training_hooks", ())]
         hooks += [*getattr(model.spec, "training_chief_hooks", ())]
+        trace_step = env.read().trace_step
+        if trace_step:
+            hooks.append(TraceHook(trace_step, os.path.join(self._request.model_dir, "trace")))
         if self._request.is_cerebras or config.save_checkpoints_steps or config.save_checkpoints_secs:
             hooks.append(
                 CheckpointHook(
@@ -252,7 +257,8 @@ class _Run:
         if scaffold is not None and self._target.mode != WEIGHT_STREAMING:
             scaffold.finalize()  # hooks may use its saver
         begin = time.perf_counter()
-        store = weight_stores.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
+        settings = running.cs_config_of(request.config)
+        store = weight_stores.open_store(compiled.program, settings, request.model_dir, is_training=True)
         self._pipeline.start()
         session = ProgramSession(
             compiled.program, model.graph, model.train_node, store, self._session_config, self._next_batch

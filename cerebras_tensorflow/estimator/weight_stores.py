@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.disk_space import Need, check_space
 from cerebras_tensorflow.runtime.heap import return_large_buffers
 from cerebras_tensorflow.runtime.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.weight_store import FileStore, WeightStore
@@ -22,12 +23,19 @@ def fit_in_host_memory(weight_bytes: int, settings: CSConfig) -> bool:
     return weight_bytes < MEMORY_SHARE * free_memory_bytes()
 
 
-def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightStore | None:
+def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
     """Return the weight store of a Program; None if it needs none.
 
+    A file store of training has `weight_store_dir` for itself. Any other has a folder inside it, so that a model can be
+    evaluated while it is trained.
+
     Raises:
-        StoreError: If the weights do not fit on the store's disk.
+        StoreError: If the weights, and in training a checkpoint, do not fit on their disks; or if another run uses the
+            store's folder.
     """
+    checkpoint = Need("a checkpoint", Path(model_dir), program.weight_bytes, "model_dir")
+    needs = [checkpoint] if is_training else []
+    check_space(needs)
     if not program.streamed or program.is_in_host_memory:
         return None
     if settings.weight_store != "file":
@@ -38,4 +46,5 @@ def open_store(program: Program, settings: CSConfig, model_dir: str) -> WeightSt
         if settings.weight_store == "servers" or weight_servers.have_room(places, needed):
             return weight_servers.ServerStore(program.stored, places)
     return_large_buffers()
-    return FileStore(program.stored, Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store")))
+    folder = Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store"))
+    return FileStore(program.stored, folder if is_training else folder / "other", beside=needs)

@@ -1,31 +1,58 @@
-"""How fast one process computes the batches of a dataset, measured here and now."""
+"""How fast one process computes the batches of a dataset, measured here and now with several numbers of CPUs."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+
+from cerebras_tensorflow.logs import run_log
 
 WARM_UP_BATCHES = 2
 MAX_BATCHES = 200
 MAX_WALL_S = 10.0
 
 
-def write_report(dataset: Any, path: Path) -> None:
+def write_report(dataset: Any, path: Path, cpu_counts: Sequence[int] = ()) -> None:
     """Measure a dataset in the current graph, and write what was found as JSON.
 
-    The file holds batches, samples (dim 0 of the first component that has one), wall_s, cpu_s of this process, and
-    is_exhausted when the dataset ended before MAX_BATCHES and MAX_WALL_S.
+    Args:
+        dataset: What input_fn has returned.
+        path: The file. It holds a list with, for each number of CPUs: cpus, batches, samples (dim 0 of the first
+            component that has one), wall_s, cpu_s of this process, and is_exhausted when the dataset ended before
+            MAX_BATCHES and MAX_WALL_S.
+        cpu_counts: How many CPUs to measure with; those that this process does not have are left out. None at all:
+            with all of them.
     """
-    iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+    own = sorted(os.sched_getaffinity(0))
+    counts = [count for count in cpu_counts if count <= len(own)] or [len(own)]
+    found = []
+    for number, count in enumerate(counts, start=1):
+        with _only(own[:count]):
+            found.append({"cpus": count, **_measured(dataset, count)})
+        run_log.info("Input analysis: %d %% done, measured with %d CPU(s).", 100 * number // len(counts), count)
+    path.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _measured(dataset: Any, cpus: int) -> dict[str, Any]:
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = cpus
+    iterator = tf.compat.v1.data.make_initializable_iterator(dataset.with_options(options))
     tensors = tf.nest.flatten(iterator.get_next(), expand_composites=True)
     sizes = [tf.shape(tensor)[0] for tensor in tensors if tensor.shape.rank != 0 and tensor.dtype != tf.variant][:1]
     batches = samples = 0
     is_exhausted = False
-    with tf.compat.v1.Session() as session:
+    # Threads take over the CPUs of who starts them, so they must be this session's own.
+    config = tf.compat.v1.ConfigProto(
+        use_per_session_threads=True, inter_op_parallelism_threads=cpus, intra_op_parallelism_threads=cpus
+    )
+    with tf.compat.v1.Session(config=config) as session:
         session.run([tf.compat.v1.tables_initializer(), iterator.initializer])
         begin, cpu_begin = time.perf_counter(), time.process_time()
         try:
@@ -39,11 +66,21 @@ def write_report(dataset: Any, path: Path) -> None:
                     break
         except tf.errors.OutOfRangeError:
             is_exhausted = True
-    report = {
+    return {
         "batches": batches,
         "samples": samples,
         "wall_s": time.perf_counter() - begin,
         "cpu_s": time.process_time() - cpu_begin,
         "is_exhausted": is_exhausted,
     }
-    path.write_text(json.dumps(report), encoding="utf-8")
+
+
+@contextmanager
+def _only(cpus: Sequence[int]) -> Iterator[None]:
+    """Keep this thread, and those that it starts, on some CPUs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -72,7 +72,7 @@ def distributed(dataset: Any, environment: env.Environment | None = None) -> Any
     """
     environment = env.read() if environment is None else environment
     if environment.input_report is not None:
-        input_rate.write_report(dataset, environment.input_report)
+        input_rate.write_report(dataset, environment.input_report, environment.input_cpus)
     count, folder = environment.input_workers, environment.input_folder
     if count == 0 or folder is None or environment.role != "chief":
         return dataset

@@ -131,6 +131,16 @@ class ProgramSession:
         if index == self._global_step_index:
             self._step = int(value)
 
+    def adopt(self, name: str, path: str, offset: int, checksum: int) -> bool:
+        """Let a streamed variable lie in a file, as it is there, until it is written; return whether that works here.
+
+        Raises:
+            CorruptCheckpointError: If the file's bytes fail their checksum.
+        """
+        if self._store is None or name not in self._streamed:
+            return False
+        return self._store.adopt(self._streamed[name], path, offset, checksum)
+
     def read(self, name: str) -> np.ndarray:
         """Return a variable's value by its checkpoint name."""
         if name in self._streamed:

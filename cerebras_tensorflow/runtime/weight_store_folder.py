@@ -59,7 +59,7 @@ class StoreFolder:
         self._is_deletion_told = False
         self.path = folder / SCRATCH
         try:
-            is_new = not folder.exists()
+            made = [place for place in (folder, *folder.parents) if not place.exists()]
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
         except OSError as error:
@@ -67,7 +67,7 @@ class StoreFolder:
                 f"the weight store cannot use {folder} ({error}); choose another folder with weight_store_dir"
             ) from error
         # Also when nobody calls `close`: another run in this process may want the folder.
-        self._leave = weakref.finalize(self, _leave, self._lock, folder, is_new, os.getpid())
+        self._leave = weakref.finalize(self, _leave, self._lock, folder, made, os.getpid())
         try:
             self._remove_stale()
             check_space([Need("the weight store", folder, num_bytes, "weight_store_dir"), *beside])
@@ -178,19 +178,19 @@ class StoreFolder:
         return file, is_direct
 
 
-def _leave(lock: int, folder: Path, is_new: bool, process: int) -> None:
-    """Remove what is in a folder, give up its lock, and remove it if this run made it."""
+def _leave(lock: int, folder: Path, made: Sequence[Path], process: int) -> None:
+    """Remove what is in a folder, give up its lock, and remove the folders that this run made."""
     if os.getpid() != process:
         return  # a child that inherited the store; it is its parent's
     if _is_same_file(lock, folder / OWNER):
         (folder / SCRATCH).unlink(missing_ok=True)
         (folder / OWNER).unlink(missing_ok=True)
     os.close(lock)
-    if is_new:
+    for place in made:
         try:
-            folder.rmdir()
+            place.rmdir()
         except OSError:
-            logger.debug("%s stays: it is gone already, or something else is in it", folder)
+            logger.debug("%s stays: it is gone already, or something else is in it", place)
 
 
 def _is_same_file(file: int, path: Path) -> bool:

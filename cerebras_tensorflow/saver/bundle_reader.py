@@ -12,8 +12,15 @@ import numpy as np
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import bundle_format, extents, string_tensor
 from cerebras_tensorflow.saver.bundle_format import BundleEntry
-from cerebras_tensorflow.saver.checksum import mask
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
+from cerebras_tensorflow.saver.checksum import mask, unmask
+from cerebras_tensorflow.saver.interface import (
+    BytesLike,
+    StoredExtent,
+    TensorEntry,
+    TensorReader,
+    as_bytes,
+    flat_view,
+)
 from cerebras_tensorflow.saver.ordered_code import slice_key
 from cerebras_tensorflow.saver.sstable import read_table
 from cerebras_tensorflow.saver.tensor_types import STRING, dtype_of
@@ -79,6 +86,14 @@ class BundleReader(TensorReader):
         if record.type_number == STRING:
             return TensorEntry(dtype, record.shape, record.size)
         return TensorEntry(dtype, record.shape, bundle_format.num_elements(record.shape) * dtype.itemsize)
+
+    def extent(self, name: str) -> StoredExtent | None:
+        record = self._record(name)
+        if record.slices or record.type_number == STRING:
+            return None
+        self._check_sizes(name)
+        path = bundle_format.data_path(self.path, record.shard, self._num_shards)
+        return StoredExtent(path, record.offset, unmask(record.crc))
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         entry = self.entry(name)

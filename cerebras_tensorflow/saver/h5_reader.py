@@ -13,7 +13,14 @@ from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import extents, h5_blocks, h5_format, h5_index, string_tensor
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_index import NOT_CONTIGUOUS, H5Index, H5Record
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import (
+    BytesLike,
+    StoredExtent,
+    TensorEntry,
+    TensorReader,
+    as_bytes,
+    flat_view,
+)
 
 
 def read_index(path: str) -> H5Index | None:
@@ -71,6 +78,13 @@ class H5Reader(TensorReader):
             hint = f"; did you mean {', '.join(near)}?" if near else f"; it has {len(self.index.records)} tensors"
             raise KeyError(f"{self.path}: no tensor {name!r}{hint}")
         return record
+
+    def extent(self, name: str) -> StoredExtent | None:
+        record = self.record(name)
+        if record.type_name == h5_format.STRING_TYPE or record.offset == NOT_CONTIGUOUS:
+            return None
+        self._check_end(name, record)
+        return StoredExtent(self._shard_path(record.shard), record.offset, record.crc)
 
     def read(self, name: str) -> np.ndarray[Any, Any]:
         record = self.record(name)

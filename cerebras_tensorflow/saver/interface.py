@@ -33,6 +33,21 @@ class TensorEntry:
     num_bytes: int
 
 
+@dataclass(frozen=True)
+class StoredExtent:
+    """Where the bytes of a tensor lie, together and as they are in memory.
+
+    Attributes:
+        path: The file.
+        offset: Of the first byte.
+        crc: CRC-32C of the bytes.
+    """
+
+    path: str
+    offset: int
+    crc: int
+
+
 class TensorReader(ABC):
     """Named tensors of one checkpoint, read one at a time. A context manager."""
 
@@ -53,6 +68,14 @@ class TensorReader(ABC):
         Raises:
             KeyError: If the checkpoint has no such tensor; names near ones.
         """
+
+    def extent(self, name: str) -> StoredExtent | None:
+        """Return where a tensor's bytes can be read without this reader; None: nowhere, as when it is compressed.
+
+        Raises:
+            KeyError: As `entry`.
+        """
+        return None
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray[Any, Any]:

@@ -343,6 +343,7 @@ def _state(row: sqlite3.Row) -> SystemState:
         is_mode_pinned=bool(row["is_mode_pinned"]),
         is_standby=bool(row["is_standby"]),
         boot_ends_at=row["boot_ends_at"],
+        software_version=row["software_version"],
     )
 
 
@@ -355,8 +356,16 @@ def _insert(connection: sqlite3.Connection, state: SystemState) -> None:
 
 def _update(connection: sqlite3.Connection, state: SystemState) -> None:
     connection.execute(
-        "UPDATE systems SET execution_mode = ?, is_mode_pinned = ?, is_standby = ?, boot_ends_at = ? WHERE name = ?",
-        (state.execution_mode, state.is_mode_pinned, state.is_standby, state.boot_ends_at, state.name),
+        "UPDATE systems SET execution_mode = ?, is_mode_pinned = ?, is_standby = ?, boot_ends_at = ?, "
+        "software_version = ? WHERE name = ?",
+        (
+            state.execution_mode,
+            state.is_mode_pinned,
+            state.is_standby,
+            state.boot_ends_at,
+            state.software_version,
+            state.name,
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemStateError
 from cerebras_tensorflow.system import facts
+from cerebras_tensorflow.version import __version__
 
 ACTIVE = "ACTIVE"
 STANDBY = "STANDBY"
@@ -35,6 +36,7 @@ class SystemState:
         is_mode_pinned: Whether an administrator has chosen the mode; otherwise it follows the run.
         is_standby: Whether it has been put in standby.
         boot_ends_at: Moment at which the latest reboot ends [s since the epoch].
+        software_version: Release of ours that was installed when the system last booted; empty: before that was kept.
     """
 
     name: str
@@ -43,6 +45,7 @@ class SystemState:
     is_mode_pinned: bool
     is_standby: bool = False
     boot_ends_at: float = 0.0
+    software_version: str = __version__
 
     def phase(self, now: float) -> str:
         """Return ACTIVE, STANDBY or BOOTING at a moment [s since the epoch]."""
@@ -86,7 +89,8 @@ def activated(state: SystemState, now: float) -> SystemState:
     """
     if not state.is_standby:
         raise SystemStateError(f"{state.name} is {state.phase(now)} already; nothing to activate")
-    return replace(state, is_standby=False, boot_ends_at=now + facts.REBOOT_WALL_S.value)
+    ends_at = now + facts.REBOOT_WALL_S.value
+    return replace(state, is_standby=False, boot_ends_at=ends_at, software_version=__version__)
 
 
 def check_admits(state: SystemState, execution_mode: str) -> None:

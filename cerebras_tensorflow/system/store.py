@@ -16,7 +16,7 @@ from pathlib import Path
 from cerebras_tensorflow.errors import SystemStateError
 
 LOCK_TIMEOUT_S = 60.0
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SYSTEMS = """
 CREATE TABLE systems (
@@ -26,6 +26,7 @@ CREATE TABLE systems (
     is_mode_pinned INTEGER NOT NULL,
     is_standby INTEGER NOT NULL,
     boot_ends_at REAL NOT NULL,
+    software_version TEXT NOT NULL,
     created_at REAL NOT NULL
 );
 CREATE TABLE changes (
@@ -61,6 +62,8 @@ CREATE INDEX jobs_by_phase ON jobs (phase, system, number);
 """
 
 SCHEMAS = {"systems.sqlite": SYSTEMS, "jobs.sqlite": JOBS}
+CHANGES = {1: {"systems.sqlite": "ALTER TABLE systems ADD COLUMN software_version TEXT NOT NULL DEFAULT ''"}}
+"""What makes a file of a format one of the next."""
 
 
 @contextmanager
@@ -85,7 +88,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA journal_mode = PERSIST")
         if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
-            _create_tables(connection, path)
+            _make_current(connection, path)
         yield connection
 
 
@@ -111,14 +114,28 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
         connection.execute("COMMIT")
 
 
-def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute("BEGIN IMMEDIATE")
+def _make_current(connection: sqlite3.Connection, path: Path) -> None:
+    """Create the tables of a new file, or bring one of an earlier release up to date."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as exc:
+        if not os.access(path, os.W_OK):
+            raise SystemStateError(
+                f"{path} is of an earlier release; an administrator updates it with: cs -c 'system show'"
+            ) from exc
+        raise
     # Another process may have been quicker between the first look and the lock.
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (0, SCHEMA_VERSION):
-        raise SystemStateError(f"{path} has format {version}, this release reads format {SCHEMA_VERSION}")
+    if version > SCHEMA_VERSION:
+        raise SystemStateError(
+            f"{path} has format {version}; this release reads up to {SCHEMA_VERSION}, use a later one"
+        )
     if version == 0:
         for statement in filter(str.strip, SCHEMAS[path.name].split(";")):
             connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    else:
+        for earlier in range(version, SCHEMA_VERSION):
+            if path.name in CHANGES[earlier]:
+                connection.execute(CHANGES[earlier][path.name])
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")

@@ -12,11 +12,11 @@ from typing import Any
 
 from cerebras_tensorflow.system import jobs, registry
 from cerebras_tensorflow.system.state import BOOTING, STANDBY
+from cerebras_tensorflow.version import __version__
 from csrun import site
 
 TYPES = ("cluster", "jobs", "nodegroups", "volumes", "version")
 SINGULAR = {"job": "jobs", "nodegroup": "nodegroups", "volume": "volumes", "versions": "version", "clusters": "cluster"}
-VERSION = "0.1.0"
 AUTHORITY = "cluster-server.cerebras.local"
 NAMESPACE = "job-operator"
 
@@ -80,8 +80,8 @@ def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -
     if kind == "volumes":
         return _volumes(home)
     if kind == "version":
-        info = {"meta": {"type": "version", "name": "cluster-server"}, "clusterServer": VERSION}
-        return Resources(("COMPONENT", "VERSION"), (("cluster-server", VERSION),), (info,), "VersionInfo", True)
+        info = {"meta": {"type": "version", "name": "cluster-server"}, "clusterServer": __version__}
+        return Resources(("COMPONENT", "__version__"), (("cluster-server", __version__),), (info,), "VersionInfo", True)
     raise ResourceError(f"resource type {kind} not found; there are {', '.join(TYPES)}")
 
 

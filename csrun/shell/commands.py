@@ -155,6 +155,7 @@ def system_show(session: Session, arguments: Sequence[str]) -> int:
         "Name": now.name,
         "Address": now.address,
         "Kind": "CS-2, simulated",
+        "Software": now.software_version or "unknown",
         "State": now.phase(time.time()),
         "Execution Mode": f"{MODE_TITLES[now.execution_mode].upper()} ({chosen})",
         "Running Job": running,

@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--store-dir", default="/tmp/bench_streaming")
     options.add_argument("--optimizer", default="adam", choices=("adam", "adamw", "sgd", "momentum"))
     options.add_argument("--window-mb", type=int, help="bytes of weights in memory at a time, in MB")
+    options.add_argument("--memory-budget", help="most memory that the process may take, as in 4GB")
     options.add_argument("--clip", type=float, help="global norm to clip gradients to")
     options.add_argument("--plan", action="store_true", help="compile and print the plan only")
     options.add_argument("--cold", action="store_true", help="drop the store's pages from the cache before each step")
@@ -93,27 +94,35 @@ def main() -> None:
     from cerebras_tensorflow.compiler import report
     from cerebras_tensorflow.compiler.estimate import estimate
     from cerebras_tensorflow.compiler.memory_plan import plan_memory
-    from cerebras_tensorflow.compiler.step import compile_step
     from cerebras_tensorflow.compiler.options import StreamingOptions
+    from cerebras_tensorflow.compiler.step import compile_step
     from cerebras_tensorflow.estimator.training import training_ops
-    from cerebras_tensorflow.graph.cost import flops, output_bytes
+    from cerebras_tensorflow.graph.cost import flops, op_outputs
     from cerebras_tensorflow.runtime.heap import return_large_buffers
+    from cerebras_tensorflow.runtime.memory import resident_bytes
     from cerebras_tensorflow.runtime.session import ProgramSession
-    from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore
+    from cerebras_tensorflow.runtime.weight_store import FileStore
+    from cerebras_tensorflow.units import parse_size
 
     model, pipeline = build(options)
     step = training_ops(model).step
-    sizes = output_bytes(model.graph)
+    outputs = op_outputs(model.graph)
     begin = time.perf_counter()
-    window = options.window_mb * 10**6 if options.window_mb else None
-    program = compile_step(step, options.mode, StreamingOptions(window_bytes=window))
-    plan = plan_memory(program, sizes)
+    streaming = StreamingOptions(
+        window_bytes=options.window_mb * 10**6 if options.window_mb else None,
+        memory_budget=parse_size(options.memory_budget) if options.memory_budget else None,
+        process_bytes=resident_bytes(),
+        is_in_host_memory=options.store == "memory",
+    )
+    program = compile_step(step, options.mode, streaming, outputs)
+    plan = plan_memory(program)
     compile_s = time.perf_counter() - begin
-    baseline = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    baseline = resident_bytes()
     result: dict[str, Any] = {
         "shape": vars(options), "compile_s": round(compile_s, 2), "weight_bytes": program.weight_bytes,
-        "process_bytes": baseline, "planned_bytes": plan.peak_bytes, "window_bytes": plan.window_bytes,
+        "process_bytes": baseline, "planned_peak_bytes": baseline + plan.peak_bytes, "window_bytes": plan.window_bytes,
         "activation_bytes": plan.activation_bytes, "resident_bytes": plan.resident_bytes,
+        "overhead_bytes": plan.overhead_bytes, "spilled_bytes": plan.spilled_bytes,
     }  # fmt: skip
     if options.plan:
         print(report.memory_plan_text(program, plan))
@@ -122,11 +131,9 @@ def main() -> None:
         print(json.dumps(result))
         return
     store: Any = None
-    if program.streamed:
-        folder = Path(options.store_dir)
-        if options.store == "file":
-            return_large_buffers()  # as the estimator does
-        store = MemoryStore(program.streamed) if options.store == "memory" else FileStore(program.streamed, folder)
+    if program.streamed and not program.is_in_host_memory:
+        return_large_buffers()  # as the estimator does
+        store = FileStore(program.stored, Path(options.store_dir))
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
     fill(session, model)

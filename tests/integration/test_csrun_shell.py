@@ -13,6 +13,7 @@ import pexpect
 import pytest
 
 from cerebras_tensorflow.system import registry
+from cerebras_tensorflow.version import __version__
 
 UP, DOWN = "\x1b[A", "\x1b[B"
 
@@ -87,6 +88,7 @@ def test_tab_completes_and_a_question_mark_helps(shell: pexpect.spawn, home: Pat
     [
         (["config execmode show"], 0, "Configured Execution Mode : PIPELINED"),
         (["system show"], 0, "State          : ACTIVE"),
+        (["system show"], 0, f"Software       : {__version__}"),
         (["config execmode setup pipelined"], 1, "Run `system standby` first"),
         (["system activate"], 1, "nothing to activate"),
         (["reboot; rm -rf /"], 2, "Unknown command"),

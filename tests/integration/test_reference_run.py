@@ -176,3 +176,16 @@ def test_options_of_the_cluster_reach_the_runs_config(params: Path, tmp_path: Pa
     assert found.python_paths == [str(tmp_path)]
     assert found.job_labels == ["model=gpt2", "run=1"]
     assert config.cs_ip == "10.0.0.1:9000"
+
+
+def test_accumulated_batches_are_one_line_in_the_log(
+    start: Run, params: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = yaml.safe_load(params.read_text())
+    content["optimizer"]["grad_accum_steps"] = 3
+    content["runconfig"]["log_step_count_steps"] = 2
+    params.write_text(yaml.safe_dump(content))
+    caplog.set_level(logging.INFO)
+    assert start(tmp_path / "out", "--mode", "train", "--max_steps", "4") == 0
+    assert len([message for message in caplog.messages if ": loss" in message or ", loss" in message]) <= 4
+    assert len([message for message in caplog.messages if "step 2:" in message or "step = 2," in message]) == 1

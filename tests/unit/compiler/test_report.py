@@ -41,7 +41,14 @@ def test_the_schedule_of_a_pipelined_program_says_that_nothing_moves() -> None:
 
 
 def test_the_memory_plan_adds_up_and_lists_the_notes() -> None:
-    plan = MemoryPlan(resident_bytes=1000, window_bytes=2 * 10**6, activation_bytes=5 * 10**6, store_bytes=5 * 10**6)
+    plan = MemoryPlan(
+        resident_bytes=1000,
+        window_bytes=2 * 10**6,
+        activation_bytes=4 * 10**6,
+        overhead_bytes=10**6,
+        store_bytes=5 * 10**6,
+        spilled_bytes=10**6,
+    )
     text = memory_plan_text(program(*EVENTS, notes=("table stays",)), plan)
     peak = next(line for line in text.splitlines() if line.startswith("peak"))
     assert "7.0 MB" in peak and plan.peak_bytes == 7_001_000

@@ -21,7 +21,8 @@ def test_what_is_set_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, value", [(env.EXECUTION_MODE, "streaming"), (env.TASK, "-1"), (env.INPUT_WORKERS, "two")]
+    "name, value",
+    [(env.EXECUTION_MODE, "streaming"), (env.TASK, "-1"), (env.INPUT_WORKERS, "two"), (env.TRACE_STEP, "last")],
 )
 def test_a_value_it_cannot_have_is_refused_with_the_variables_name(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name}='{value}'"):

@@ -1,12 +1,20 @@
+import pytest
+
 from csrun.input_analyzer import recommend
 
-REPORT = {"batches": 10, "samples": 100, "wall_s": 2.0, "cpu_s": 5.0}
+REPORTS = [{"cpus": cpus, "samples": samples, "wall_s": 2.0} for cpus, samples in ((1, 100), (2, 190), (4, 220))]
 
 
-def test_workers_are_as_many_as_the_needed_rate_takes() -> None:
-    found = recommend(REPORT, 120.0)
-    assert (found.samples_per_s, found.cpus_per_worker, found.workers) == (50.0, 3, 3)
+@pytest.mark.parametrize(
+    ("needed", "cpus", "workers"), [(40.0, 1, 1), (90.0, 2, 1), (95.0, 2, 1), (110.0, 1, 3), (950.0, 1, 19)]
+)
+def test_workers_are_as_many_as_the_needed_rate_takes_with_the_fewest_cpus(
+    needed: float, cpus: int, workers: int
+) -> None:
+    found = recommend(REPORTS, needed)
+    assert (found.cpus_per_worker, found.workers) == (cpus, workers)
 
 
-def test_without_an_estimate_nothing_is_recommended() -> None:
-    assert recommend(REPORT, None).workers is None
+def test_without_an_estimate_no_number_of_workers_is_recommended() -> None:
+    found = recommend(REPORTS, None)
+    assert (found.cpus_per_worker, found.workers) == (1, None)

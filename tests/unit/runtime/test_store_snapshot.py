@@ -14,8 +14,8 @@ import pytest
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
-from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
 from cerebras_tensorflow.runtime.weight_servers import ServerStore
+from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
 from tests.unit.runtime.test_weight_servers import weight_servers
 
 ROWS = 600

@@ -121,6 +121,21 @@ def test_a_file_of_another_format_is_refused(home) -> None:
         submit(home)
 
 
+def test_a_file_of_an_earlier_release_is_brought_up_to_date(home) -> None:
+    from cerebras_tensorflow.system import registry
+
+    registry.create(home, "lab", "10.0.0.1")
+    submit(home).finish(jobs.SUCCEEDED)
+    for name, undo in (("systems", "ALTER TABLE systems DROP COLUMN software_version"), ("jobs", "SELECT 1")):
+        with sqlite3.connect(home / f"{name}.sqlite") as connection:
+            connection.execute(undo)
+            connection.execute("PRAGMA user_version = 1")
+        connection.close()
+    assert registry.read(home, "lab").software_version == ""
+    assert len(jobs.listed(home, jobs.FINISHED)) == 1
+    assert registry.create(home, "lab2").software_version == registry.read(home, "lab2").software_version != ""
+
+
 def test_a_home_that_cannot_be_made_says_which_variable_to_set(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemStateError, match="Set CEREBRAS_HOME"), store.opened(tmp_path / "file" / "jobs.sqlite"):
