@@ -77,7 +77,7 @@ def overhead_bytes(values: Sequence[Value], peak_bytes: int, moves: Moves | None
     largest = max((value.num_bytes for value in values), default=0)
     in_pool = peak_bytes + (moves.update_bytes if moves else 0)
     taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + _LARGEST_SHARE * largest
-    return int(taken) + _SESSION_BYTES + (_STORE_BYTES if moves else 0)
+    return int(taken) + _SESSION_BYTES + (min(_STORE_BYTES, sum(moves.weights)) if moves else 0)
 
 
 def spill_within(
