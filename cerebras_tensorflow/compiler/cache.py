@@ -60,6 +60,7 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
         "value_curve": program.value_curve,
         "overhead_bytes": program.overhead_bytes,
         "is_in_host_memory": program.is_in_host_memory,
+        "is_store_mapped": program.is_store_mapped,
         "order": program.order,
         "notes": program.notes,
     }
@@ -102,6 +103,7 @@ def load(path: Path) -> Program | None:
             value_curve=tuple(manifest["value_curve"]),
             overhead_bytes=manifest["overhead_bytes"],
             is_in_host_memory=manifest["is_in_host_memory"],
+            is_store_mapped=manifest["is_store_mapped"],
             order=tuple(manifest["order"]),
             notes=tuple(manifest["notes"]),
         )

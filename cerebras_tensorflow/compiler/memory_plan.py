@@ -12,7 +12,7 @@ class MemoryPlan:
     """Bytes of memory that a step needs beside the process itself.
 
     Attributes:
-        resident_bytes: Variables that stay.
+        resident_bytes: Variables that stay; also those in a store that is mapped into memory.
         window_bytes: Streamed weights in memory at the busiest moment.
         activation_bytes: Most bytes of values between ops.
         overhead_bytes: What kernels, queues and allocators take beside these.
@@ -35,9 +35,10 @@ class MemoryPlan:
 
 def plan_memory(program: Program) -> MemoryPlan:
     """Return the memory plan of a Program that was compiled with the outputs of its ops."""
+    in_memory = (*program.variables, *(program.stored if program.is_store_mapped else ()))
     return MemoryPlan(
-        resident_bytes=sum(spec.num_bytes for spec in program.variables),
-        window_bytes=0 if program.is_in_host_memory else program.window_bytes,
+        resident_bytes=sum(spec.num_bytes for spec in in_memory),
+        window_bytes=0 if program.is_in_host_memory or program.is_store_mapped else program.window_bytes,
         activation_bytes=program.value_bytes,
         overhead_bytes=program.overhead_bytes,
         store_bytes=0 if program.is_in_host_memory else sum(spec.num_bytes for spec in program.stored),

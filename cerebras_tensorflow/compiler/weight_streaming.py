@@ -73,11 +73,9 @@ def compile_weight_streaming(
             notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
     window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
     slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
-    moves = (
-        None
-        if options.is_in_host_memory
-        else Moves(window_bytes, slice_bytes, tuple(variable.num_bytes for variable in streamed))
-    )
+    all_in_memory = options.is_in_host_memory or options.is_store_mapped
+    sizes = tuple(variable.num_bytes for variable in streamed)
+    moves = None if all_in_memory else Moves(window_bytes, slice_bytes, sizes)
     values = find_values(table, order, outputs)
     if moves is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
@@ -109,6 +107,7 @@ def compile_weight_streaming(
         ),
         overhead_bytes=overhead_bytes(values, spilling.peak_bytes, moves),
         is_in_host_memory=options.is_in_host_memory,
+        is_store_mapped=options.is_store_mapped,
         order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),
         notes=tuple(notes),
     )

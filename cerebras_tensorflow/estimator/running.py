@@ -172,9 +172,12 @@ def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingO
     weight_bytes = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in weights if v.shape.is_fully_defined())
     in_memory = mode == WEIGHT_STREAMING and weight_stores.fit_in_host_memory(weight_bytes, settings)
     taken = -(-resident_bytes() // _ROUNDED_TO) * _ROUNDED_TO if budget is not None else 0  # part of the cache's key
+    mapped = mode == WEIGHT_STREAMING and weight_stores.is_mapped(weight_bytes, settings)
     return StreamingOptions(
         settings.min_stream_bytes,
         settings.stream_window_bytes,
+        slice_bytes=weight_stores.MAPPED_SLICE_BYTES if mapped else StreamingOptions.slice_bytes,
+        is_store_mapped=mapped,
         memory_budget=budget,
         process_bytes=taken,
         is_in_host_memory=in_memory,

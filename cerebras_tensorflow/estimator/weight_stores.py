@@ -10,10 +10,12 @@ from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.disk_space import Need, check_space
 from cerebras_tensorflow.runtime.heap import return_large_buffers
 from cerebras_tensorflow.runtime.memory import free_memory_bytes
-from cerebras_tensorflow.runtime.weight_store import FileStore, WeightStore
+from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, WeightStore
 
 MEMORY_SHARE = 0.25
-"""Of the free memory, up to which weight_store "auto" means memory."""
+"""Of the free memory, up to which weight_store "auto" means memory, and "file" a file that is mapped."""
+MAPPED_SLICE_BYTES = 2_000_000
+"""Of an update, where the copy of a slice is all that a move costs: it should stay in the processor's cache."""
 
 
 def fit_in_host_memory(weight_bytes: int, settings: CSConfig) -> bool:
@@ -21,6 +23,12 @@ def fit_in_host_memory(weight_bytes: int, settings: CSConfig) -> bool:
     if settings.weight_store != "auto" or settings.memory_budget is not None:
         return settings.weight_store == "memory"
     return weight_bytes < MEMORY_SHARE * free_memory_bytes()
+
+
+def is_mapped(weight_bytes: int, settings: CSConfig) -> bool:
+    """Whether a run maps its weights' file into memory, as they fit there."""
+    is_small = weight_bytes < MEMORY_SHARE * free_memory_bytes()
+    return settings.weight_store == "file" and settings.memory_budget is None and is_small
 
 
 def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
@@ -45,6 +53,9 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
         needed = sum(spec.num_bytes for spec in program.stored)
         if settings.weight_store == "servers" or weight_servers.have_room(places, needed):
             return weight_servers.ServerStore(program.stored, places)
-    return_large_buffers()
     folder = Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store"))
-    return FileStore(program.stored, folder if is_training else folder / "other", beside=needs)
+    folder = folder if is_training else folder / "other"
+    if program.is_store_mapped:
+        return MappedStore(program.stored, folder, needs)
+    return_large_buffers()
+    return FileStore(program.stored, folder, beside=needs)

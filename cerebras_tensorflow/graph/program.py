@@ -76,6 +76,7 @@ class Program:
         window_bytes: Bytes of weights that the schedule lets be in memory at a time.
         overhead_bytes: What kernels, queues and allocators take beside values and weights, estimated.
         is_in_host_memory: Whether the streamed weights are variables in host memory too, and there is no store.
+        is_store_mapped: Whether the store is a file that fits into memory and is mapped.
         order: Names of the ops in the order that the schedule is made for; empty if it was not needed.
         value_curve: Bytes of values between ops while each op of the order runs, from static shapes.
         notes: What a user should know, one sentence each.
@@ -94,6 +95,7 @@ class Program:
     value_curve: tuple[int, ...] = ()
     overhead_bytes: int = 0
     is_in_host_memory: bool = False
+    is_store_mapped: bool = False
 
     @property
     def value_bytes(self) -> int:

@@ -1,9 +1,9 @@
-"""Where streamed weights live between their uses: host memory, or one file that is read and written in place.
+"""Where streamed weights live between their uses: in a file, mapped or read and written in place, or on servers.
 
 | module | what it does |
 |---|---|
 | `weight_store_interface.py` | what a store offers |
-| `weight_store_memory.py` | in memory |
+| `weight_store_mapped.py` | in a mapped file that fits into memory |
 | `weight_store_file.py` | in a file: checked reads, writes behind |
 | `weight_store_blocks.py` | blocks of a file, their checksums, blocks that still are in a checkpoint |
 | `weight_store_folder.py` | the folder: its lock, what a killed run left, messages about the disk |
@@ -12,6 +12,6 @@
 
 from cerebras_tensorflow.runtime.weight_store_file import FileStore
 from cerebras_tensorflow.runtime.weight_store_interface import Move, WeightStore
-from cerebras_tensorflow.runtime.weight_store_memory import MemoryStore
+from cerebras_tensorflow.runtime.weight_store_mapped import MappedStore
 
-__all__ = ["FileStore", "MemoryStore", "Move", "WeightStore"]
+__all__ = ["FileStore", "MappedStore", "Move", "WeightStore"]

@@ -51,20 +51,19 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     import bench_streaming
 
     from cerebras_tensorflow import CSRunConfig
+    from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.compiler.step import compile_step
-    from cerebras_tensorflow.compiler.weight_streaming import StreamingOptions
-    from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
+        from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
     from cerebras_tensorflow.estimator.training import training_ops
     from cerebras_tensorflow.runtime.session import ProgramSession
-    from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore
+    from cerebras_tensorflow.runtime.weight_store import FileStore
 
     shape = argparse.Namespace(**vars(options), optimizer="adam", clip=None)
     model, pipeline = bench_streaming.build(shape)
-    program = compile_step(training_ops(model).step, mode, StreamingOptions())
+    program = compile_step(training_ops(model).step, mode, StreamingOptions(is_in_host_memory=kind == "memory"))
     store: Any = None
-    if program.streamed:
-        is_file = kind == "file"
-        store = FileStore(program.streamed, options.folder / "store") if is_file else MemoryStore(program.streamed)
+    if program.streamed and not program.is_in_host_memory:
+        store = FileStore(program.stored, options.folder / "store")
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
     bench_streaming.fill(session, model)

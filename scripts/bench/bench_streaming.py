@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     for name, value in shape.items():
         options.add_argument(f"--{name}", type=int, default=value)
     options.add_argument("--mode", choices=("pipelined", "weight_streaming"), default="weight_streaming")
-    options.add_argument("--store", choices=("memory", "file"), default="file")
+    options.add_argument("--store", choices=("memory", "mapped", "file"), default="file")
     options.add_argument("--store-dir", default="/tmp/bench_streaming")
     options.add_argument("--optimizer", default="adam", choices=("adam", "adamw", "sgd", "momentum"))
     options.add_argument("--window-mb", type=int, help="bytes of weights in memory at a time, in MB")
@@ -97,11 +97,12 @@ def main() -> None:
     from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.compiler.step import compile_step
     from cerebras_tensorflow.estimator.training import training_ops
+    from cerebras_tensorflow.estimator.weight_stores import MAPPED_SLICE_BYTES
     from cerebras_tensorflow.graph.cost import flops, op_outputs
     from cerebras_tensorflow.runtime.heap import return_large_buffers
     from cerebras_tensorflow.runtime.memory import resident_bytes
     from cerebras_tensorflow.runtime.session import ProgramSession
-    from cerebras_tensorflow.runtime.weight_store import FileStore
+    from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore
     from cerebras_tensorflow.units import parse_size
 
     model, pipeline = build(options)
@@ -112,7 +113,9 @@ def main() -> None:
         window_bytes=options.window_mb * 10**6 if options.window_mb else None,
         memory_budget=parse_size(options.memory_budget) if options.memory_budget else None,
         process_bytes=resident_bytes(),
+        slice_bytes=MAPPED_SLICE_BYTES if options.store == "mapped" else StreamingOptions.slice_bytes,
         is_in_host_memory=options.store == "memory",
+        is_store_mapped=options.store == "mapped",
     )
     program = compile_step(step, options.mode, streaming, outputs)
     plan = plan_memory(program)
@@ -132,8 +135,11 @@ def main() -> None:
         return
     store: Any = None
     if program.streamed and not program.is_in_host_memory:
-        return_large_buffers()  # as the estimator does
-        store = FileStore(program.stored, Path(options.store_dir))
+        if program.is_store_mapped:
+            store = MappedStore(program.stored, Path(options.store_dir))
+        else:
+            return_large_buffers()  # as the estimator does
+            store = FileStore(program.stored, Path(options.store_dir))
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
     fill(session, model)

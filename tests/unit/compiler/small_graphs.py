@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from cerebras_tensorflow.estimator.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.session import ProgramSession
-from cerebras_tensorflow.runtime.weight_store import MemoryStore
+from cerebras_tensorflow.runtime.weight_store import MappedStore
 
 v1 = tf.compat.v1
 ROWS, WIDTH = 4, 8
@@ -97,14 +100,14 @@ def compile_small(small: Small, mode: str, min_bytes: int = 64, window_bytes: in
     return compile_step(small.step, mode, StreamingOptions(min_bytes, window_bytes))
 
 
-def open_small(small: Small, program: Program) -> ProgramSession:
+def open_small(small: Small, program: Program, folder: Path) -> ProgramSession:
     """A session with the initial values, over batches that are the same each time."""
     random = np.random.default_rng(0)
     session = ProgramSession(
         program,
         small.graph,
         small.step.train_node,
-        MemoryStore(program.stored) if program.streamed else None,
+        MappedStore(program.stored, folder) if program.streamed else None,
         None,
         lambda: {"cs_input/0:0": random.normal(size=(ROWS, WIDTH)).astype(np.float32)},
     )
@@ -116,13 +119,10 @@ def open_small(small: Small, program: Program) -> ProgramSession:
 def run_small(small: Small, mode: str, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300) -> Outcome:
     """Run a graph for some steps."""
     program = compile_small(small, mode, min_bytes, window_bytes)
-    session = open_small(small, program)
-    try:
+    with TemporaryDirectory() as folder, closing(open_small(small, program, Path(folder, "store"))) as session:
         fetches = [small.output] if small.train_op is None else [small.train_op, small.output]
         outputs = [session.run(fetches)[-1] for _ in range(steps)]
         return Outcome(program, outputs, {name: session.read(name).copy() for name in small.values})
-    finally:
-        session.close()
 
 
 def run_both(model: Model, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -385,14 +386,14 @@ def test_drawn_networks_agree_in_every_bit(
     run_both(model, steps=4, min_bytes=min_bytes, window_bytes=window_bytes)
 
 
-def test_two_sessions_over_one_program_do_not_share_weights() -> None:
+def test_two_sessions_over_one_program_do_not_share_weights(tmp_path: Path) -> None:
     def model(x: Any, step: Any) -> tuple[Any, Any]:
         loss = mean_square(tf.matmul(x, weight()))
         return loss, sgd(loss, step)
 
     small = build(model)
     program = compile_small(small, "weight_streaming")
-    first, second = open_small(small, program), open_small(small, program)
+    first, second = open_small(small, program, tmp_path / "1"), open_small(small, program, tmp_path / "2")
     first.run(small.train_op)
     assert second.read("w").tobytes() == small.values["w"].tobytes()
     assert first.read("w").tobytes() != small.values["w"].tobytes()

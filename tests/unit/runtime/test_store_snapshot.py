@@ -15,7 +15,7 @@ from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
 from cerebras_tensorflow.runtime.weight_servers import ServerStore
-from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, WeightStore
+from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, WeightStore
 from tests.unit.runtime.test_weight_servers import weight_servers
 
 ROWS = 600
@@ -25,11 +25,11 @@ SPECS = (
 )
 
 
-@pytest.fixture(params=["memory", "file", "servers"])
+@pytest.fixture(params=["mapped", "file", "servers"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStore]:
     with ExitStack() as stack:
         make: dict[str, Callable[[], WeightStore]] = {
-            "memory": lambda: MemoryStore(SPECS),
+            "mapped": lambda: MappedStore(SPECS, tmp_path / "store"),
             "file": lambda: FileStore(SPECS, tmp_path / "store"),
             "servers": lambda: ServerStore(SPECS, stack.enter_context(weight_servers(2))),
         }

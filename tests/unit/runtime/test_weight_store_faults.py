@@ -21,7 +21,7 @@ import pytest
 from cerebras_tensorflow.errors import CorruptCheckpointError, StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.disk_space import Need
-from cerebras_tensorflow.runtime.weight_store import FileStore, MemoryStore, Move, WeightStore
+from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, Move, WeightStore
 
 ROWS, WIDTH = 700, 100
 SPEC = WeightSpec("layer/kernel", "float32", (ROWS, WIDTH), ROWS * WIDTH * 4)
@@ -89,9 +89,9 @@ def test_a_truncated_store_names_the_weight(store: FileStore) -> None:
         store.read(0)
 
 
-@pytest.mark.parametrize("kind", ["memory", "file"])
+@pytest.mark.parametrize("kind", ["mapped", "file"])
 def test_a_weight_that_was_never_written_is_an_error_and_not_zeros(kind: str, tmp_path: Path) -> None:
-    store: WeightStore = MemoryStore(SPECS) if kind == "memory" else FileStore(SPECS, tmp_path)
+    store: WeightStore = MappedStore(SPECS, tmp_path) if kind == "mapped" else FileStore(SPECS, tmp_path)
     for read in (lambda: store.read(0), lambda: store.read_rows(0, np.array([3])), lambda: store.read_slice(0, 0, 2)):
         with pytest.raises(StoreError, match="layer/kernel was never written to the weight store"):
             read()
