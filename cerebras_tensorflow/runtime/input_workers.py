@@ -26,22 +26,14 @@ from tensorflow.core.framework import dataset_options_pb2
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime import input_rate
+from cerebras_tensorflow.runtime import input_order, input_rate
+from cerebras_tensorflow.runtime.input_order import BATCHING, MAP_AND_BATCH, MAPS, PASSING
 
 REQUEST_FILE = "input-request"
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
 
-ELEMENT_WISE = {
-    "MapDataset",
-    "ParallelMapDataset",
-    "ParallelMapDatasetV2",
-    "PrefetchDataset",
-    "OptionsDataset",
-    "ModelDataset",
-}
-BATCHING = {"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset"}
-MAP_AND_BATCH = {"MapAndBatchDataset"}
+ELEMENT_WISE = MAPS | PASSING
 SHUFFLING = {
     "ShuffleDataset",
     "ShuffleDatasetV2",
@@ -76,7 +68,7 @@ def distributed(dataset: Any, environment: env.Environment | None = None) -> Any
     count, folder = environment.input_workers, environment.input_folder
     if count == 0 or folder is None or environment.role != "chief":
         return dataset
-    variant = tf.data.experimental.to_variant(dataset)
+    variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
     reason = why_not(variant)
     if reason:
         run_log.warning("The input stays in the chief, although %d input workers stand by: %s.", count, reason)
@@ -114,8 +106,7 @@ def find_split(variant: Any) -> Split:
     has_batched = False
     while True:
         if operation.type in BATCHING | MAP_AND_BATCH and not has_batched:
-            size = next(value for value in operation.inputs if value.op.name.split("/")[-1].startswith("batch_size"))
-            batch_size, has_batched = int(tf.get_static_value(size)), True
+            batch_size, has_batched = input_order.batch_size_of(operation), True
         elif operation.type not in ELEMENT_WISE:
             return Split(source, batch_size)
         source = operation.inputs[0]
