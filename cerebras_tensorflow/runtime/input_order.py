@@ -7,6 +7,7 @@ what is not theirs before the maps instead of after them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -43,7 +44,10 @@ def maps_last(variant: Any) -> Any:
     is_mapped_before = first_map < len(before) or batching.type in MAP_AND_BATCH
     if not (is_mapped_first or (moved and is_mapped_before)) or _has_state(variant.graph):
         return variant
-    graph_def = tf.compat.v1.graph_util.extract_sub_graph(variant.graph.as_graph_def(), [variant.op.name])
+    graph_def = variant.graph.as_graph_def()
+    needed = {step.name for step in upstream(variant.op)}
+    for node in [node for node in graph_def.node if node.name not in needed]:
+        graph_def.node.remove(node)
     nodes = {node.name: node for node in graph_def.node}
     order = [*chosen, *moved, *(step for step in before if step not in chosen)]
     if source is not batching:
@@ -67,6 +71,17 @@ def maps_last(variant: Any) -> Any:
         graph_def, input_map={kept.name: kept}, return_elements=[f"{end.name}:0"], name="maps_last"
     )
     return found
+
+
+def upstream(operation: Any) -> Iterator[Any]:
+    """Yield an op and all that it depends on."""
+    seen, waiting = set(), [operation]
+    while waiting:
+        current = waiting.pop()
+        if current.name not in seen:
+            seen.add(current.name)
+            yield current
+            waiting += [*(value.op for value in current.inputs), *current.control_inputs]
 
 
 def batch_size_of(batching: Any) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def why_not(variant: Any) -> str:
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
     if any(node.op in PYTHON_OPS for node in nodes):
         return "it calls Python (py_function, numpy_function, from_generator), which cannot leave the process"
-    for operation in _upstream(variant.op):
+    for operation in input_order.upstream(variant.op):
         if operation.type == "OptionsDataset":
             options = dataset_options_pb2.Options.FromString(operation.get_attr("serialized_options"))
             if options.HasField("deterministic") and not options.deterministic:
@@ -158,16 +157,6 @@ def _own_elements(split: Split, index: int, count: int) -> Any:
     # tf.equal, because == on tensors compares identity in a graph of the 1.x kind.
     own = source.enumerate().filter(lambda number, _: tf.equal((number // split.batch_size) % count, index))
     return own.map(lambda _, element: element)
-
-
-def _upstream(operation: Any) -> Iterator[Any]:
-    seen, waiting = set(), [operation]
-    while waiting:
-        current = waiting.pop()
-        if current.name not in seen:
-            seen.add(current.name)
-            yield current
-            waiting += [value.op for value in current.inputs]
 
 
 def _summon(folder: Path, count: int) -> list[str]:

@@ -102,7 +102,7 @@ def test_maps_before_a_shuffle_are_split_too_unless_they_have_state(make, source
     with tf.Graph().as_default():
         split = input_workers.find_split(input_order.maps_last(variant_of(make)))
         assert split.source.op.type == source
-        upstream = {operation.type for operation in input_workers._upstream(split.source.op)}
+        upstream = {operation.type for operation in input_order.upstream(split.source.op)}
         assert any(kind in upstream for kind in input_order.MAPS) == is_mapped_before
 
 
