@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,22 +25,14 @@ from tensorflow.core.framework import dataset_options_pb2
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime import input_rate
+from cerebras_tensorflow.runtime import input_order, input_rate
+from cerebras_tensorflow.runtime.input_order import BATCHING, MAP_AND_BATCH, MAPS, PASSING
 
 REQUEST_FILE = "input-request"
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
 
-ELEMENT_WISE = {
-    "MapDataset",
-    "ParallelMapDataset",
-    "ParallelMapDatasetV2",
-    "PrefetchDataset",
-    "OptionsDataset",
-    "ModelDataset",
-}
-BATCHING = {"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset"}
-MAP_AND_BATCH = {"MapAndBatchDataset"}
+ELEMENT_WISE = MAPS | PASSING
 SHUFFLING = {
     "ShuffleDataset",
     "ShuffleDatasetV2",
@@ -76,7 +67,7 @@ def distributed(dataset: Any, environment: env.Environment | None = None) -> Any
     count, folder = environment.input_workers, environment.input_folder
     if count == 0 or folder is None or environment.role != "chief":
         return dataset
-    variant = tf.data.experimental.to_variant(dataset)
+    variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
     reason = why_not(variant)
     if reason:
         run_log.warning("The input stays in the chief, although %d input workers stand by: %s.", count, reason)
@@ -96,7 +87,7 @@ def why_not(variant: Any) -> str:
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
     if any(node.op in PYTHON_OPS for node in nodes):
         return "it calls Python (py_function, numpy_function, from_generator), which cannot leave the process"
-    for operation in _upstream(variant.op):
+    for operation in input_order.upstream(variant.op):
         if operation.type == "OptionsDataset":
             options = dataset_options_pb2.Options.FromString(operation.get_attr("serialized_options"))
             if options.HasField("deterministic") and not options.deterministic:
@@ -114,8 +105,7 @@ def find_split(variant: Any) -> Split:
     has_batched = False
     while True:
         if operation.type in BATCHING | MAP_AND_BATCH and not has_batched:
-            size = next(value for value in operation.inputs if value.op.name.split("/")[-1].startswith("batch_size"))
-            batch_size, has_batched = int(tf.get_static_value(size)), True
+            batch_size, has_batched = input_order.batch_size_of(operation), True
         elif operation.type not in ELEMENT_WISE:
             return Split(source, batch_size)
         source = operation.inputs[0]
@@ -167,16 +157,6 @@ def _own_elements(split: Split, index: int, count: int) -> Any:
     # tf.equal, because == on tensors compares identity in a graph of the 1.x kind.
     own = source.enumerate().filter(lambda number, _: tf.equal((number // split.batch_size) % count, index))
     return own.map(lambda _, element: element)
-
-
-def _upstream(operation: Any) -> Iterator[Any]:
-    seen, waiting = set(), [operation]
-    while waiting:
-        current = waiting.pop()
-        if current.name not in seen:
-            seen.add(current.name)
-            yield current
-            waiting += [value.op for value in current.inputs]
 
 
 def _summon(folder: Path, count: int) -> list[str]:

@@ -14,6 +14,7 @@ from cerebras_tensorflow.saver.checkpoint_names import checkpoints_in, step_of
 from cerebras_tensorflow.saver.checkpoint_state import read_state
 from cerebras_tensorflow.saver.h5_format import H5_SIGNATURE
 from cerebras_tensorflow.saver.interface import TensorReader
+from cerebras_tensorflow.saver.legacy_index import checkpoints_listed
 from cerebras_tensorflow.saver.safetensors_format import SAFETENSORS_SUFFIX, SafetensorsReader
 from cerebras_tensorflow.saver.tensor_bundle import BundleReader
 
@@ -79,7 +80,7 @@ def _is_hdf5(path: str) -> bool:
 
 
 def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the checkpoints of a model_dir: the state file's, newest first, then others there by falling step.
+    """Return the checkpoints of a model_dir, newest first: the state file's, those of a `ckpt_info`, others by step.
 
     They need not be complete (`is_complete` tells); a damaged state file counts as absent.
     """
@@ -93,7 +94,7 @@ def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
     listed: list[str] = []
     if state is not None:
         listed = [state.model_checkpoint_path, *reversed(state.all_model_checkpoint_paths)]
-    paths = [*listed, *checkpoints_in(folder)]
+    paths = [*listed, *reversed(checkpoints_listed(folder)), *checkpoints_in(folder)]
     known: dict[str, str] = {}
     for path in paths:
         known.setdefault(os.path.abspath(path), path)

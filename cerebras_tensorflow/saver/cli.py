@@ -100,7 +100,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=int,
         default=1,
-        help="above 1: read ahead in a second thread, for disks slower than the processor",
+        help="threads: above 1, one reads ahead, and as many compress with gzip",
     )
     parser.add_argument("--verify", action="store_true", help="read the result again and compare it")
     parser.add_argument("--force", action="store_true", help="replace an existing target")
@@ -184,10 +184,10 @@ def _writer(
     if shard_of is None:
         from cerebras_tensorflow.saver.h5_writer import H5Writer
 
-        return H5Writer(target, options.compression)
+        return H5Writer(target, options.compression, options.jobs)
     from cerebras_tensorflow.saver.h5_sharded import ShardedH5Writer
 
-    return ShardedH5Writer(target, shard_of, options.compression)
+    return ShardedH5Writer(target, shard_of, options.compression, options.jobs)
 
 
 def _selection(options: argparse.Namespace) -> Selection:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.interface import BytesLike, flat_view
 
 _CHUNK_BYTES = 1 << 20
+GZIP_LEVEL = 1
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -36,6 +40,39 @@ def _blocks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tu
         yield start, tuple(min(size, dim - at) for size, dim, at in zip(chunk_shape, shape, start, strict=True))
 
 
+class Deflater:
+    """Compresses chunks in several threads: HDF5 itself would do so in one.
+
+    Args:
+        num_threads: At most twice as many chunks are in memory.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._ahead = 2 * num_threads
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-compress")
+        self._pending: deque[tuple[h5d.DatasetID, tuple[int, ...], Future[bytes]]] = deque()
+
+    def write(self, dataset: h5d.DatasetID, start: tuple[int, ...], chunk: np.ndarray[Any, Any]) -> None:
+        """Compress a whole chunk, and write it in its turn."""
+        while len(self._pending) >= self._ahead:
+            self._write_first()
+        self._pending.append((dataset, start, self._threads.submit(zlib.compress, chunk.tobytes(), GZIP_LEVEL)))
+
+    def finish(self) -> None:
+        """Write what is pending."""
+        while self._pending:
+            self._write_first()
+
+    def close(self) -> None:
+        """End the threads; what is pending is dropped."""
+        self._pending.clear()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _write_first(self) -> None:
+        dataset, start, packed = self._pending.popleft()
+        dataset.write_direct_chunk(start, packed.result())
+
+
 def write_compressed(
     dataset: h5d.DatasetID,
     name: str,
@@ -43,8 +80,12 @@ def write_compressed(
     shape: tuple[int, ...],
     chunk_dims: tuple[int, ...],
     chunks: Iterable[BytesLike],
+    deflater: Deflater | None,
 ) -> int:
-    """Write a tensor through HDF5's filters, one HDF5 chunk at a time; return the CRC of its uncompressed bytes."""
+    """Write a tensor one HDF5 chunk at a time; return the CRC of its uncompressed bytes.
+
+    Without a deflater, HDF5's own filters compress it.
+    """
     source = _Rebuffer(chunks)
     crc = 0
     type_id = h5t.py_create(dtype, logical=True)
@@ -53,11 +94,19 @@ def write_compressed(
         if piece is None:
             raise ValueError(f"{name}: the chunks hold too few bytes for {dtype} {shape}")
         crc = crc32c(piece, crc)
+        if deflater is not None:
+            values = piece.view(dtype).reshape(count)
+            if count != chunk_dims:  # HDF5 stores whole chunks, also at an edge
+                values = np.pad(values, [(0, size - some) for size, some in zip(chunk_dims, count, strict=True)])
+            deflater.write(dataset, start, values)
+            continue
         file_space = dataset.get_space()
         file_space.select_hyperslab(start, count)
         dataset.write(h5s.create_simple(count), file_space, piece.view(dtype).reshape(count), type_id)
     if source.take(1) is not None:
         raise ValueError(f"{name}: the chunks hold too many bytes for {dtype} {shape}")
+    if deflater is not None:
+        deflater.finish()
     return crc
 
 

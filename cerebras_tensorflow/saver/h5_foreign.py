@@ -226,6 +226,10 @@ class ForeignH5Reader(TensorReader):
             version = _version(self._file)
             if version is None or version < _STORAGE_VERSION:
                 name = h5_format.unquote(path)
+        if name in self._items or name in self.skipped:
+            raise CheckpointError(
+                f"{self.path}: two tensors are called {name!r}, one of them by a quoted name; remove or rename one"
+            )
         plist = dataset.id.get_create_plist()
         if plist.get_external_count() or dataset.is_virtual:
             raise CheckpointError(f"{self.path}: {name!r} keeps its values in another file, which is refused")

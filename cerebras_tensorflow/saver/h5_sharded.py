@@ -26,15 +26,20 @@ class ShardedH5Writer(TensorWriter):
     Args:
         path: Of the file with the index.
         shard_of: File of a tensor, from its name and size [B].
-        compression: As H5Writer's.
+        compression, jobs: As H5Writer's.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], shard_of: Callable[[str, int], int], compression: str = "none"
+        self,
+        path: str | os.PathLike[str],
+        shard_of: Callable[[str, int], int],
+        compression: str = "none",
+        jobs: int = 1,
     ) -> None:
         self.path = os.path.abspath(path)
         self._shard_of = shard_of
         self._compression = compression
+        self._jobs = jobs
         self._index: H5Writer | None = H5Writer(self.path)
         self._shards: dict[int, H5Writer] = {}
         self._names: set[str] = set()
@@ -100,5 +105,5 @@ class ShardedH5Writer(TensorWriter):
             raise ValueError(f"{name}: shard {number} is outside 0 to {_MAX_SHARDS - 1}")
         if number not in self._shards:
             stem, suffix = os.path.splitext(self.path)
-            self._shards[number] = H5Writer(f"{stem}-{number:05d}{suffix}", self._compression)
+            self._shards[number] = H5Writer(f"{stem}-{number:05d}{suffix}", self._compression, self._jobs)
         return self._shards[number]

@@ -27,7 +27,6 @@ _ALIGNED_FROM_BYTES = 64 << 10
 _PAGE_BYTES = 4096
 _META_BLOCK_BYTES = 64 << 10
 _LZ4_FILTER = 32004
-_GZIP_LEVEL = 1
 
 
 class H5Writer(TensorWriter):
@@ -36,13 +35,14 @@ class H5Writer(TensorWriter):
     Args:
         path: Final path. A file that stands there stays until the new one is complete.
         compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
+        jobs: Threads that compress, for gzip; the file does not depend on it.
 
     Raises:
         ValueError: If the compression is unknown.
         CheckpointError: If another process is writing this file, or the folder cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], compression: str = "none") -> None:
+    def __init__(self, path: str | os.PathLike[str], compression: str = "none", jobs: int = 1) -> None:
         if compression not in h5_format.COMPRESSIONS:
             raise ValueError(f"compression {compression!r}: expected one of {', '.join(h5_format.COMPRESSIONS)}")
         self.path = os.path.abspath(path)
@@ -54,6 +54,7 @@ class H5Writer(TensorWriter):
         h5_update.replay(self.path)
         self._io = MetadataFile(self._partial.fd)
         self._behind = WriteBehind(self._partial.fd)
+        self._deflater = h5_compressed.Deflater(jobs) if compression == "gzip" else None
         self._file = h5py.File(
             self._io,
             "w",
@@ -107,6 +108,8 @@ class H5Writer(TensorWriter):
     def abort(self) -> None:
         if self._partial is not None:
             self._behind.stop()
+            if self._deflater is not None:
+                self._deflater.close()
             # HDF5 flushes at close; into a file that is about to go.
             self._io.drop_writes()
             with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -135,7 +138,9 @@ class H5Writer(TensorWriter):
         self._describe(dataset, type_name, shape)
         if chunk_shape is not None:
             offset = h5_index.NOT_CONTIGUOUS
-            crc = h5_compressed.write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks)
+            crc = h5_compressed.write_compressed(
+                dataset, name, stored, stored_shape, chunk_shape, chunks, self._deflater
+            )
         else:
             offset = dataset.get_offset() if num_bytes else 0
             with reporting(self.path):
@@ -158,7 +163,7 @@ class H5Writer(TensorWriter):
         else:
             plist.set_chunk(chunk_shape)
             if self._compression == "gzip":
-                plist.set_deflate(_GZIP_LEVEL)
+                plist.set_deflate(h5_compressed.GZIP_LEVEL)
             else:
                 h5_compressed.load_lz4()
                 plist.set_filter(_LZ4_FILTER, 0, (0,))

@@ -1,5 +1,8 @@
 """Plain text -> batches for pre-training: pairs of pieces, some bytes masked, half of the pairs torn apart.
 
+TFRecord files hold what the public Model Zoo's do, masked already: input_ids, input_mask, segment_ids (S int64),
+masked_lm_positions, masked_lm_ids (P int64), masked_lm_weights (P float), next_sentence_labels (1 int64).
+
 # B batch, S sequence, P predictions, A and C bytes of the first and second piece
 """
 
@@ -13,6 +16,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.bert.settings import BertTextInput, EvalBertInput, TrainBertInput
+from reference_implementations.common.record_data import record_dataset
 from reference_implementations.common.sample_order import index_batches
 from reference_implementations.common.settings import check_section
 from reference_implementations.common.tasks import num_tasks, task_id
@@ -20,16 +24,29 @@ from reference_implementations.common.tasks import num_tasks, task_id
 CLASS, SEPARATOR, MASK = 256, 257, 258  # ids after the bytes; 259 is padding
 PADDING = 259
 IS_NEXT, IS_RANDOM = 0, 1
+NEXT_SENTENCE = "next_sentence_labels"  # of TFRecord files
 
 
 def train_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:
     """Return the training batches of section `train_input`."""
-    return pair_dataset(check_section(params["train_input"], TrainBertInput, "train_input", "params"), input_context)
+    return _dataset(check_section(params["train_input"], TrainBertInput, "train_input", "params"), input_context)
 
 
 def eval_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:
     """Return the evaluation batches of section `eval_input`."""
-    return pair_dataset(check_section(params["eval_input"], EvalBertInput, "eval_input", "params"), input_context)
+    return _dataset(check_section(params["eval_input"], EvalBertInput, "eval_input", "params"), input_context)
+
+
+def _dataset(settings: BertTextInput, input_context: Any) -> tf.data.Dataset:
+    if settings.data_file is not None:
+        return pair_dataset(settings, input_context)
+    sequence, predictions = settings.max_sequence_length, settings.max_predictions_per_seq
+    lengths = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), sequence)
+    lengths |= dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), predictions)
+    specification = {name: tf.io.FixedLenFeature([length], tf.int64) for name, length in lengths.items()}
+    specification["masked_lm_weights"] = tf.io.FixedLenFeature([predictions], tf.float32)
+    specification[NEXT_SENTENCE] = tf.io.FixedLenFeature([], tf.int64)
+    return record_dataset(settings, specification, input_context, NEXT_SENTENCE)
 
 
 def pair_dataset(settings: BertTextInput, input_context: Any = None) -> tf.data.Dataset:
@@ -48,6 +65,7 @@ def pair_dataset(settings: BertTextInput, input_context: Any = None) -> tf.data.
     Raises:
         SettingsError: If the file is missing or holds less than one batch.
     """
+    assert settings.data_file is not None
     sequence = settings.max_sequence_length
     first_length = (sequence - 3) // 2
     second_length = sequence - 3 - first_length

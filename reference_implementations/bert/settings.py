@@ -34,19 +34,23 @@ class BertSettings:
 
 @dataclass(frozen=True)
 class BertTextInput:
-    """Pairs of text pieces from a file; a byte is a token, and four ids after the 256 bytes are special."""
+    """Pairs of pieces of a text, a byte a token, with four special ids after the 256 bytes; or TFRecord files."""
 
-    data_file: str  # relative to the folder of the params file
     batch_size: int
     max_sequence_length: int
     max_predictions_per_seq: int
+    data_file: str | None = None  # a text; relative to the folder of the params file
+    data_dir: str | tuple[str, ...] | None = None  # folders of *.tfrecord* files, masked already; data.py has the names
     masked_lm_prob: float = 0.15
     shuffle: bool = False
     shuffle_seed: int = 0
+    shuffle_buffer: int = 10_000  # samples; of TFRecord files
     repeat: bool = False
     skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
 
     def __post_init__(self) -> None:
+        if (self.data_file is None) == (self.data_dir is None):
+            raise SettingsError("expected either data_file (a text) or data_dir (folders of TFRecord files)")
         if self.batch_size < 1:
             raise SettingsError(f"batch_size is {self.batch_size}; expected at least 1")
         if self.max_sequence_length < 8:

@@ -34,7 +34,7 @@ class RecordInput(Protocol):
 
 
 def record_dataset(
-    settings: RecordInput, specification: Mapping[str, Any], input_context: Any = None
+    settings: RecordInput, specification: Mapping[str, Any], input_context: Any = None, labels: str = "labels"
 ) -> tf.data.Dataset:
     """Return batches of the records in `data_dir`.
 
@@ -42,8 +42,9 @@ def record_dataset(
 
     Args:
         settings: What to read and how.
-        specification: Feature name -> tf.io.FixedLenFeature; one is called `labels`.
+        specification: Feature name -> tf.io.FixedLenFeature.
         input_context: Where several tasks share the data, as tf.distribute.InputContext has it.
+        labels: Which of them the labels are.
 
     Returns:
         (features, labels): (B, ...) int32, or float32 where the records hold floats.
@@ -65,6 +66,6 @@ def record_dataset(
         features = {
             name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value for name, value in values.items()
         }
-        return features, features.pop("labels")
+        return features, features.pop(labels)
 
     return batches.map(parse).prefetch(2)

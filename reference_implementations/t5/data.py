@@ -1,5 +1,7 @@
 """Plain text -> batches with missing spans (Raffel et al., arXiv 1910.10683, Section 3.1.4).
 
+TFRecord files hold input_ids, decoder_input_ids and labels as int64, spans cut out already.
+
 Differs from the paper: spans have one length, and one lies in each equal part of a sample, so that shapes are fixed.
 
     # B batch, K spans, G bytes of a part, L bytes of a span
@@ -14,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.record_data import record_dataset
 from reference_implementations.common.sample_order import index_batches
 from reference_implementations.common.settings import check_section
 from reference_implementations.common.tasks import num_tasks, task_id
@@ -24,12 +27,21 @@ END, START, FIRST_SENTINEL = 256, 257, 258  # ids after the bytes
 
 def train_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:
     """Return the training batches of section `train_input`."""
-    return span_dataset(check_section(params["train_input"], TrainSpanInput, "train_input", "params"), input_context)
+    return _dataset(check_section(params["train_input"], TrainSpanInput, "train_input", "params"), input_context)
 
 
 def eval_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:
     """Return the evaluation batches of section `eval_input`."""
-    return span_dataset(check_section(params["eval_input"], EvalSpanInput, "eval_input", "params"), input_context)
+    return _dataset(check_section(params["eval_input"], EvalSpanInput, "eval_input", "params"), input_context)
+
+
+def _dataset(settings: SpanInput, input_context: Any) -> tf.data.Dataset:
+    if settings.data_file is not None:
+        return span_dataset(settings, input_context)
+    lengths = {"input_ids": settings.max_sequence_length}
+    lengths |= dict.fromkeys(("decoder_input_ids", "labels"), settings.max_target_length)
+    specification = {name: tf.io.FixedLenFeature([length], tf.int64) for name, length in lengths.items()}
+    return record_dataset(settings, specification, input_context)
 
 
 def span_dataset(settings: SpanInput, input_context: Any = None) -> tf.data.Dataset:
@@ -47,6 +59,7 @@ def span_dataset(settings: SpanInput, input_context: Any = None) -> tf.data.Data
     Raises:
         SettingsError: If the file is missing or holds less than one batch.
     """
+    assert settings.data_file is not None
     sequence = settings.max_sequence_length
     try:
         num_samples = os.path.getsize(settings.data_file) // sequence

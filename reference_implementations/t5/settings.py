@@ -32,13 +32,16 @@ class T5Settings:
 
 @dataclass(frozen=True)
 class SpanInput:
-    """A text file with missing spans; a byte is a token, and ids from 256 on are special."""
+    """A text with missing spans, a byte a token, ids from 256 on special; or TFRecord files of samples."""
 
-    data_file: str  # relative to the folder of the params file
     batch_size: int
-    max_sequence_length: int  # bytes of text in a sample
-    num_spans: int  # missing spans, one in each equal part of the sample
+    max_sequence_length: int  # bytes of text in a sample; of TFRecord files, tokens of input_ids
+    data_file: str | None = None  # a text; relative to the folder of the params file
+    num_spans: int = 1  # missing spans, one in each equal part of the sample
     span_length: int = 3
+    data_dir: str | tuple[str, ...] | None = None  # folders of *.tfrecord* files; data.py has the names
+    max_target_length: int = 114  # of TFRecord files: tokens of the decoder
+    shuffle_buffer: int = 10_000  # samples; of TFRecord files
     shuffle: bool = False
     shuffle_seed: int = 0
     repeat: bool = False
@@ -47,6 +50,8 @@ class SpanInput:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_spans < 1 or self.span_length < 1:
             raise SettingsError("batch_size, num_spans and span_length must be at least 1")
+        if (self.data_file is None) == (self.data_dir is None):
+            raise SettingsError("expected either data_file (a text) or data_dir (folders of TFRecord files)")
         if self.max_sequence_length % self.num_spans:
             raise SettingsError(
                 f"max_sequence_length {self.max_sequence_length} is not a multiple of num_spans {self.num_spans}"

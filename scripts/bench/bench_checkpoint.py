@@ -4,12 +4,16 @@ Every rate stands beside that of a plain copy, write or read of the same bytes o
 run, so that the state of disk and page cache is the same for both. Each conversion runs in a process of its own,
 whose peak resident set the kernel reports.
 
-    python scripts/bench/bench_checkpoint.py --folder /some/disk --sizes 4 8 --repeats 3
+    python scripts/bench/bench_checkpoint.py --folder /some/disk
+    python scripts/bench/bench_checkpoint.py --folder /some/disk --quick   # under five minutes on a quiet machine
+
+Lines that begin with `>` compare a figure with what issue and README ask for. Needs about four times the largest size.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import resource
@@ -22,6 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.h5_writer import H5Writer
@@ -63,6 +69,20 @@ def write_source(prefix: Path, num_bytes: int) -> None:
             writer.add_chunks(name, np.float32, shape, pieces(shape[0] * shape[1] * 4, scratch))
 
 
+def state_of_the_machine() -> str:
+    """Return what else could slow the figures down: load, memory that waits for the disk."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        sizes = {line.split(":")[0]: int(line.split()[1]) // 1024 for line in file}
+    waiting = sizes["Dirty"] + sizes["Writeback"]
+    return f"load {os.getloadavg()[0]:.1f}, {sizes['MemAvailable']} MB of memory free, {waiting} MB wait for the disk"
+
+
+def judge(what: str, figure: float, limit: float, unit: str, is_at_least: bool = False) -> None:
+    """Print a figure beside what is asked for."""
+    holds = figure >= limit if is_at_least else figure <= limit
+    print(f"> {what}: {figure:.3g} {unit}, asked {'>=' if is_at_least else '<='} {limit:g}: {'yes' if holds else 'NO'}")
+
+
 def timed(run: Callable[[], object]) -> float:
     """Return the wall time of a call, the disk quiet before [s]."""
     os.sync()
@@ -71,12 +91,20 @@ def timed(run: Callable[[], object]) -> float:
     return time.monotonic() - start
 
 
+def timed_both(run: Callable[[], object]) -> tuple[float, float]:
+    """Return the wall time and the processor time of a call [s]."""
+    start = time.process_time()
+    wall_s = timed(run)
+    return wall_s, time.process_time() - start
+
+
 def command(function: str, *arguments: str) -> tuple[float, int]:
     """Run a conversion in a process of its own; return its wall time [s] and peak resident set [MB]."""
     code = f"import sys; from cerebras_tensorflow.saver.cli import {function} as f; sys.exit(f(sys.argv[1:]))"
     os.sync()
     start = time.monotonic()
-    with subprocess.Popen([sys.executable, "-c", code, *arguments, "--quiet"]) as process:
+    environment = dict(os.environ, PYTHONPATH=str(Path(__file__).resolve().parents[2]))
+    with subprocess.Popen([sys.executable, "-c", code, *arguments, "--quiet"], env=environment) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -119,6 +147,9 @@ def convert(folder: Path, size_gb: float, repeats: int) -> None:
     print(f"conversion of {size_gb:g} GB with one tensor of {LARGE_BYTES / GB:g} GB, median of {repeats}")
     for name, walls in rows.items():
         median = statistics.median(walls)
+        if name in peaks:
+            judge(f"{name}, {size_gb:g} GB, time against cp", median / plain, 1.3, "x")
+            judge(f"{name}, {size_gb:g} GB, peak resident set", peaks[name], 400, "MB")
         text = f"  {name:18} {median:7.2f} s  {size_gb / median:5.2f} GB/s  spread {min(walls):.2f}-{max(walls):.2f} s"
         if name in peaks:
             text += f"  {median / plain:4.2f} x cp  {median / durable:4.2f} x cp + fsync  peak {peaks[name]} MB"
@@ -162,7 +193,25 @@ def tensorflow_saver(folder: Path, arrays: dict[str, np.ndarray]) -> Callable[[]
     return lambda: saver.save(session, str(folder / "theirs"), write_meta_graph=False)
 
 
-def saving(folder: Path, size_gb: float, repeats: int) -> None:
+# The published writer, in a process of its own that has the wheel; prints the time of writing and fsync.
+PEER_WRITER = """
+import os, sys, time
+import numpy as np
+from cerebras.appliance.storage import SerializationContext, StorageWriter
+rng = np.random.default_rng(3)
+values = {f"w{k}": rng.random((10_000, 2_500), np.float32) for k in range(int(sys.argv[2]))}
+start = time.monotonic()
+with (writer := StorageWriter.get(sys.argv[1])):
+    for key, value in values.items():
+        serialized = SerializationContext(sys.argv[1], key).serialize(value)
+        writer.write(key, serialized.object, serialized.metadata)
+with open(sys.argv[1], "rb+") as file:
+    os.fsync(file.fileno())
+print(time.monotonic() - start)
+"""
+
+
+def saving(folder: Path, size_gb: float, repeats: int, peer: str | None) -> None:
     """Print rates of saving from memory."""
     rng = np.random.default_rng(3)
     arrays = {f"w{k}": rng.random((10_000, 2_500), np.float32) for k in range(round(size_gb * 10))}
@@ -172,11 +221,12 @@ def saving(folder: Path, size_gb: float, repeats: int) -> None:
         "plain write + fsync": lambda: plain_write(folder / "plain", arrays),
         "ours, TensorFlow": lambda: save_all(BundleWriter(folder / "ours"), arrays),
         "ours, HDF5": lambda: save_all(H5Writer(folder / "ours.h5"), arrays),
-        # TensorFlow's Saver does not wait for the disk; sync makes the two comparable.
+        # TensorFlow's Saver does not wait for the disk, as ours do; sync makes the two comparable.
         "tf Saver": theirs,
         "tf Saver + sync": (lambda: (theirs(), os.sync())) if theirs else None,
-        "h5py, LZ4 (published)": lambda: published_writer(folder / "lz4.h5", arrays),
+        "h5py, LZ4, as published": lambda: published_writer(folder / "lz4.h5", arrays),
     }
+    peer_s: list[float] = []
     walls: dict[str, list[float]] = {name: [] for name, run in runs.items() if run}
     for _ in range(repeats):
         for name, run in runs.items():
@@ -184,13 +234,30 @@ def saving(folder: Path, size_gb: float, repeats: int) -> None:
                 walls[name].append(timed(run))
                 for path in folder.iterdir():
                     path.unlink()
+        if peer is not None:
+            os.sync()
+            done = subprocess.run([peer, "-c", PEER_WRITER, folder / "peer.h5", str(len(arrays))], capture_output=True)
+            peer_s.append(float(done.stdout.split()[-1]))
+            (folder / "peer.h5").unlink()
+    if peer is not None:
+        walls["published StorageWriter"] = peer_s
     base = statistics.median(walls["plain write + fsync"])
     print(f"saving {size:.1f} GB from memory, median of {repeats}")
     for name, times in walls.items():
         median = statistics.median(times)
         print(
-            f"  {name:22} {median:6.2f} s  {size / median:5.2f} GB/s  {base / median:4.2f} x the rate of plain writing"
+            f"  {name:24} {median:6.2f} s  {size / median:5.2f} GB/s  {base / median:4.2f} x the rate of plain writing"
+            f"  spread {min(times):.2f}-{max(times):.2f} s"
         )
+    medians = {name: statistics.median(times) for name, times in walls.items()}
+    for ours in ("ours, TensorFlow", "ours, HDF5"):
+        judge(f"{ours}: rate against plain write + fsync", base / medians[ours], 0.8, "x", True)
+        for other in ("tf Saver + sync", "tf Saver"):
+            if other in medians:
+                judge(f"{ours}: rate against {other}", medians[other] / medians[ours], 1.5, "x", True)
+    for other in ("h5py, LZ4, as published", "published StorageWriter"):
+        if other in medians:
+            judge(f"ours, HDF5: rate against {other}", medians[other] / medians["ours, HDF5"], 1, "x", True)
 
 
 def published_writer(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -226,6 +293,8 @@ def loading(folder: Path, size_gb: float, repeats: int) -> None:
             f"all, verified: through one buffer {rate:5.2f} GB/s, {rate / cat_rate:4.2f} x cat; "
             f"into new arrays {arrays_rate:5.2f} GB/s"
         )
+        judge(f"{label}: one small tensor", statistics.median(one) * 1000, 10, "ms")
+        judge(f"{label}: rate of all of it against cat", rate / cat_rate, 0.8, "x", True)
     for path in folder.iterdir():
         path.unlink()
 
@@ -253,6 +322,7 @@ def many(folder: Path) -> None:
     """Print the time of many small tensors."""
     print("many tensors of 16 floats")
     value = np.arange(16, dtype=np.float32)
+    first: dict[str, tuple[float, float]] = {}
     for count in (10_000, 100_000):
         for label, path, writer in (
             ("TensorFlow", folder / "m", BundleWriter),
@@ -262,12 +332,17 @@ def many(folder: Path) -> None:
             write_s = timed(
                 lambda names=names, path=path, writer=writer: save_all(writer(path), dict.fromkeys(names, value))
             )
-            open_s = timed(lambda path=path: open_checkpoint(path).close())
-            read_s = timed(lambda path=path: read_all(path))
+            open_s, open_cpu_s = timed_both(lambda path=path: open_checkpoint(path).close())
+            read_s, read_cpu_s = timed_both(lambda path=path: read_all(path))
             print(
                 f"  {label:10} {count:7} tensors: save {write_s:5.2f} s  open {open_s:5.2f} s  "
-                f"open and read all {read_s:5.2f} s"
+                f"open and read all {read_s:5.2f} s, of which processor {read_cpu_s:5.2f} s"
             )
+            if label in first:
+                pairs = zip(("opening", "opening and reading"), first[label], (open_cpu_s, read_cpu_s), strict=True)
+                for what, before, now in pairs:
+                    judge(f"{label}: processor time of {what} 10 times as many tensors", now / before, 15, "x")
+            first[label] = (open_cpu_s, read_cpu_s)
         for path in folder.iterdir():
             path.unlink()
 
@@ -279,22 +354,29 @@ def main() -> None:
     parser.add_argument("--sizes", type=float, nargs="+", default=[4, 8], help="of the conversions [GB]")
     parser.add_argument("--memory-gb", type=float, default=1.0, help="saved from memory [GB]")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="2 GB instead of --sizes")
+    parser.add_argument("--peer", help="python of an environment that scripts/interop_peer.sh made")
     parser.add_argument("--parts", nargs="+", default=["convert", "save", "load", "many"])
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    sizes = [2.0] if options.quick else options.sizes
     if any(options.folder.iterdir()):
         raise SystemExit(f"{options.folder} is not empty; this benchmark removes what it finds there")
     free = shutil.disk_usage(options.folder).free / GB
     print(f"{platform.node()}, {os.cpu_count()} cores, {free:.0f} GB free, Python {platform.python_version()}")
+    print(state_of_the_machine())
     if "convert" in options.parts:
-        for size in options.sizes:
+        for size in sizes:
             convert(options.folder, size, options.repeats)
     if "save" in options.parts:
-        saving(options.folder, options.memory_gb, options.repeats)
+        saving(options.folder, options.memory_gb, options.repeats, options.peer)
     if "load" in options.parts:
-        loading(options.folder, max(options.sizes), options.repeats)
+        loading(options.folder, max(sizes), options.repeats)
     if "many" in options.parts:
         many(options.folder)
+    print(state_of_the_machine())
+    with contextlib.suppress(OSError):
+        options.folder.rmdir()
     print(f"this process: peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
 
 

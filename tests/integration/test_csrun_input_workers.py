@@ -96,6 +96,52 @@ def test_a_dead_worker_stops_the_launch_cleanly(home: Path, argv: Callable[..., 
     assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
 
 
+# Keeps a record of what it has trained on, as a checkpoint does, and goes on behind it.
+RESUMING = """
+import hashlib, pathlib, sys
+import tensorflow as tf
+from cerebras_tensorflow.runtime import input_workers
+
+tf.compat.v1.disable_eager_execution()
+tf.compat.v1.set_random_seed(1)
+record, goal = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+done = len(record.read_text().split()) if record.exists() else 0
+dataset = tf.data.Dataset.range(1000).map(lambda x: tf.sin(tf.cast(x, tf.float32))).shuffle(50).repeat()
+dataset = input_workers.distributed(dataset.batch(7, drop_remainder=True).skip(done))
+iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+batch = iterator.get_next()
+with tf.compat.v1.Session() as session, record.open("a") as file:
+    session.run(iterator.initializer)
+    while done != goal:
+        file.write(hashlib.sha256(session.run(batch).tobytes()).hexdigest() + "\\n")
+        file.flush()
+        done += 1
+        if done == 20: print("twenty", "batches", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_no_batch_is_lost_or_repeated_when_a_worker_is_killed(home: Path, argv, tmp_path: Path) -> None:
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+
+    def words(workers: int, record: str, goal: int) -> list[str]:
+        options = ("--executor", "embedded", "--input-workers", str(workers))
+        return argv("csrun_wse", *options, "python", "-c", RESUMING, str(tmp_path / record), str(goal))
+
+    with subprocess.Popen(words(2, "killed", -1), stdout=subprocess.PIPE, text=True, env=environ) as child:
+        assert child.stdout is not None
+        while "twenty batches" not in child.stdout.readline():
+            assert child.poll() is None
+        folder = jobs.job_folder(home, jobs.listed(home)[0].id)
+        os.kill(json.loads((folder / "input-worker-0.json").read_text())["pid"], signal.SIGKILL)
+        child.communicate(timeout=120)
+    assert child.returncode == 1
+    goal = len((tmp_path / "killed").read_text().split()) + 20
+    subprocess.run(words(1, "killed", goal), check=True, env=environ, timeout=240, capture_output=True)
+    subprocess.run(words(0, "unbroken", goal), check=True, env=environ, timeout=240, capture_output=True)
+    assert (tmp_path / "killed").read_text() == (tmp_path / "unbroken").read_text()
+
+
 @pytest.mark.slurm
 @pytest.mark.usefixtures("slurm")
 def test_under_slurm_the_plan_s_input_workers_serve(launch) -> None:

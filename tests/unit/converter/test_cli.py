@@ -187,3 +187,48 @@ def test_the_index_of_shards_cannot_lead_out_of_its_folder(tmp_path: Path) -> No
 )
 def test_the_stem_of_a_path_leaves_out_shards_and_formats(path: str, expected: str) -> None:
     assert stem(path) == expected
+
+
+def test_pruned_weights_of_a_sparse_run_become_zero_in_hugging_face(source: Path) -> None:
+    assert convert(source) == 0
+    middle = source / "out" / "pytorch_model_to_cs-1.8.mdl"
+    with open_any(middle) as reader:
+        values = {name.removeprefix("model."): reader.read(name) for name in reader.names()}
+    values["lm_head.weight"] = values["lm_head.weight"].copy()
+    values["lm_head.weight"][0, 0] = np.nan
+    with TorchWriter(source / "sparse.mdl", key="model") as writer:
+        for name, value in values.items():
+            writer.add(name, value)
+    params = yaml.safe_load((source / "out" / "config_to_cs-1.8.yaml").read_text()) | {"sparsity": {"type": "topk"}}
+    (source / "params.yaml").write_text(yaml.safe_dump(params))
+    words = ["convert", "--model", "gpt2", "--src-fmt", "cs-1.8", "--tgt-fmt", "hf", "--config"]
+    assert main([*words, str(source / "params.yaml"), str(source / "sparse.mdl")]) == 0
+    with open_any(source / "sparse_to_hf.bin") as reader:
+        head = reader.read("lm_head.weight")
+    assert head[0, 0] == 0.0
+    np.testing.assert_array_equal(head.ravel()[1:], values["lm_head.weight"].ravel()[1:])
+
+
+def test_a_tied_table_that_is_stored_as_the_output_layer_alone_is_found(source: Path) -> None:
+    assert convert(source) == 0
+    with open_any(source / "out" / "pytorch_model_to_cs-1.8.mdl") as reader:
+        values = {name.removeprefix("model."): reader.read(name) for name in reader.names()}
+    del values["embedding_layer.word_embeddings.weight"], values["transformer_decoder.norm.bias"]
+    with TorchWriter(source / "one.mdl", key="model") as writer:
+        for name, value in values.items():
+            writer.add(name, value)
+    words = ["convert", "--model", "gpt2", "--src-fmt", "cs-1.8", "--tgt-fmt", "hf", "--config"]
+    assert main([*words, str(source / "out" / "config_to_cs-1.8.yaml"), str(source / "one.mdl")]) == 0
+    with open_any(source / "one_to_hf.bin") as reader:
+        np.testing.assert_array_equal(reader.read("transformer.wte.weight"), values["lm_head.weight"])
+        np.testing.assert_array_equal(reader.read("transformer.ln_f.bias"), values["ln_f.bias"])
+
+
+def test_debug_prints_which_names_become_which(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert(source, "cs-1.8", "--debug") == 0
+    printed = capsys.readouterr().out
+    assert "Matched transformer.ln_f.bias -> ln_f.bias action: None\n" in printed
+    packed = (
+        "Matched transformer.h.0.attn.c_attn.bias -> transformer_decoder.layers.0.self_attn.proj_q_dense_layer.bias"
+    )
+    assert f"{packed} action: split into thirds\n" in printed

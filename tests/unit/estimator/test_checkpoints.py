@@ -17,6 +17,7 @@ from cerebras_tensorflow.compat.run_configs import ApplianceRunConfig
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator import checkpoints
 from cerebras_tensorflow.saver import tf_h5_saver
+from cerebras_tensorflow.saver.atomic import FolderLock
 from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader, checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.interface import TensorWriter
@@ -179,6 +180,12 @@ def test_where_copies_do_not_fit_into_memory_training_waits_for_the_write(
         run = estimator(tmp_path, save_checkpoints_steps=2).train(input_fn(), max_steps=3)
     assert "Training waits while the checkpoint is written" in caplog.text
     assert int(run.get_variable_value("global_step")) == 3
+
+
+def test_a_second_run_that_saves_into_a_model_dir_is_one_clear_error(tmp_path: Path) -> None:
+    with FolderLock(str(tmp_path)), pytest.raises(CheckpointError, match=r"process \d+ is saving checkpoints there"):
+        estimator(tmp_path).train(input_fn(), max_steps=1)
+    assert checkpoints_newest_first(tmp_path) == []
 
 
 def test_listeners_find_the_checkpoint_when_they_are_told_of_it(mode: str, tmp_path: Path) -> None:

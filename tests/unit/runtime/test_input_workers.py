@@ -1,7 +1,9 @@
+import warnings
+
 import pytest
 import tensorflow as tf
 
-from cerebras_tensorflow.runtime import input_workers
+from cerebras_tensorflow.runtime import input_order, input_workers
 
 
 def variant_of(make, seed: int | None = 1):
@@ -26,6 +28,16 @@ def numbers():
     return tf.data.Dataset.range(50).shuffle(20).repeat(2)
 
 
+def pair(x):
+    return tf.stack([x, tf.cast(x % 5, tf.int64)])
+
+
+def fused(dataset):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and in old scripts
+        return dataset.apply(tf.data.experimental.map_and_batch(lambda x: x * 3, 7))
+
+
 PIPELINES = {
     "map and batch": lambda: numbers().map(lambda x: x * 3).batch(7).prefetch(2),
     "batch, then map": lambda: numbers().batch(7).map(lambda x: x * 3),
@@ -33,6 +45,21 @@ PIPELINES = {
     "no batch": lambda: numbers().map(lambda x: x * 3),
     "repeat last": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).batch(7).repeat(2),
     "shuffle last": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(10),
+    "map first": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(20).repeat(2).batch(7),
+    "between": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(9).map(pair).take(40).skip(3).batch(7),
+    "map first, no batch": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(20).skip(4),
+    "skip batches": lambda: numbers().map(lambda x: x * 3).repeat(2).batch(7).skip(2).map(lambda x: x + 1).prefetch(1),
+    "resumed": lambda: (
+        tf.data.Dataset.range(50)
+        .map(lambda x: x * 3)
+        .shuffle(9)
+        .repeat(3)
+        .batch(7, drop_remainder=True)
+        .skip(3)
+        .take(9)
+    ),
+    "nothing left": lambda: numbers().map(lambda x: x * 3).batch(7).skip(40),
+    "map and batch, fused": lambda: numbers().apply(fused).skip(2),
     "batched twice": lambda: numbers().batch(2).map(lambda x: x + 1).batch(3),
 }
 
@@ -46,7 +73,8 @@ def test_the_parts_make_up_the_whole(name: str, count: int) -> None:
     with tf.Graph().as_default():
         tf.compat.v1.set_random_seed(1)
         dataset = PIPELINES[name]()
-        parts = input_workers.parts(dataset, tf.data.experimental.to_variant(dataset), count)
+        variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
+        parts = input_workers.parts(dataset, variant, count)
         assert batches(input_workers.merged(parts)) == whole
 
 
@@ -54,6 +82,32 @@ def test_the_last_maps_and_the_batching_are_split() -> None:
     with tf.Graph().as_default():
         split = input_workers.find_split(variant_of(PIPELINES["map and batch"]))
         assert (split.source.op.type, split.batch_size) == ("RepeatDataset", 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "is_mapped_before"),
+    [
+        (PIPELINES["map first"], "RepeatDataset", False),
+        (PIPELINES["map first, no batch"], "SkipDataset", False),
+        (PIPELINES["between"], "SkipDataset", False),
+        (PIPELINES["map and batch"], "RepeatDataset", False),
+        (PIPELINES["skip batches"], "SkipDataset", False),
+        (PIPELINES["resumed"], "TakeDataset", False),
+        # Elements are batches here: what makes them is repeated in every worker.
+        (PIPELINES["repeat last"], "RepeatDataset", True),
+        (lambda: tf.data.Dataset.range(50).map(draw).shuffle(20).batch(7), "ShuffleDataset", True),
+    ],
+)
+def test_maps_before_a_shuffle_are_split_too_unless_they_have_state(make, source: str, is_mapped_before: bool) -> None:
+    with tf.Graph().as_default():
+        split = input_workers.find_split(input_order.maps_last(variant_of(make)))
+        assert split.source.op.type == source
+        upstream = {operation.type for operation in input_order.upstream(split.source.op)}
+        assert any(kind in upstream for kind in input_order.MAPS) == is_mapped_before
+
+
+def draw(x):
+    return x + tf.random.uniform([], maxval=9, dtype=tf.int64, seed=3)
 
 
 def unordered():

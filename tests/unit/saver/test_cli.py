@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
 import ml_dtypes
 import numpy as np
 import pytest
@@ -100,8 +101,14 @@ def bad_input(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
     with BundleWriter(tmp_path / "cut") as writer:
         writer.add("x", np.zeros(100))
     os.truncate(tmp_path / "cut.data-00000-of-00001", 700)
+    (tmp_path / "garbage.index").write_bytes(b"no index at all" * 50)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "empty").touch()
     return {
         "no such source": ([str(tmp_path / "none"), target], "not a TensorFlow checkpoint"),
+        "not a checkpoint": ([str(tmp_path / "empty"), target], "not a checkpoint"),
+        "index is garbage": ([str(tmp_path / "garbage.index"), target], "damaged or not a checkpoint's index"),
+        "folder without state": ([str(tmp_path / "plain"), target], "without a `checkpoint` state file"),
         "wrong kind": ([str(exists), target], "h5-to-tensorflow converts HDF5"),
         "target exists": ([source, str(exists)], "--force"),
         "same file": ([source, source + ".index"], "same checkpoint"),
@@ -121,6 +128,7 @@ def bad_input(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
 
 
 CASES = [
+    *("not a checkpoint", "index is garbage", "folder without state"),
     *("no such source", "wrong kind", "target exists", "same file", "target is a folder", "missing shard", "truncated"),
     *("layout misses", "layout repeats", "layout broken", "layout missing", "pattern fits nothing", "bad size"),
     *("bad type", "parent is a file", "no permission"),
@@ -138,6 +146,71 @@ def test_bad_input_is_one_line_and_exit_2_and_leaves_nothing(
     assert error.count("\n") == 1 and error.startswith("tensorflow-to-h5: error: ")
     assert message in error
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def bad_input_from_h5(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
+    """Arguments of h5-to-tensorflow that must fail, and what the message must hold."""
+    target, good = str(tmp_path / "out"), tmp_path / "good.h5"
+    tf_h5_saver.save(good, {"dense/kernel": np.zeros(50), "step": 1})
+    tf_h5_saver.save(tmp_path / "holed.h5", {"a": np.zeros(50), "b": np.ones(50)}, lambda name, size: ord(name) - 97)
+    os.unlink(tmp_path / "holed-00001-of-00002.h5")
+    tf_h5_saver.save(tmp_path / "cut.h5", {"x": np.zeros(1000)})
+    os.truncate(tmp_path / "cut.h5", (tmp_path / "cut.h5").stat().st_size - 100)
+    tf_h5_saver.save(tmp_path / "flipped.h5", {"x": np.ones(1000)})
+    content = bytearray((tmp_path / "flipped.h5").read_bytes())
+    content[content.index(np.ones(10).tobytes())] ^= 1
+    (tmp_path / "flipped.h5").write_bytes(content)
+    (tmp_path / "garbage.h5").write_bytes(b"no checkpoint at all" * 50)
+    with h5py.File(tmp_path / "twice.h5", "w") as file:
+        for name in ("a%2Fb", "a/b"):
+            file[name] = np.zeros(3)
+            file[name].attrs["__H5_TYPE__"] = "NumpyArrayH5Type"
+    with BundleWriter(target + "-exists") as writer:
+        writer.add("x", 1)
+    (tmp_path / "misses").write_text("0 dense/*\n")
+    (tmp_path / "repeats").write_text("0 *\n1 dense/*\n")
+    return {
+        "no such source": ([str(tmp_path / "none.h5"), target], "not a TensorFlow checkpoint"),
+        "not a checkpoint": ([str(tmp_path / "garbage.h5"), target], "not a checkpoint"),
+        "wrong kind": ([source, target], "tensorflow-to-h5 converts"),
+        "target exists": ([str(good), target + "-exists"], "--force"),
+        "same file": ([str(good), str(good)], "same checkpoint"),
+        "target is a folder": ([str(good), str(tmp_path)], "a folder"),
+        "missing shard": ([str(tmp_path / "holed.h5"), target], "holed-00001-of-00002.h5"),
+        "truncated": ([str(tmp_path / "cut.h5"), target], "it was cut short"),
+        "flipped": ([str(tmp_path / "flipped.h5"), target], "its checksum is"),
+        "duplicate names": ([str(tmp_path / "twice.h5"), target], "two tensors are called 'a/b'"),
+        "layout misses": ([str(good), target, "--layout", str(tmp_path / "misses")], "no rule for tensor"),
+        "layout repeats": ([str(good), target, "--layout", str(tmp_path / "repeats")], "2 rules for tensor"),
+        "parent is a file": ([str(good), str(good / "out")], "file stands where a folder is needed"),
+        "no permission": ([str(good), "/proc/out"], "/proc/out"),
+        "no jobs": ([str(good), target, "--jobs", "0"], "expected 1 or more"),
+    }
+
+
+CASES_FROM_H5 = [
+    *("no such source", "not a checkpoint", "wrong kind", "target exists", "same file", "target is a folder"),
+    *("missing shard", "truncated", "flipped", "duplicate names", "layout misses", "layout repeats"),
+    *("parent is a file", "no permission", "no jobs"),
+]
+
+
+@pytest.mark.parametrize("case", CASES_FROM_H5)
+def test_bad_input_from_h5_is_one_line_and_exit_2_and_leaves_nothing(
+    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    arguments, message = bad_input_from_h5(tmp_path, source)[case]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert cli.h5_to_tensorflow(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("h5-to-tensorflow: error: ")
+    assert message in error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_missing_parents_are_made(tmp_path: Path, source: str) -> None:
+    assert cli.tensorflow_to_h5([source, str(tmp_path / "one" / "two" / "x.h5"), "--quiet"]) == 0
+    assert cli.h5_to_tensorflow([str(tmp_path / "one" / "two" / "x.h5"), str(tmp_path / "three" / "x"), "--quiet"]) == 0
 
 
 def test_force_replaces(tmp_path: Path, source: str) -> None:

@@ -97,6 +97,19 @@ def test_the_same_values_make_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (700_000,), (3, 5, 100_000), (1000, 1001)])
+def test_gzip_in_threads_makes_the_file_that_one_thread_makes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    value = np.random.default_rng(6).integers(0, 9, shape).astype(np.int32)
+    for jobs in (1, 3):
+        with H5Writer(tmp_path / f"{jobs}.h5", "gzip", jobs) as writer:
+            writer.add("x", value)
+            writer.add("again", value)
+    assert (tmp_path / "1.h5").read_bytes() == (tmp_path / "3.h5").read_bytes()
+    with h5py.File(tmp_path / "3.h5") as file:
+        np.testing.assert_array_equal(file["x"][()], value)
+    np.testing.assert_array_equal(tf_h5_saver.load(tmp_path / "3.h5")["again"], value)
+
+
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "c.h5"
     tf_h5_saver.save(path, {"a": np.random.default_rng(3).random(300), "b": "text", "c": np.ones((3, 7))})

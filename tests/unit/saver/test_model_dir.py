@@ -1,8 +1,10 @@
 """checkpoint_state, retention, checkpoint_reader: the checkpoints of a model_dir."""
 
+import json
 import os
 from pathlib import Path
 
+import h5py
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -178,3 +180,16 @@ def test_all_checkpoints_are_the_whole_ones_oldest_first(tmp_path: Path) -> None
     assert CheckpointReader.is_a_checkpoint(tmp_path / "model-ckpt-5.h5")
     assert not CheckpointReader.is_a_checkpoint(tmp_path)
     assert not CheckpointReader.is_a_checkpoint(tmp_path / "model.ckpt-3")
+
+
+def test_the_index_of_releases_1_9_to_2_4_is_followed_inside_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model_dir"
+    folder.mkdir()
+    for path in (folder / "first.mdl", folder / "second.mdl", tmp_path / "outside.h5"):
+        tf_h5_saver.save(path, {"global_step": 1})
+    listed = [None, "first.mdl", "gone.mdl", "../outside.h5", "second.mdl"]
+    with h5py.File(folder / "ckpt_info", "w") as file:
+        file.attrs["ckpt_info"] = json.dumps({"nbytes": 1048576, "compression": "lz4", "ckpt_paths": listed})
+    assert CheckpointReader.all_checkpoints(folder) == [str(folder / "first.mdl"), str(folder / "second.mdl")]
+    (folder / "ckpt_info").write_bytes(b"damaged")
+    assert CheckpointReader.all_checkpoints(folder) == []
