@@ -27,8 +27,8 @@ from cerebras_tensorflow.units import format_bytes
 # memory of the kernels and the session's own; the store's queue and the buffers that it keeps for later use.
 _SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
 # TensorFlow's allocator on a CPU with oneDNN keeps what is freed in a pool. A value takes the smallest free piece that
-# it fits into, so that the pool is larger than what is in it, and a value of the largest size often fits nowhere.
-_POOL_SHARE, _LARGEST_SHARE = 0.15, 0.5
+# it fits into, so that the pool is larger than what is in it, and a value of the largest size may fit nowhere.
+_POOL_SHARE, _LARGEST_SHARE = 0.15, 0.25
 # Slices in memory at a time: three of one optimizer op, twice, as it copies what it loads.
 _SLICES = 6
 # Part of a budget that is planned for: the plan is within some percent of what a step then takes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ ALIASES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradie
 # Branches and loops hand a buffer on as well, but under conditions.
 _CONDITIONAL = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
 # Ops whose output takes no memory of the step's values: it is the session's, the batch's or the store's.
-_OUTSIDE = frozenset({"ReadVariableOp", "VarHandleOp", "Const", "Placeholder", "PyFunc"})
+OUTSIDE = frozenset({"ReadVariableOp", "VarHandleOp", "Const", "Placeholder", "PyFunc"})
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,26 @@ class Value:
         return self.uses[-1].position if self.uses else self.made
 
 
-def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Sequence[Output]]) -> list[Value]:
+def owner_of(table: NodeTable, endpoint: Endpoint) -> Endpoint:
+    """Return the output that made an endpoint's buffer."""
+    while table.nodes[endpoint.node].op in ALIASES:
+        endpoint = table.data_inputs(endpoint.node)[0]
+    return endpoint
+
+
+def find_values(
+    table: NodeTable,
+    order: Sequence[str],
+    outputs: Mapping[str, Sequence[Output]],
+    conditional_nodes: Container[str] = (),
+) -> list[Value]:
     """Return the values of a step that take memory between its ops.
 
     Args:
         table: The graph.
         order: All its nodes in the order in which they run.
         outputs: Of each op; ops that are not in it count as making nothing.
+        conditional_nodes: Ops inside of branches and loops.
     """
     position = {name: index for index, name in enumerate(order)}
     owner: dict[Endpoint, Endpoint] = {}
@@ -79,12 +92,12 @@ def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Se
         for endpoint in inputs:
             source = owner.get(endpoint, endpoint)
             uses.setdefault(source, []).append(Use(position[name], name, endpoint))
-            if op in _CONDITIONAL:
+            if op in _CONDITIONAL or name in conditional_nodes:
                 conditional.add(source)
     values = []
     for name in order:
         op = table.nodes[name].op
-        if op in _OUTSIDE or op in ALIASES:
+        if op in OUTSIDE or op in ALIASES:
             continue
         for port, output in enumerate(outputs.get(name, ())):
             endpoint = Endpoint(name, port)
@@ -96,7 +109,7 @@ def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Se
                         output.num_bytes,
                         position[name],
                         tuple(found),
-                        op in _CONDITIONAL or endpoint in conditional,
+                        op in _CONDITIONAL or name in conditional_nodes or endpoint in conditional,
                     )
                 )
     return values

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.compiler.refills import RefillNodes
 from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
 from cerebras_tensorflow.compiler.sliced_update import GRADIENT_INPUT, Slices
-from cerebras_tensorflow.compiler.spilling import Spill
+from cerebras_tensorflow.compiler.store_calls import INT64, call_node, index_node
 from cerebras_tensorflow.graph.conditionals import Liveness
 from cerebras_tensorflow.graph.nodes import (
     Endpoint,
@@ -39,7 +40,6 @@ STEP_NODE = "cs_step"
 _READERS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
 )
-_BEFORE_NEXT = 1e-6  # of a position
 _PASS_ON = frozenset({"Identity", "Reshape", "Cast"})
 
 
@@ -88,6 +88,7 @@ class Rewriting:
         table: NodeTable,
         order: list[str],
         plans: Sequence[Plan],
+        liveness: Liveness,
         window_bytes: int,
         is_in_host_memory: bool = False,
     ) -> None:
@@ -96,10 +97,10 @@ class Rewriting:
         self._plans = plans
         self._window_bytes = window_bytes
         self._is_in_host_memory = is_in_host_memory
-        self._liveness = Liveness(table, order)
+        self._liveness = liveness
         self._dropped: set[str] = set()  # original nodes that are replaced
         self._redirect: dict[tuple[str, str], str] = {}  # (user, read) -> load
-        self._refill: dict[tuple[str, Endpoint], str] = {}  # (user, spilled value) -> what is loaded again
+        self._refill: dict[tuple[str, Endpoint], str] = {}  # (user, value) -> what it takes instead
         self._extra_control: dict[str, list[str]] = {}
         self._new: dict[str, NodeDef] = {}
         self._ends: list[str] = []  # what the step waits for
@@ -108,13 +109,15 @@ class Rewriting:
         self.most_held_bytes = 0
         self.inserted: dict[str, list[str]] = {}  # original node -> new ones before it in the order
 
-    def run(self, train_node: str | None, slices: Mapping[str, Slices], spills: Sequence[Spill] = ()) -> None:
+    def run(self, train_node: str | None, slices: Mapping[str, Slices], refills: RefillNodes) -> None:
         demand = self._demand()
         for plan in self._plans:
             self._dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
         self._dropped |= self._dropped_reads
-        for number, spill in enumerate(spills):
-            self._spill(spill, len(self._plans) + number, slices)
+        self._refill = refills.inputs
+        self.events += refills.events
+        for node in refills.nodes:
+            self._add(node)
         for plan in self._plans:
             others = [(position, num_bytes) for position, num_bytes, index in demand if index != plan.index]
             self._shapes(plan)
@@ -369,30 +372,6 @@ class Rewriting:
         """What an op takes in place of an input."""
         return self._refill.get((user, endpoint), str(endpoint))
 
-    def _spill(self, spill: Spill, index: int, slices: Container[str]) -> None:
-        """Store a value when it is made, and let its late uses take what is loaded again."""
-        prefix = f"cs_spill/{index - len(self._plans)}"
-        dtype = tf.as_dtype(spill.dtype).as_datatype_enum
-        store = self._call(f"{prefix}/store", STORE_TOKEN, index, dtype, (), [(str(spill.endpoint), dtype)])
-        made = spill.made
-        self.events.append(Event("spill", index, store.name, spill.num_bytes, made, made, ((store.name, made),)))
-        load = self._call(f"{prefix}/load", PRIVATE_LOAD_TOKEN, index, dtype, (), [])
-        load.input.append(f"^{store.name}")
-        forms = {spill.endpoint: load.name}
-        for number, (endpoint, shape) in enumerate(spill.shapes.items()):
-            if endpoint not in forms:
-                size = self._add(constant_node(f"{prefix}/shape_{number}", np.array(shape, np.int64)))
-                form = NodeDef(name=f"{prefix}/form_{number}", op="Reshape", input=[load.name, size])
-                form.attr["T"].type, form.attr["Tshape"].type = dtype, tf.int64.as_datatype_enum
-                forms[endpoint] = self._add(form)
-        for use in spill.late:
-            self._refill[(use.user, use.endpoint)] = forms[use.endpoint]
-        # The slices of an update lie between its position and the next; their value is in use until the last of them.
-        places = {use.user: use.position + (1 - _BEFORE_NEXT) * (use.user in slices) for use in spill.late}
-        first, last = spill.late[0].position, max(places.values())
-        finishers = tuple(sorted(places.items(), key=lambda item: item[1]))
-        self.events.append(Event("fill", index, load.name, spill.num_bytes, first, last, finishers))
-
     def _weight_call(
         self, name: str, token: str, plan: Plan, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
     ) -> NodeDef:
@@ -418,13 +397,8 @@ class Rewriting:
             switches: The branches that it is in.
             inputs: Further arguments, with their dtypes.
         """
-        index = self._add(constant_node(f"{name}/cs_weight", np.int64(stored)))
-        index = self._switched(name, index, tf.int64.as_datatype_enum, switches)
-        node = NodeDef(name=name, op="PyFunc", input=[index, *(text for text, _ in inputs)])
-        node.attr["token"].s = token.encode()
-        node.attr["Tin"].list.type.extend([tf.int64.as_datatype_enum, *(dtype for _, dtype in inputs)])
-        stores = token in (STORE_TOKEN, SLICE_STORE_TOKEN)
-        node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if stores else dtype)
+        index = self._switched(name, self._add(index_node(name, stored)), INT64, switches)
+        node = call_node(name, token, index, dtype, inputs)
         self._add(node)
         return node
 

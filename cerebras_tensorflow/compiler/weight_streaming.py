@@ -12,9 +12,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from cerebras_tensorflow.compiler.budget import Moves, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.liveness import find_values
 from cerebras_tensorflow.compiler.options import StreamingOptions
+from cerebras_tensorflow.compiler.recomputing import recompute_where_cheaper
+from cerebras_tensorflow.compiler.refills import RefillNodes
 from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
 from cerebras_tensorflow.compiler.sliced_update import find_slices
 from cerebras_tensorflow.compiler.spilling import plan_spills
+from cerebras_tensorflow.graph.conditionals import Liveness
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
@@ -76,15 +79,21 @@ def compile_weight_streaming(
     all_in_memory = options.is_in_host_memory or options.is_store_mapped
     sizes = tuple(variable.num_bytes for variable in streamed)
     moves = None if all_in_memory else Moves(window_bytes, slice_bytes, sizes)
-    values = find_values(table, order, outputs)
+    liveness = Liveness(table, order)
+    conditional = {name for name in order if liveness.branches(name)} | set(loops)
+    values = find_values(table, order, outputs, conditional)
     if moves is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
         spilling = spill_within(values, len(order), outputs, moves, options)
-    rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory)
     by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
-    slices = find_slices(table, by_handle, slice_bytes)
-    rewriting.run(train_node, {cut.node: cut for cut in slices}, spilling.spills)
+    slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes)}
+    reads = {read.node for plan in plans for read in plan.before if read.op == "ReadVariableOp"}
+    chosen = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
+    refills = RefillNodes(table, outputs, len(streamed), slices)
+    refills.add(chosen)
+    rewriting = Rewriting(table, order, plans, liveness, window_bytes, options.is_in_host_memory)
+    rewriting.run(train_node, slices, refills)
     moved = {variable.handle for variable in streamed}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
     kept = [*resident, *streamed] if options.is_in_host_memory else resident
@@ -96,16 +105,16 @@ def compile_weight_streaming(
         graph_def=result,
         step_node=STEP_NODE if train_node else None,
         streamed=tuple(WeightSpec.of(variable) for variable in streamed),
-        spilled=tuple(WeightSpec(str(s.endpoint), s.dtype, s.shape, s.num_bytes) for s in spilling.spills),
+        spilled=tuple(WeightSpec(str(s.endpoint), s.dtype, s.shape, s.num_bytes) for s in chosen.spills),
         resident=tuple(WeightSpec.of(variable) for variable in resident),
         events=tuple(rewriting.events),
         window_bytes=rewriting.most_held_bytes,
         value_curve=tuple(
             number
-            for name, number in zip(order, spilling.curve.tolist(), strict=True)
+            for name, number in zip(order, chosen.curve.tolist(), strict=True)
             for _ in (*rewriting.inserted.get(name, ()), name)
         ),
-        overhead_bytes=overhead_bytes(values, spilling.peak_bytes, moves),
+        overhead_bytes=overhead_bytes(values, int(chosen.curve.max(initial=0)), moves),
         is_in_host_memory=options.is_in_host_memory,
         is_store_mapped=options.is_store_mapped,
         order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),

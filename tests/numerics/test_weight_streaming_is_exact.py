@@ -99,6 +99,7 @@ def test_fifty_steps_agree_in_every_bit(optimizer: Callable[[Any, Any], Any], tm
     assert {"embedding", "layer_0/qkv", "layer_2/down"} <= streamed
     assert not result.program.notes
     assert len(result.program.spilled) > 10
+    assert any("cs_again" in node.name for node in result.program.graph_def.node)
 
 
 def test_mixed_precision_agrees_in_every_bit(tmp_path: Path) -> None:
