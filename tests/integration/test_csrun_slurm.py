@@ -159,7 +159,6 @@ def lost_node(name: str) -> Iterator[None]:
         subprocess.run(["slurmd", "-N", name], check=True, env=environ)
 
 
-@pytest.mark.slow
 def test_a_lost_node_gives_a_clear_error_and_a_resumable_state(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -226,7 +225,6 @@ while step < 30:
 """
 
 
-@pytest.mark.slow
 def test_a_requeued_batch_job_resumes(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> None:
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
     words = argv("csrun_wse", "--executor", "slurm", "python", "-c", RESUMING, str(checkpoint))
