@@ -164,7 +164,7 @@ class ProgramSession:
             for index in range(len(self.program.streamed), len(self.program.stored)):
                 held.release(index)  # values of the step that is over
         try:
-            resident = {name: np.array(self.read(name)) for name in self._resident if name in wanted}
+            resident = {name: _owned(self.read(name)) for name in self._resident if name in wanted}
         except BaseException:
             if held is not None:
                 held.close()
@@ -274,6 +274,11 @@ class ProgramSession:
         part.node.extend(missing)
         with self._program_graph.as_default():
             tf.graph_util.import_graph_def(part, input_map=known, name="")
+
+
+def _owned(value: np.ndarray) -> np.ndarray:
+    """Return an array that nobody else can change; TensorFlow has copied a fetched variable's value already."""
+    return value if value.flags.owndata else np.array(value)
 
 
 def session_settings(session_config: Any, is_streaming: bool) -> Any:
