@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cerebras_tensorflow.graph.conditionals import Liveness as Branches
 from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 
 # Ops whose output is their first input's buffer, with another shape at most.
@@ -43,7 +45,7 @@ class Value:
         num_bytes: Its size.
         made: Position of the op that made it.
         uses: In the step's order; ops that only hand the buffer on are not among them.
-        is_conditional: Whether a branch or a loop makes or takes it.
+        is_conditional: Whether a branch or a loop makes or takes it, so that it may not be there, or more than once.
     """
 
     endpoint: Endpoint
@@ -65,21 +67,16 @@ def owner_of(table: NodeTable, endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
-def find_values(
-    table: NodeTable,
-    order: Sequence[str],
-    outputs: Mapping[str, Sequence[Output]],
-    conditional_nodes: Container[str] = (),
-) -> list[Value]:
+def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Sequence[Output]]) -> list[Value]:
     """Return the values of a step that take memory between its ops.
 
     Args:
         table: The graph.
         order: All its nodes in the order in which they run.
         outputs: Of each op; ops that are not in it count as making nothing.
-        conditional_nodes: Ops inside of branches and loops.
     """
     position = {name: index for index, name in enumerate(order)}
+    inside = _in_branches_and_loops(table, order)
     owner: dict[Endpoint, Endpoint] = {}
     uses: dict[Endpoint, list[Use]] = {}
     conditional: set[Endpoint] = set()
@@ -92,7 +89,7 @@ def find_values(
         for endpoint in inputs:
             source = owner.get(endpoint, endpoint)
             uses.setdefault(source, []).append(Use(position[name], name, endpoint))
-            if op in _CONDITIONAL or name in conditional_nodes:
+            if name in inside:
                 conditional.add(source)
     values = []
     for name in order:
@@ -109,10 +106,17 @@ def find_values(
                         output.num_bytes,
                         position[name],
                         tuple(found),
-                        op in _CONDITIONAL or name in conditional_nodes or endpoint in conditional,
+                        name in inside or endpoint in conditional,
                     )
                 )
     return values
+
+
+def _in_branches_and_loops(table: NodeTable, order: Sequence[str]) -> set[str]:
+    """Ops that may not run in a step, or more than once, and those that values go into and come out of them by."""
+    branches = Branches(table, list(order))
+    loops = loop_depths(table)
+    return {name for name in order if table.nodes[name].op in _CONDITIONAL or name in loops or branches.branches(name)}
 
 
 def memory_curve(values: Sequence[Value], length: int) -> NDArray[np.int64]:

@@ -88,7 +88,6 @@ class Rewriting:
         table: NodeTable,
         order: list[str],
         plans: Sequence[Plan],
-        liveness: Liveness,
         window_bytes: int,
         is_in_host_memory: bool = False,
     ) -> None:
@@ -97,7 +96,7 @@ class Rewriting:
         self._plans = plans
         self._window_bytes = window_bytes
         self._is_in_host_memory = is_in_host_memory
-        self._liveness = liveness
+        self._liveness = Liveness(table, order)
         self._dropped: set[str] = set()  # original nodes that are replaced
         self._redirect: dict[tuple[str, str], str] = {}  # (user, read) -> load
         self._refill: dict[tuple[str, Endpoint], str] = {}  # (user, value) -> what it takes instead

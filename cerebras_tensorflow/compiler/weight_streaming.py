@@ -17,7 +17,6 @@ from cerebras_tensorflow.compiler.refills import RefillNodes
 from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
 from cerebras_tensorflow.compiler.sliced_update import find_slices
 from cerebras_tensorflow.compiler.spilling import plan_spills
-from cerebras_tensorflow.graph.conditionals import Liveness
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
@@ -79,9 +78,7 @@ def compile_weight_streaming(
     all_in_memory = options.is_in_host_memory or options.is_store_mapped
     sizes = tuple(variable.num_bytes for variable in streamed)
     moves = None if all_in_memory else Moves(window_bytes, slice_bytes, sizes)
-    liveness = Liveness(table, order)
-    conditional = {name for name in order if liveness.branches(name)} | set(loops)
-    values = find_values(table, order, outputs, conditional)
+    values = find_values(table, order, outputs)
     if moves is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
@@ -92,7 +89,7 @@ def compile_weight_streaming(
     chosen = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
     refills = RefillNodes(table, outputs, len(streamed), slices)
     refills.add(chosen)
-    rewriting = Rewriting(table, order, plans, liveness, window_bytes, options.is_in_host_memory)
+    rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory)
     rewriting.run(train_node, slices, refills)
     moved = {variable.handle for variable in streamed}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]

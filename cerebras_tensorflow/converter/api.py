@@ -164,7 +164,10 @@ def _table(name: str, source: str, target: str) -> Model:
 def _target_path(options: Options, checkpoint: str, target: str) -> str:
     source, kind = stem(checkpoint), family(target)
     folder = options.output_dir or os.path.dirname(source)
-    suffix = {HF: ".safetensors" if options.export_safetensors else ".bin", TF: ".ckpt"}.get(kind, ".mdl")
+    suffix = {
+        HF: ".safetensors" if options.export_safetensors else ".bin",
+        TF: ".hdf5" if options.export_h5_checkpoint else ".ckpt",
+    }.get(kind, ".mdl")
     return os.path.join(folder, f"{os.path.basename(source)}_to_{target}{suffix}")
 
 
@@ -198,7 +201,7 @@ def _write(options: Options, conversion: Conversion, path: str, target: str) -> 
 
 def _writer(options: Options, path: str, conversion: Conversion, target: str) -> TensorWriter:
     kind = family(target)
-    if kind == TF:
+    if kind == TF and not options.export_h5_checkpoint:
         return BundleWriter(path)
     if kind == HF and options.export_safetensors:
         entries = {}

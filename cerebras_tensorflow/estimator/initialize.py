@@ -15,9 +15,11 @@ from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.randomness import INITIALIZATION_STEP, SEEDED_COUNTER, counter_feed, make_stateless
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
+_TOGETHER_BYTES = 16 << 20  # of values that are made in one run: TensorFlow prepares each kind of run
+
 
 def initial_values(model: Model, settings: WarmStartSettings | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name, value) of each variable that a checkpoint holds; one value is in memory at a time.
+    """Yield (name, value) of each variable that a checkpoint holds; one large value is in memory at a time.
 
     Random initializers draw by (seed, op), so a value does not depend on which others were drawn before it.
     """
@@ -35,14 +37,31 @@ def initial_values(model: Model, settings: WarmStartSettings | None) -> Iterator
     has_random = any(node.name == SEEDED_COUNTER for node in graph_def.node)
     feeds = counter_feed(INITIALIZATION_STEP, 0, secrets.randbits(63)) if has_random else {}
     with tf.compat.v1.Session(graph=graph, config=config) as session:
-        for name, tensor in tensors.items():
-            yield name, np.asarray(session.run(graph.get_tensor_by_name(tensor.name), feeds))
+        for names in _groups(cold):
+            values = session.run([graph.get_tensor_by_name(tensors[name].name) for name in names], feeds)
+            yield from zip(names, map(np.asarray, values), strict=True)
     if settings is not None and plan.sources:
         with open_checkpoint(checkpoint_of(settings)) as reader:
             for name, source in plan.sources.items():
                 yield name, reader.read(source)
     if settings is not None and plan.by_vocabulary:
         yield from _by_vocabulary(variables, settings, plan.by_vocabulary)
+
+
+def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the names of variables whose values are made in one run: few bytes together, or one variable."""
+    group: list[str] = []
+    group_bytes = 0
+    for name, variable in variables.items():
+        elements = int(np.prod(variable.shape.as_list(), dtype=np.int64))
+        num_bytes = elements * variable.dtype.base_dtype.size
+        if group and group_bytes + num_bytes > _TOGETHER_BYTES:
+            yield group
+            group, group_bytes = [], 0
+        group.append(name)
+        group_bytes += num_bytes
+    if group:
+        yield group
 
 
 def _by_vocabulary(

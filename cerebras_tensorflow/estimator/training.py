@@ -34,6 +34,7 @@ from cerebras_tensorflow.saver import retention
 from cerebras_tensorflow.saver.atomic import FolderLock
 
 train_v1 = tf.compat.v1.train
+REWRITES = 1  # of TensorFlow's meta optimizer; the protobuf calls it ONE
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ class _Run:
         self._compiled: Compiled | None = None
         self._programming_s = 0.0
         self._session_config = running.session_config_of(request.config, target.mode)  # before any session
+        if not request.is_cerebras:  # whose two modes need not agree to the last bit: TensorFlow may fuse ops
+            self._session_config.graph_options.rewrite_options.meta_optimizer_iterations = REWRITES
         self._pipeline = InputPipeline(
             request.input_fn,
             request.params,

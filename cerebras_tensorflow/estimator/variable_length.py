@@ -11,7 +11,7 @@ import numpy as np
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable, constant_node, parse_input
 
 _CROSS_ENTROPY = "SparseSoftmaxCrossEntropyWithLogits"
-_LABEL_TYPES = {3: np.int32, 9: np.int64}  # DT_INT32, DT_INT64
+_LABEL_TYPES: dict[int, type[np.generic]] = {3: np.int32, 9: np.int64}  # DT_INT32, DT_INT64
 
 
 def ignore_negative_labels(graph_def: GraphDef) -> GraphDef:
@@ -64,12 +64,12 @@ def _replace(node: NodeDef, table: NodeTable, edits: dict[str, NodeDef], added: 
     else:
         for factor in factors.values():
             assert factor is not None
-            edited = edits.setdefault(factor, _copy(table.nodes[factor]))
+            edited = _edited(factor, table, edits)
             counted = _node(f"{factor}/counted", "SelectV2", [is_counted.name, edited.input[0], zero_as.name], T=kind)
             added.setdefault(factor, []).append(counted)
             edited.input[0] = counted.name
     for user in users:
-        edited = edits.setdefault(user, _copy(table.nodes[user]))
+        edited = _edited(user, table, edits)
         for number, text in enumerate(edited.input):
             if text == f"{name}:1":
                 edited.input[number] = gradient
@@ -87,10 +87,12 @@ def _factor(user: str, gradient: str, table: NodeTable) -> str | None:
     return other if table.nodes[other].op == "ExpandDims" and table.consumers[other] == [user] else None
 
 
-def _copy(node: NodeDef) -> NodeDef:
-    copied = NodeDef()
-    copied.CopyFrom(node)
-    return copied
+def _edited(name: str, table: NodeTable, edits: dict[str, NodeDef]) -> NodeDef:
+    """Return the copy of a node that takes its place, made on first use."""
+    if name not in edits:
+        edits[name] = NodeDef()
+        edits[name].CopyFrom(table.nodes[name])
+    return edits[name]
 
 
 def _node(name: str, op: str, inputs: list[str], **types: int) -> NodeDef:

@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-l", "--labels", action="append", default=[], metavar="DTYPE:DIMS", help="the labels")
     parser.add_argument("-m", "--mode", choices=tuple(_MODES), default="train", help="what is planned (default: train)")
     parser.add_argument("--execution_mode", choices=EXECUTION_MODES, default=WEIGHT_STREAMING)
+    parser.add_argument("--weight_store", choices=("auto", "memory", "file"), default="auto", help="as in csconfig")
     parser.add_argument("--window_bytes", type=int, help="bytes of weights in memory at a time (stream_window_bytes)")
     parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB")
     parser.add_argument("--store_dir", default=".", help="folder on the disk of the weight store (default: .)")
@@ -98,7 +99,11 @@ def _run(options: argparse.Namespace) -> None:
             CSRunConfig(),
             _MODES[options.mode],
             options.execution_mode,
-            CSConfig(stream_window_bytes=options.window_bytes, memory_budget=options.memory_budget),
+            CSConfig(
+                weight_store=options.weight_store,
+                stream_window_bytes=options.window_bytes,
+                memory_budget=options.memory_budget,
+            ),
         )
     measured = None if options.no_rates else rates.measure(store_dir)
     is_in_memory = planned.program.is_in_host_memory

@@ -27,6 +27,7 @@ from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
 
+_TOGETHER_BYTES = 16 << 20  # of values that are set in one run
 _EXTRA_THREADS = 4  # for store calls that wait for the disk while the cores compute
 
 
@@ -74,6 +75,8 @@ class ProgramSession:
         self._streamed = {spec.name: index for index, spec in enumerate(stored)}
         self._global_step_index = self._resident.get("global_step")
         self._feed_names: dict[frozenset[str], bool] = {}
+        self._pending: dict[int, np.ndarray] = {}
+        self._pending_bytes = 0
 
     @property
     def sess_str(self) -> str:
@@ -97,6 +100,7 @@ class ProgramSession:
             CompileError: If a fetch is not part of the Program.
             StoreError: If the weight store failed.
         """
+        self._flush()
         mapped = self._map(fetches)
         names = frozenset(_node_names(mapped))
         is_step = self._train_node is not None and self._train_node in names
@@ -119,7 +123,7 @@ class ProgramSession:
         return result
 
     def load(self, name: str, value: np.ndarray) -> None:
-        """Set a variable by its checkpoint name."""
+        """Set a variable by its checkpoint name. Small ones are set together: TensorFlow prepares each kind of run."""
         if name in self._streamed:
             assert self._store is not None
             spec = self.program.streamed[self._streamed[name]]
@@ -127,9 +131,19 @@ class ProgramSession:
             self._store.write(self._streamed[name], value)
             return
         index = self._resident[name]
-        self._session.run(self._operation(assign_name(index)), {f"{value_name(index)}:0": value})
+        self._pending[index] = value
+        self._pending_bytes += np.asarray(value).nbytes
+        if self._pending_bytes > _TOGETHER_BYTES:
+            self._flush()
         if index == self._global_step_index:
             self._step = int(value)
+
+    def _flush(self) -> None:
+        """Set the variables whose values have been held back."""
+        if self._pending:
+            pending, self._pending, self._pending_bytes = self._pending, {}, 0
+            feeds = {f"{value_name(index)}:0": value for index, value in pending.items()}
+            self._session.run([self._operation(assign_name(index)) for index in pending], feeds)
 
     def adopt(self, name: str, path: str, offset: int, checksum: int) -> bool:
         """Let a streamed variable lie in a file, as it is there, until it is written; return whether that works here.
@@ -146,6 +160,7 @@ class ProgramSession:
         if name in self._streamed:
             assert self._store is not None
             return self._store.read(self._streamed[name])
+        self._flush()
         value = self._session.run(f"{read_name(self._resident[name])}:0")
         return np.asarray(value)
 
@@ -164,7 +179,10 @@ class ProgramSession:
             for index in range(len(self.program.streamed), len(self.program.stored)):
                 held.release(index)  # values of the step that is over
         try:
-            resident = {name: np.array(self.read(name)) for name in self._resident if name in wanted}
+            self._flush()
+            names = [name for name in self._resident if name in wanted]
+            values = self._session.run([f"{read_name(self._resident[name])}:0" for name in names])
+            resident = {name: _owned(np.asarray(value)) for name, value in zip(names, values, strict=True)}
         except BaseException:
             if held is not None:
                 held.close()
@@ -276,17 +294,24 @@ class ProgramSession:
             tf.graph_util.import_graph_def(part, input_map=known, name="")
 
 
+def _owned(value: np.ndarray) -> np.ndarray:
+    """Return an array that nobody else can change; TensorFlow has copied a fetched variable's value already."""
+    return value if value.flags.owndata else np.array(value)
+
+
 def session_settings(session_config: Any, is_streaming: bool) -> Any:
     """Return the ConfigProto of a Program's session.
 
-    Graph rewriting by TensorFlow's meta optimizer is off: it would fuse differently in the two modes, whose results
-    are to agree to the last bit.
+    Graph rewriting by TensorFlow's meta optimizer is off, unless a pipelined run asks for a number of its iterations:
+    it would fuse differently in the two modes, whose results are to agree to the last bit.
     """
     config = tf.compat.v1.ConfigProto()
     if session_config is not None:
         config.CopyFrom(session_config)
     config.allow_soft_placement = True
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    rewriting = config.graph_options.rewrite_options
+    if is_streaming or rewriting.meta_optimizer_iterations == rewriting.DEFAULT_NUM_ITERS:
+        rewriting.disable_meta_optimizer = True
     if is_streaming and not config.inter_op_parallelism_threads:
         config.inter_op_parallelism_threads = (os.cpu_count() or 1) + _EXTRA_THREADS
     return config

@@ -96,7 +96,7 @@ class Slurm(Executor):
             environ,
             log=log,
             kill_after_s=lambda: CANCEL_GRACE_S if job.record.is_cancel_requested else None,
-            stop=lambda _, number: _write_stop(folder, number),
+            stop=lambda srun, number: _stop(folder, srun, number),
             kill=lambda srun: os.kill(srun, signal.SIGTERM),
         )
         return _verdict(folder, plan, code, _lost_nodes(log, start))
@@ -160,8 +160,10 @@ def _lost_nodes(log: Path, start: int) -> list[str]:
         return sorted(set(NODE_FAILURE.findall(file.read().decode("utf-8", "replace"))))
 
 
-def _write_stop(folder: Path, number: signal.Signals) -> None:
+def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
     (folder / STOP_FILE).write_text(str(int(number)), encoding="ascii")
+    if not task_file(folder, 0).exists():
+        os.kill(srun, signal.SIGTERM)  # still in Slurm's queue: there is no chief that could save
 
 
 def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequence[str]) -> int:
@@ -177,6 +179,8 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     lost = [rank for rank, end in records.items() if end is None or end.ended_at is None]
     failed = sorted((end for end in found if end.exit_code), key=lambda end: end.ended_at or 0.0)
     chief_has_ended = any(end.rank == 0 and end.ended_at is not None for end in found)
+    if not found and (folder / STOP_FILE).exists():
+        return 128 + int((folder / STOP_FILE).read_text(encoding="ascii"))
     # Slurm's SIGTERM lets the chief save and end by itself; it has still not done its work.
     chief_is_done = any(end.rank == 0 and end.ended_at is not None and end.exit_code == 0 for end in found)
     if lost_nodes and not chief_is_done and not (folder / STOP_FILE).exists():

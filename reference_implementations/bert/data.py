@@ -8,18 +8,15 @@ masked_lm_positions, masked_lm_ids (P int64), masked_lm_weights (P float), next_
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.bert.settings import BertTextInput, EvalBertInput, TrainBertInput
 from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.sample_order import batches_of, text_bytes
 from reference_implementations.common.settings import check_section
-from reference_implementations.common.tasks import num_tasks, task_id
 
 CLASS, SEPARATOR, MASK = 256, 257, 258  # ids after the bytes; 259 is padding
 PADDING = 259
@@ -70,25 +67,10 @@ def pair_dataset(settings: BertTextInput, input_context: Any = None) -> tf.data.
     first_length = (sequence - 3) // 2
     second_length = sequence - 3 - first_length
     stride = first_length + second_length
-    try:
-        num_pairs = os.path.getsize(settings.data_file) // stride
-    except OSError as exc:
-        raise SettingsError(f"cannot read data_file {settings.data_file!r}: {exc.strerror}") from exc
-    if num_pairs < settings.batch_size:
-        raise SettingsError(
-            f"data_file {settings.data_file!r} holds {num_pairs} pairs of {stride} bytes, less than one batch of "
-            f"{settings.batch_size}"
-        )
-    text = tf.io.decode_raw(tf.io.read_file(settings.data_file), tf.uint8)
-    batches = index_batches(
-        num_pairs,
-        settings.batch_size,
-        seed=settings.shuffle_seed if settings.shuffle else None,
-        repeat=settings.repeat,
-        skip_steps=settings.skip_steps,
-        num_shards=num_tasks(input_context),
-        shard=task_id(input_context),
-    )
+    num_bytes, text = text_bytes(settings.data_file)
+    num_pairs = num_bytes // stride
+    what = f"data_file {settings.data_file!r} holds {num_pairs} pairs of {stride} bytes"
+    batches = batches_of(num_pairs, settings, input_context, what)
 
     def draw_pairs(step: tf.Tensor, index_B: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         batch = settings.batch_size

@@ -5,7 +5,66 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any, Protocol
+
 import tensorflow as tf
+
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.tasks import num_tasks, task_id
+
+
+class Order(Protocol):
+    """What a section says about the order of its samples."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def shuffle(self) -> bool: ...
+    @property
+    def shuffle_seed(self) -> int: ...
+    @property
+    def repeat(self) -> bool: ...
+    @property
+    def skip_steps(self) -> int: ...
+
+
+def batches_of(num_samples: int, settings: Order, input_context: Any, what: str) -> tf.data.Dataset:
+    """Return the steps of a run with their sample numbers, as `index_batches`, this task's share of them.
+
+    Args:
+        num_samples: Samples in the data set.
+        settings: Of the input section.
+        input_context: Where several tasks share the data, as tf.distribute.InputContext has it.
+        what: Where the samples came from, for the message: "data_file 'x' holds 3 windows of 8 bytes".
+
+    Raises:
+        SettingsError: If the data holds less than one batch.
+    """
+    if num_samples < settings.batch_size:
+        raise SettingsError(f"{what}, less than one batch of {settings.batch_size}")
+    return index_batches(
+        num_samples,
+        settings.batch_size,
+        seed=settings.shuffle_seed if settings.shuffle else None,
+        repeat=settings.repeat,
+        skip_steps=settings.skip_steps,
+        num_shards=num_tasks(input_context),
+        shard=task_id(input_context),
+    )
+
+
+def text_bytes(data_file: str) -> tuple[int, tf.Tensor]:
+    """Return the size of a text [B], and its bytes (size,) uint8.
+
+    Raises:
+        SettingsError: If it cannot be read.
+    """
+    try:
+        size = os.path.getsize(data_file)
+    except OSError as exc:
+        raise SettingsError(f"cannot read data_file {data_file!r}: {exc.strerror}") from exc
+    return size, tf.io.decode_raw(tf.io.read_file(data_file), tf.uint8)
 
 
 def index_batches(

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.common.sample_order import index_batches
-from reference_implementations.common.tasks import num_tasks, task_id
+from reference_implementations.common.sample_order import batches_of, text_bytes
 from reference_implementations.common.text_settings import TextInput
 
 
@@ -34,25 +31,10 @@ def text_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Data
     """
     assert settings.data_file is not None
     sequence = settings.max_sequence_length
-    try:
-        num_windows = (os.path.getsize(settings.data_file) - 1) // sequence
-    except OSError as exc:
-        raise SettingsError(f"cannot read data_file {settings.data_file!r}: {exc.strerror}") from exc
-    if num_windows < settings.batch_size:
-        raise SettingsError(
-            f"data_file {settings.data_file!r} holds {num_windows} windows of {sequence} bytes, less than one batch of "
-            f"{settings.batch_size}"
-        )
-    text = tf.io.decode_raw(tf.io.read_file(settings.data_file), tf.uint8)
-    batches = index_batches(
-        num_windows,
-        settings.batch_size,
-        seed=settings.shuffle_seed if settings.shuffle else None,
-        repeat=settings.repeat,
-        skip_steps=settings.skip_steps,
-        num_shards=num_tasks(input_context),
-        shard=task_id(input_context),
-    )
+    num_bytes, text = text_bytes(settings.data_file)
+    num_windows = (num_bytes - 1) // sequence
+    what = f"data_file {settings.data_file!r} holds {num_windows} windows of {sequence} bytes"
+    batches = batches_of(num_windows, settings, input_context, what)
 
     def read_windows(_step: tf.Tensor, index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
         positions = index_B[:, None] * sequence + tf.range(sequence + 1, dtype=tf.int64)[None, :]

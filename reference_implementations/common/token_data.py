@@ -10,10 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import index_batches
-from reference_implementations.common.tasks import num_tasks, task_id
+from reference_implementations.common.sample_order import batches_of
 from reference_implementations.common.text_settings import TextInput
 from reference_implementations.common.token_files import FEATURES, HDF5, Hdf5Samples, find_files
 
@@ -45,19 +43,8 @@ def token_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dat
 
 def _hdf5_dataset(paths: list[str], settings: TextInput, input_context: Any) -> tf.data.Dataset:
     samples = Hdf5Samples(paths, settings.max_sequence_length)
-    if len(samples) < settings.batch_size:
-        raise SettingsError(
-            f"data_dir {settings.data_dir!r} holds {len(samples)} samples, less than one batch of {settings.batch_size}"
-        )
-    batches = index_batches(
-        len(samples),
-        settings.batch_size,
-        seed=settings.shuffle_seed if settings.shuffle else None,
-        repeat=settings.repeat,
-        skip_steps=settings.skip_steps,
-        num_shards=num_tasks(input_context),
-        shard=task_id(input_context),
-    )
+    what = f"data_dir {settings.data_dir!r} holds {len(samples)} samples"
+    batches = batches_of(len(samples), settings, input_context, what)
 
     def read(_step: tf.Tensor, index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
         rows_B3S = tf.numpy_function(samples.read, [index_B], tf.int32)

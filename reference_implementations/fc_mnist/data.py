@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.sample_order import batches_of
 from reference_implementations.common.settings import check_section
-from reference_implementations.common.tasks import num_tasks, task_id
 from reference_implementations.fc_mnist.settings import EvalImageInput, ImageInput, TrainImageInput
 
 _PREFIX = {"train": "train", "test": "t10k"}
@@ -43,17 +42,7 @@ def image_dataset(settings: ImageInput, input_context: Any = None) -> tf.data.Da
         SettingsError: If a file is missing, damaged, or holds less than one batch.
     """
     images, labels = load_images(settings)
-    if len(labels) < settings.batch_size:
-        raise SettingsError(f"the data holds {len(labels)} images, less than one batch of {settings.batch_size}")
-    batches = index_batches(
-        len(labels),
-        settings.batch_size,
-        seed=settings.shuffle_seed if settings.shuffle else None,
-        repeat=settings.repeat,
-        skip_steps=settings.skip_steps,
-        num_shards=num_tasks(input_context),
-        shard=task_id(input_context),
-    )
+    batches = batches_of(len(labels), settings, input_context, f"the data holds {len(labels)} images")
     images_tensor, labels_tensor = tf.constant(images), tf.constant(labels.astype(np.int32))
 
     def read_images(_step: tf.Tensor, index_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,17 +9,14 @@ Differs from the paper: spans have one length, and one lies in each equal part o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.sample_order import batches_of, text_bytes
 from reference_implementations.common.settings import check_section
-from reference_implementations.common.tasks import num_tasks, task_id
 from reference_implementations.t5.settings import EvalSpanInput, SpanInput, TrainSpanInput
 
 END, START, FIRST_SENTINEL = 256, 257, 258  # ids after the bytes
@@ -61,25 +58,10 @@ def span_dataset(settings: SpanInput, input_context: Any = None) -> tf.data.Data
     """
     assert settings.data_file is not None
     sequence = settings.max_sequence_length
-    try:
-        num_samples = os.path.getsize(settings.data_file) // sequence
-    except OSError as exc:
-        raise SettingsError(f"cannot read data_file {settings.data_file!r}: {exc.strerror}") from exc
-    if num_samples < settings.batch_size:
-        raise SettingsError(
-            f"data_file {settings.data_file!r} holds {num_samples} pieces of {sequence} bytes, less than one batch of "
-            f"{settings.batch_size}"
-        )
-    text = tf.io.decode_raw(tf.io.read_file(settings.data_file), tf.uint8)
-    batches = index_batches(
-        num_samples,
-        settings.batch_size,
-        seed=settings.shuffle_seed if settings.shuffle else None,
-        repeat=settings.repeat,
-        skip_steps=settings.skip_steps,
-        num_shards=num_tasks(input_context),
-        shard=task_id(input_context),
-    )
+    num_bytes, text = text_bytes(settings.data_file)
+    num_samples = num_bytes // sequence
+    what = f"data_file {settings.data_file!r} holds {num_samples} pieces of {sequence} bytes"
+    batches = batches_of(num_samples, settings, input_context, what)
 
     def draw_spans(step: tf.Tensor, index_B: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         batch, spans, length = settings.batch_size, settings.num_spans, settings.span_length

@@ -80,6 +80,14 @@ def test_runs_of_several_hosts_queue(serve, server_home: Path) -> None:
         assert len(told) == 1 and "is busy with job 1" in told[0]
 
 
+def test_named_systems_are_served_side_by_side_each_with_its_own_queue(serve, server_home: Path) -> None:
+    registry.create(server_home, "lab", "10.0.0.1", "weight_streaming")
+    first, second = registry.find(serve()), registry.find(serve("--system", "lab"))
+    assert (first.name, second.name) == ("cs2-embedded", "lab")
+    with first.run("pipelined"), second.run("weight_streaming"):
+        assert {job.system for job in jobs.listed(server_home, (jobs.RUNNING,))} == {"cs2-embedded", "lab"}
+
+
 def test_a_client_that_is_killed_gives_the_system_back(serve, server_home: Path) -> None:
     address = serve()
     first = hold(address)

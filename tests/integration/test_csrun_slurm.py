@@ -91,6 +91,30 @@ def test_scancel_lets_the_chief_save(home: Path, argv: Callable[..., list[str]],
     assert child.returncode == 143
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_launch_in_slurm_s_queue_leaves_it_at_the_first_signal(
+    home: Path, argv: Callable[..., list[str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    blocker = subprocess.run(
+        ["sbatch", "--parsable", "-N4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    ).stdout.strip()
+    try:
+        child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "true"))
+        read_until(child, r"srun: job \d+ queued and waiting for resources")
+        child.send_signal(number)
+        output, _ = child.communicate(timeout=30)
+        assert child.returncode == 128 + number, output
+        assert jobs.listed(home, jobs.FINISHED)[0].phase == "CANCELLED"
+        waiting = subprocess.run(["squeue", "-h", "-o", "%i"], capture_output=True, text=True, check=True).stdout
+        assert waiting.split() == [blocker]
+    finally:
+        subprocess.run(["scancel", blocker], check=True)
+
+
 def test_a_request_beyond_the_cluster_is_refused(run, home: Path) -> None:
     # Five nodes of four: each component alone could be had, and Slurm would let the job wait for ever.
     for sizes in (("--total-nodes", "99"), ("--total-nodes", "5"), ("--cpus-per-task", "500")):
@@ -159,7 +183,6 @@ def lost_node(name: str) -> Iterator[None]:
         subprocess.run(["slurmd", "-N", name], check=True, env=environ)
 
 
-@pytest.mark.slow
 def test_a_lost_node_gives_a_clear_error_and_a_resumable_state(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -226,7 +249,6 @@ while step < 30:
 """
 
 
-@pytest.mark.slow
 def test_a_requeued_batch_job_resumes(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> None:
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
     words = argv("csrun_wse", "--executor", "slurm", "python", "-c", RESUMING, str(checkpoint))

@@ -12,8 +12,11 @@ import pytest
 import yaml
 
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from reference_implementations.bert.fine_tuning.classifier.run import MODEL as CLASSIFIER
+from reference_implementations.bert.run import MODEL as BERT
 from reference_implementations.common import run as run_module
 from reference_implementations.common.run import ReferenceModel, load_params, run
+from reference_implementations.common.token_files import windows, write_hdf5
 from reference_implementations.gpt2.run import MODEL
 
 CONFIG = Path(run_module.__file__).parent.parent / "gpt2" / "configs" / "params_tiny.yaml"
@@ -189,3 +192,45 @@ def test_accumulated_batches_are_one_line_in_the_log(
     assert start(tmp_path / "out", "--mode", "train", "--max_steps", "4") == 0
     assert len([message for message in caplog.messages if ": loss" in message or ", loss" in message]) <= 4
     assert len([message for message in caplog.messages if "step 2:" in message or "step = 2," in message]) == 1
+
+
+def test_a_run_on_hdf5_files_resumes_with_the_batch_after_the_last_one(
+    start: Run, params: Path, tmp_path: Path
+) -> None:
+    content = yaml.safe_load(params.read_text())
+    for section, name in (("train_input", "train"), ("eval_input", "eval")):
+        text = Path(content[section].pop("data_file")).read_bytes()[:20_000]
+        write_hdf5(windows(text, 16), str(tmp_path / name), samples_per_file=500)
+        content[section] |= {"data_dir": name, "data_processor": "GptHDF5DataProcessor"}  # relative to the file
+    params.write_text(yaml.safe_dump(content))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert start(whole, "--mode", "train_and_eval", "--max_steps", "4") == 0
+    for last in ("2", "4"):
+        assert start(parts, "--mode", "train", "--max_steps", last) == 0
+    ours, theirs = weights(saved(whole)[4]), weights(saved(parts)[4])
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+def test_a_head_starts_from_the_encoder_of_a_pre_training_run(home: Path, tmp_path: Path) -> None:
+    bert = CONFIG.parent.parent.parent / "bert"
+    paths = {}
+    for name, folder in (("bert", bert), ("classifier", bert / "fine_tuning" / "classifier")):
+        source = folder / "configs" / "params_tiny.yaml"
+        content = yaml.safe_load(source.read_text())
+        for section in ("train_input", "eval_input"):
+            content[section]["data_file"] = str(source.parent / content[section]["data_file"])
+            content[section]["batch_size"] = 4
+        content["model"].update(hidden_size=32, num_hidden_layers=1, filter_size=64, num_heads=2)
+        paths[name] = tmp_path / f"{name}.yaml"
+        paths[name].write_text(yaml.safe_dump(content))
+    first, second = tmp_path / "first", tmp_path / "second"
+    words = ["--mode", "train", "--max_steps", "1"]
+    assert run(BERT, ["--params", str(paths["bert"]), "--model_dir", str(first), *words]) == 0
+    words += ["--checkpoint_path", str(saved(first)[1])]
+    assert run(CLASSIFIER, ["--params", str(paths["classifier"]), "--model_dir", str(second), *words]) == 0
+    given, begun = weights(saved(first)[1]), weights(saved(second)[0])
+    encoder = [name for name in begun if name in given and "AdamW" not in name and "/" in name]
+    assert len(encoder) == 25
+    for name in encoder:
+        np.testing.assert_array_equal(begun[name], given[name], err_msg=name)

@@ -20,9 +20,8 @@ from reference_implementations.bert.fine_tuning.settings import (
     TrainFineTuningInput,
 )
 from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import index_batches
+from reference_implementations.common.sample_order import batches_of
 from reference_implementations.common.settings import check_section
-from reference_implementations.common.tasks import num_tasks, task_id
 
 Arrays = dict[str, np.ndarray]
 # (text, sequence length) -> arrays of samples, all of one length; `labels` among them.
@@ -87,19 +86,8 @@ def _dataset(
         raise SettingsError(f"cannot read data_file {settings.data_file!r}: {exc.strerror}") from exc
     arrays = make_samples(text, settings.max_sequence_length)
     count = len(arrays["labels"]) if arrays else 0
-    if count < settings.batch_size:
-        raise SettingsError(
-            f"data_file {settings.data_file!r} makes {count} samples, less than one batch of {settings.batch_size}"
-        )
-    batches = index_batches(
-        count,
-        settings.batch_size,
-        seed=settings.shuffle_seed if settings.shuffle else None,
-        repeat=settings.repeat,
-        skip_steps=settings.skip_steps,
-        num_shards=num_tasks(input_context),
-        shard=task_id(input_context),
-    )
+    what = f"data_file {settings.data_file!r} makes {count} samples"
+    batches = batches_of(count, settings, input_context, what)
     columns = {name: tf.constant(values) for name, values in arrays.items()}
 
     def gather(_step: tf.Tensor, index_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.estimator.model_call import graph_semantics, op_name
+from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -22,6 +23,7 @@ from cerebras_tensorflow.runtime.weight_store import MappedStore
 
 v1 = tf.compat.v1
 ROWS, WIDTH = 4, 8
+EVERYTHING_SPILLED: dict[str, Any] = {"spill_share": 1e9, "min_spill_bytes": 1}  # of StreamingOptions
 Model = Callable[[Any, Any], tuple[Any, Any]]
 
 
@@ -95,9 +97,16 @@ def build(model: Model) -> Small:
     return Small(graph, step, output, train_op, values)
 
 
-def compile_small(small: Small, mode: str, min_bytes: int = 64, window_bytes: int = 300) -> Program:
-    """Compile a graph; every weight of a few numbers is large enough to be streamed."""
-    return compile_step(small.step, mode, StreamingOptions(min_bytes, window_bytes))
+def compile_small(small: Small, mode: str, min_bytes: int = 64, window_bytes: int = 300, **options: Any) -> Program:
+    """Compile a graph; every weight of a few numbers is large enough to be streamed.
+
+    Args:
+        small: The graph.
+        mode: Execution mode.
+        min_bytes, window_bytes: Of StreamingOptions.
+        options: Its others.
+    """
+    return compile_step(small.step, mode, StreamingOptions(min_bytes, window_bytes, **options), op_outputs(small.graph))
 
 
 def open_small(small: Small, program: Program, folder: Path) -> ProgramSession:
@@ -107,7 +116,7 @@ def open_small(small: Small, program: Program, folder: Path) -> ProgramSession:
         program,
         small.graph,
         small.step.train_node,
-        MappedStore(program.stored, folder) if program.streamed else None,
+        MappedStore(program.stored, folder) if program.streamed and not program.is_in_host_memory else None,
         None,
         lambda: {"cs_input/0:0": random.normal(size=(ROWS, WIDTH)).astype(np.float32)},
     )
@@ -116,9 +125,11 @@ def open_small(small: Small, program: Program, folder: Path) -> ProgramSession:
     return session
 
 
-def run_small(small: Small, mode: str, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300) -> Outcome:
-    """Run a graph for some steps."""
-    program = compile_small(small, mode, min_bytes, window_bytes)
+def run_small(
+    small: Small, mode: str, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300, **options: Any
+) -> Outcome:
+    """Run a graph for some steps; the options are those of compile_small."""
+    program = compile_small(small, mode, min_bytes, window_bytes, **options)
     with TemporaryDirectory() as folder, closing(open_small(small, program, Path(folder, "store"))) as session:
         fetches = [small.output] if small.train_op is None else [small.train_op, small.output]
         outputs = [session.run(fetches)[-1] for _ in range(steps)]
@@ -126,9 +137,17 @@ def run_small(small: Small, mode: str, steps: int = 4, min_bytes: int = 64, wind
 
 
 def run_both(model: Model, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300) -> Outcome:
-    """Run a graph in both modes, which must agree in every bit; return the streamed run."""
+    """Run a graph in both modes, and streaming in each of its ways; return the run that streams from a store.
+
+    The ways are weights in a store, the same with every value spilled that can be, and weights in host memory. All must
+    agree with the pipelined run in every bit.
+    """
     small = build(model)
     pipelined = run_small(small, "pipelined", steps)
     streamed = run_small(small, "weight_streaming", steps, min_bytes, window_bytes)
     assert streamed.bits() == pipelined.bits()
+    for options in (EVERYTHING_SPILLED, {"is_in_host_memory": True}):
+        other = run_small(small, "weight_streaming", steps, min_bytes, window_bytes, **options)
+        assert other.bits() == pipelined.bits(), options
+        assert other.streamed == streamed.streamed
     return streamed

@@ -12,6 +12,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 
 from tests.unit.compiler.small_graphs import (
+    EVERYTHING_SPILLED,
     ROWS,
     WIDTH,
     Outcome,
@@ -384,6 +385,19 @@ def test_drawn_networks_agree_in_every_bit(
         return loss, _train(optimizer, loss, step)
 
     run_both(model, steps=4, min_bytes=min_bytes, window_bytes=window_bytes)
+
+
+def test_a_step_of_drawn_layers_has_values_to_spill() -> None:
+    def model(x: Any, step: Any) -> tuple[Any, Any]:
+        shared = weight("shared")
+        for number, kind in enumerate(LAYERS):
+            x = _layer(kind, x, number, step, shared)
+        loss = mean_square(tf.matmul(x, shared, transpose_b=True))
+        return loss, _train("clipped", loss, step)
+
+    program = compile_small(build(model), "weight_streaming", **EVERYTHING_SPILLED)
+    assert len(program.spilled) > 10
+    assert {event.kind for event in program.events} == {"load", "gather", "update", "spill", "fill"}
 
 
 def test_two_sessions_over_one_program_do_not_share_weights(tmp_path: Path) -> None:

@@ -224,6 +224,24 @@ def test_a_tied_table_that_is_stored_as_the_output_layer_alone_is_found(source: 
         np.testing.assert_array_equal(reader.read("transformer.ln_f.bias"), values["ln_f.bias"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"), [((), "model_to_tf.ckpt"), (("--export-h5-checkpoint",), "model_to_tf.hdf5")]
+)
+def test_our_checkpoints_are_tensorflow_or_hdf5_either_way(flags: tuple[str, ...], name: str, source: Path) -> None:
+    assert convert(source, "tf", "--verify", *flags) == 0
+    written = source / "out" / f"pytorch_{name}"
+    with open_any(written) as reader:
+        assert "decoder/ffn/dense_layer_1/dense_layer_1/kernel" in reader
+    words = ["convert", "--model", "gpt2", "--src-fmt", "tf", "--tgt-fmt", "hf", "--output-dir", str(source / "back")]
+    assert main([*words, "--config", str(source / "out" / "config_to_tf.yaml"), str(written)]) == 0
+    (back,) = (source / "back").glob("*.bin")
+    with open_any(back) as reader:
+        weights = gpt2_weights()
+        assert set(reader.names()) == set(weights) | {"lm_head.weight"}
+        for key, value in weights.items():
+            np.testing.assert_array_equal(reader.read(key), value)
+
+
 def test_debug_prints_which_names_become_which(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(source, "cs-1.8", "--debug") == 0
     printed = capsys.readouterr().out

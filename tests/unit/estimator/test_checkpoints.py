@@ -220,3 +220,14 @@ def test_the_values_saved_are_numpys_own(tmp_path: Path, monkeypatch: pytest.Mon
     with tf_h5_saver.H5Checkpoint(run.latest_checkpoint() or "") as checkpoint:
         assert checkpoint["w"].dtype == np.float32 and checkpoint["w"].shape == (4, 64)
         assert checkpoint.verify() > 0
+
+
+def test_runs_save_by_time_and_keep_some_of_the_past(tmp_path: Path) -> None:
+    def kept(name: str, **settings: Any) -> list[int]:
+        config = {"save_checkpoints_secs": 1e-6, "checkpoint_format": "h5", "keep_checkpoint_max": 2, **settings}
+        estimator(tmp_path / name, **config).train(input_fn(), max_steps=4)
+        found = CheckpointReader.all_checkpoints(tmp_path / name)
+        return sorted(int(Path(path).stem.rpartition("-")[2]) for path in found)
+
+    assert kept("newest") == [3, 4]
+    assert kept("some", keep_checkpoint_every_n_hours=1e-12) == [1, 2, 3, 4]

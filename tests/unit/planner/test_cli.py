@@ -1,0 +1,110 @@
+"""cs-plan: what a person types, what comes back, what is refused and how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
+from cerebras_tensorflow.planner import cli
+
+MODEL = """
+import tensorflow as tf
+v1 = tf.compat.v1
+
+def helper():
+    return None
+
+def model_fn(features, labels, mode, params):
+    x = features["x"]
+    for layer in range(params["layers"]):
+        w = v1.get_variable(f"w{layer}", [1024, 1024])
+        x = tf.nn.relu(tf.matmul(x, w))
+    loss = tf.reduce_mean(tf.square(x - labels))
+    train_op = v1.train.AdamOptimizer(1e-3).minimize(loss, v1.train.get_global_step())
+    return v1.estimator_spec(mode, loss=loss, train_op=train_op)
+"""
+SHAPES = ["-i", "x=float32:32x1024", "-l", "float32:32x1024", "--memory_budget", "8GB", "--weight_store", "file"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    spec = "from cerebras_tensorflow import CSEstimatorSpec\n"
+    (tmp_path / "m.py").write_text(spec + MODEL.replace("v1.estimator_spec", "CSEstimatorSpec"))
+    (tmp_path / "p.yaml").write_text("layers: 6\n")
+    return f"{tmp_path / 'm.py'}:model_fn"
+
+
+def run(*words: str) -> int:
+    return cli.main(list(words))
+
+
+def test_the_plan_has_moves_memory_time_here_and_on_a_simulated_cs2(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(model, "-p", str(tmp_path / "p.yaml"), *SHAPES, "--store_dir", str(tmp_path)) == 0
+    text = capsys.readouterr().out
+    assert "0.00629 billion parameters, batch 32, weight_streaming." in text
+    assert "no weight was made, no step was run" in text
+    written = next(line for line in text.splitlines() if line.startswith("  written"))
+    assert "75.5 MB" in written  # 6 weights of 4 MB with two slots each
+    assert "This machine (estimated from measured rates" in text and "samples/s" in text
+    assert "(simulated: a model of a CS-2, not a measurement)" in text
+
+
+def test_figures_as_json_say_in_their_names_where_they_come_from(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [model, "-p", str(tmp_path / "p.yaml"), *SHAPES, "--store_dir", str(tmp_path), "--json"]
+    assert run(*command, "--no_rates") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["store_bytes"] == values["written_bytes"] == 3 * 6 * 4 * 1024**2
+    # Forward and backward of each layer, but for the first layer's input; both orders of window give at least one read.
+    assert values["read_bytes"] >= values["written_bytes"] + 6 * 4 * 1024**2
+    assert values["flops"] == 2 * 32 * 1024**2 * 3 * 6
+    assert values["simulated_cs2_step_s"] > 0 and "estimated_step_s" not in values
+    assert run(*command) == 0
+    timed = json.loads(capsys.readouterr().out)
+    assert timed["estimated_step_s"] >= timed["estimated_compute_s"] > 0
+    assert set(timed["measured_rates"]) >= {"flops_per_s", "disk_read_bytes_per_s"}
+
+
+def test_the_planned_schedule_is_written_as_trace_and_picture(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace, picture = tmp_path / "t.json", tmp_path / "t.png"
+    command = [model, "-p", str(tmp_path / "p.yaml"), *SHAPES, "--store_dir", str(tmp_path)]
+    assert run(*command, "--trace", str(trace), "--picture", str(picture)) == 0
+    (line,) = read_chrome_trace(trace)
+    assert not line.is_measured and {span.stream for span in line.spans} == {"load", "compute", "update", "store"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    both = tmp_path / "both.json"
+    assert run(*command, "--beside", str(trace), "--trace", str(both)) == 0
+    assert len(read_chrome_trace(both)) == 2
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["missing.py:f", *SHAPES], "there is no file missing.py"),
+        (["no.such.module:f", *SHAPES], "there is no module no.such.module"),
+        (["{model}:fn", *SHAPES], "has no function 'fn'; it has helper, model_fn"),
+        (["{model}", *SHAPES], "does not say which function is its model_fn; write"),
+        (["{model}:model_fn"], "no input is given; describe each tensor of the batch with --input"),
+        (["{model}:model_fn", "-i", "x=float32:axb"], "'x=float32:axb' is not a tensor; expected [name=]dtype:dims"),
+        (["{model}:model_fn", "-i", "x=floaty:3x4"], "'floaty' is not a dtype"),
+        (["{model}:model_fn", "-i", "int32:3", "-i", "int32:4"], "several --input need a name each"),
+        (["{model}:model_fn", *SHAPES, "-p", "none.yaml"], "--params none.yaml cannot be read"),
+        (["{model}:model_fn", *SHAPES, "--no_rates", "--trace", "t"], "--trace and --picture need rates"),
+        (["{model}:model_fn", *SHAPES, "--beside", "t"], "--beside needs --trace or --picture"),
+        (["{model}:model_fn", *SHAPES, "--store_dir", "nowhere"], "--store_dir nowhere is not a folder"),
+    ],
+)
+def test_bad_input_is_named_in_one_line_and_exits_with_2(
+    words: list[str], message: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = model.partition(":")[0]
+    assert run(*(word.replace("{model}", path) for word in words)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("cs-plan: ") and message in error and error.count("\n") == 1
