@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -23,6 +24,22 @@ def format_bytes(num_bytes: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def format_bytes_up(num_bytes: float) -> str:
+    """Return a byte count in decimal units that `parse_size` makes no smaller: what is enough, to one digit.
+
+    >>> format_bytes(2_310_000_000), format_bytes_up(2_310_000_000)
+    ('2.3 GB', '2.4 GB')
+    >>> format_bytes_up(999.5)
+    '1.0 kB'
+    """
+    value = math.ceil(num_bytes)
+    for unit, size in (("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12)):
+        tenths = -(-10 * value // size)
+        if tenths < 10_000 or unit == "TB":
+            return f"{value} B" if value < 1000 else f"{tenths // 10}.{tenths % 10} {unit}"
+    raise AssertionError("every size has a unit")
 
 
 def format_seconds(seconds: float) -> str:
@@ -53,4 +70,4 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is no size; expected a number with a unit, as in 500MB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return round(float(match[1]) * _UNITS[match[2].lower()])

@@ -21,7 +21,7 @@ from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.spilling import SpillPlan, plan_spills
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.cost import Output
-from cerebras_tensorflow.units import format_bytes
+from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
 # Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py: the scratch
 # memory of the kernels and the session's own; the store's queue and the buffers that it keeps for later use.
@@ -109,7 +109,7 @@ def spill_within(
     needed = (fixed + least.peak_bytes + overhead) / _PLANNED_SHARE
     if needed > memory_budget:
         raise CompileError(
-            f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes(needed)}: "
+            f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
             f"{format_bytes(process_bytes)} for the process, {format_bytes(moves.peak_bytes)} for weights on the move, "
             f"{format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, "
             f"{format_bytes(overhead)} for kernels, queues and allocators, and some to spare. Raise memory_budget to "

@@ -29,7 +29,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.memory import resident_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.system import registry
-from cerebras_tensorflow.units import format_bytes
+from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
 _ROUNDED_TO = 64_000_000  # bytes of the process without the step, so that runs of one model share a Program
 
@@ -193,7 +193,7 @@ def _check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> Non
     needed = options.process_bytes + plan.peak_bytes
     if mode != WEIGHT_STREAMING and options.memory_budget is not None and needed > options.memory_budget:
         raise CompileError(
-            f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs {format_bytes(needed)} in "
+            f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs {format_bytes_up(needed)} in "
             f"pipelined mode, which keeps all weights ({format_bytes(plan.resident_bytes)}) in memory. Raise "
             "memory_budget to that, or run it in weight streaming: csrun_wse python-ws run.py …"
         )

@@ -59,7 +59,7 @@ class StoreFolder:
         self._is_deletion_told = False
         self.path = folder / SCRATCH
         try:
-            made = [place for place in (folder, *folder.parents) if not place.exists()]
+            self._made = [place for place in (folder, *folder.parents) if not place.exists()]
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
         except OSError as error:
@@ -67,7 +67,7 @@ class StoreFolder:
                 f"the weight store cannot use {folder} ({error}); choose another folder with weight_store_dir"
             ) from error
         # Also when nobody calls `close`: another run in this process may want the folder.
-        self._leave = weakref.finalize(self, _leave, self._lock, folder, made, os.getpid())
+        self._leave = weakref.finalize(self, _leave, self._lock, folder, self._made, os.getpid())
         try:
             self._remove_stale()
             check_space([Need("the weight store", folder, num_bytes, "weight_store_dir"), *beside])
@@ -140,6 +140,8 @@ class StoreFolder:
         owner = _read_owner(self._lock)
         size = self.path.stat().st_size
         self.path.unlink()
+        if owner.get("made_folder"):
+            self._made.append(self.folder)
         logger.warning(
             "removed the stale weight store %s (%s), left by a run that was killed (%s)",
             self.path,
@@ -154,6 +156,7 @@ class StoreFolder:
             "host": socket.gethostname(),
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "bytes": self._num_bytes,
+            "made_folder": bool(self._made),
         }
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps(owner, indent=1).encode() + b"\n", 0)

@@ -63,7 +63,11 @@ def main() -> None:
         log_step_count_steps=10,
         save_summary_steps=10,
         cs_config=CSConfig(
-            min_stream_bytes=1024, weight_store=params.get("weight_store", "file"), use_xla="use_xla" in params
+            min_stream_bytes=1024,
+            weight_store=params.get("weight_store", "file"),
+            weight_store_dir=params.get("store_dir"),
+            memory_budget=params.get("memory_budget"),
+            use_xla="use_xla" in params,
         ),
     )
     estimator = CerebrasEstimator(model_fn, model_dir=model_dir, config=config, params=params)

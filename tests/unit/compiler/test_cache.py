@@ -16,11 +16,30 @@ def program() -> Program:
     graph = GraphDef()
     graph.node.append(NodeDef(name="a", op="NoOp"))
     weight = WeightSpec("w", "float32", (4, 2), 32)
-    event = Event("load", 0, "a", 32, 1, 2.5, (("b", 2.5),))
-    return Program("weight_streaming", graph, "cs_step", (weight,), (), (event,), 64, ("a",), ("a note",))
+    return Program(
+        mode="weight_streaming",
+        graph_def=graph,
+        step_node="cs_step",
+        streamed=(weight,),
+        resident=(WeightSpec("step", "int64", (), 8),),
+        events=(
+            Event("load", 0, "a", 32, 1, 2.5, (("b", 2.5),)),
+            Event("spill", 1, "cs_spill/0/store", 12, 3, 3, (("cs_spill/0/store", 3),)),
+            Event("fill", 1, "cs_spill/0/load", 12, 8, 9, (("c", 8), ("d", 9))),
+        ),
+        window_bytes=64,
+        order=("a",),
+        notes=("a note",),
+        spilled=(WeightSpec("b:1", "bfloat16", (3, 2), 12),),
+        value_curve=(7, 12, 0),
+        overhead_bytes=5,
+        is_in_host_memory=True,
+        is_store_mapped=True,
+    )
 
 
 def test_a_program_comes_back_as_it_was(program: Program, tmp_path: Path) -> None:
+    assert not [name for name, value in vars(program).items() if not value]  # a field that is not kept would show
     cache.save(tmp_path / "tfcs_1", program, {"schedule.txt": "text"})
     assert cache.load(tmp_path / "tfcs_1") == program
     assert (tmp_path / "tfcs_1" / "schedule.txt").read_text() == "text"
