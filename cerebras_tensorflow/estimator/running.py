@@ -22,6 +22,7 @@ from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.estimator import weight_stores
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 from cerebras_tensorflow.estimator.model_call import Model
+from cerebras_tensorflow.estimator.source_lines import with_source_line
 from cerebras_tensorflow.graph.cost import flops, op_outputs, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Program
@@ -145,12 +146,12 @@ def compile_model(model: Model, step: Step, mode: str, config: Any, compile_dir:
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
     program = cache.load(folder) if folder else None
     if program is not None:
+        _tell_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, _estimate(model, program))
     program = compile_step(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
-    for note in program.notes:
-        run_log.warning("%s.", note)
+    _tell_notes(program, model)
     plan = plan_memory(program)
     _check_budget(mode, options, plan)
     speed = _estimate(model, program)
@@ -162,6 +163,11 @@ def compile_model(model: Model, step: Step, mode: str, config: Any, compile_dir:
         }
         cache.save(folder, program, texts)
     return Compiled(program, compiled_s, folder, speed)
+
+
+def _tell_notes(program: Program, model: Model) -> None:
+    for note in program.notes:
+        run_log.warning("%s.", with_source_line(note, model.graph))
 
 
 def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingOptions:
