@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.units import parse_size
 from reference_implementations.bert.fine_tuning.classifier.run import MODEL as CLASSIFIER
 from reference_implementations.bert.run import MODEL as BERT
 from reference_implementations.common import run as run_module
@@ -129,6 +131,21 @@ def test_gradient_accumulation_goes_on_where_a_run_stopped(
     ours, theirs = weights(saved(whole)[4]), weights(saved(parts)[4])
     for name, value in ours.items():
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+def test_a_memory_budget_too_small_is_refused_with_one_that_is_enough(
+    start: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start(tmp_path / "refused", "--mode", "train", "--max_steps", "1", "--memory_budget", "1MB") == 1
+    match = re.search(
+        r"memory_budget is 1\.0 MB, and this step needs (?:at least )?([\d.]+ [MG]B)", capsys.readouterr().err
+    )
+    assert match
+    # The process may have grown by what the compiler rounds its memory up to.
+    budget_bytes = parse_size(match[1]) + 64_000_000
+    folder = tmp_path / "enough"
+    assert start(folder, "--mode", "train", "--max_steps", "1", "--memory_budget", str(budget_bytes)) == 0
+    assert 1 in saved(folder)
 
 
 def test_modules_of_a_users_own_are_found_under_python_paths(home: Path, params: Path, tmp_path: Path) -> None:
