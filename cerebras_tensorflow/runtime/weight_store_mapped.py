@@ -51,6 +51,7 @@ class MappedStore(WeightStore):
         self._values: list[np.ndarray | None] = [None] * len(specs)
         self._written: dict[int, np.ndarray] = {}  # which rows of a weight that came in slices are there
         self._held: dict[int, np.ndarray] = {}  # what a snapshot has
+        self._is_snapshot_open = False
         # Of writes; for each weight one, since copies of different weights may well go on at a time.
         self._locks = [threading.Lock() for _ in specs]
 
@@ -109,14 +110,16 @@ class MappedStore(WeightStore):
         self._folder.warn_if_deleted()
 
     def snapshot(self) -> StoreSnapshot:
-        if self._held:
+        if self._is_snapshot_open:
             raise StoreError("the snapshot before has not been closed")
         check_space([Need("a snapshot of the weights", self._folder.folder, self._total, "weight_store_dir")])
         try:
             for index in range(len(self.specs)):
                 reserve(self._folder.file, *self._extent(index, 1 - self._place[index]))
         except OSError as error:
+            self._give_back()
             raise self._folder.error("a snapshot", error, "kept in") from error
+        self._is_snapshot_open = True
         self._held = {index: value for index, value in enumerate(self._values) if value is not None}
         return _MappedSnapshot(self._held, self._give_back)
 
@@ -152,6 +155,7 @@ class MappedStore(WeightStore):
 
     def _give_back(self) -> None:
         """Give the disk space of the places that are not in use back, when a snapshot ends."""
+        self._is_snapshot_open = False
         for index, lock in enumerate(self._locks):
             with lock:
                 if not self._is_closed:
@@ -176,6 +180,7 @@ class _MappedSnapshot(StoreSnapshot):
     def __init__(self, held: dict[int, np.ndarray], when_closed: Callable[[], None]) -> None:
         self._held = held
         self._when_closed = when_closed
+        self._is_closed = False
 
     def pieces(self, index: int) -> Iterator[np.ndarray]:
         whole = self._held[index].reshape(-1).view(np.uint8)
@@ -186,5 +191,7 @@ class _MappedSnapshot(StoreSnapshot):
         self._held.pop(index, None)
 
     def close(self) -> None:
-        self._held.clear()
-        self._when_closed()
+        if not self._is_closed:  # a second call must not end the snapshot that came after this one
+            self._is_closed = True
+            self._held.clear()
+            self._when_closed()
