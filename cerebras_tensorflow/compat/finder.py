@@ -17,7 +17,7 @@ from cerebras_tensorflow.compat.names import ABSENT, TABLE, Name
 _REAL_MODULES = {
     *("cerebras_appliance", "cerebras", "tfwse", "cerebras_tensorflow"),
     *("cerebras_tensorflow.saver", "cerebras_tensorflow.saver.checkpoint_reader"),
-    *("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "tensorflow.compat.v2"),
+    *("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "tensorflow.compat.v2", "tensorflow.keras"),
 }
 """Packages and modules that exist as files, ours or TensorFlow's; the finder adds to them."""
 

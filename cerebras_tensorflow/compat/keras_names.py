@@ -18,7 +18,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from cerebras_tensorflow.compat.finder import FINDER
+from cerebras_tensorflow.compat import finder
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.logs import run_log
 
@@ -35,7 +35,9 @@ def restore(tensorflow: ModuleType) -> None:
     _let_unseeded_initializers_draw_anew(tf_keras.initializers)
     _accept_positional_groups(tf_keras.layers)
     _add_experimental_mixed_precision(tensorflow, tf_keras)
-    FINDER.watch("tensorflow.python.keras.layers", lambda private: _let_private_layers_be(tf_keras.layers, private))
+    finder.FINDER.watch(
+        "tensorflow.python.keras.layers", lambda private: _let_private_layers_be(tf_keras.layers, private)
+    )
 
 
 def _point_to_keras_2(tensorflow: Any, tf_keras: Any) -> None:
@@ -50,6 +52,9 @@ def _point_to_keras_2(tensorflow: Any, tf_keras: Any) -> None:
         if name == api.__name__ or name.startswith(f"{api.__name__}."):
             sys.modules[name.replace(api.__name__, "tensorflow.keras", 1)] = module
     tensorflow.keras = api
+    if not finder.tensorflow_has_estimator():
+        sys.modules.pop("tensorflow.keras.estimator", None)  # tf_keras's, which needs the package that is no more
+        api.estimator = finder.import_table_module("tensorflow.keras.estimator")
 
 
 def _let_private_layers_be(layers: Any, private: Any) -> None:

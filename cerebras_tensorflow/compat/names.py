@@ -96,6 +96,10 @@ def _cerebras() -> Iterator[Name]:
     casts_do = "boundary_cast returns its input; the others add a scalar summary of the norm"
     yield from _group("cerebras.tf.tf_helper", CBCORE, "1.2-1.7", _COMPAT + "tf_helper", casts, NOTED, casts_do)
     yield from _group("cerebras.tf.tf_helper", CBCORE, "1.6", _COMPAT + "tf_helper", "GetWeights")
+    yield Name(
+        "cerebras.tf.tf_helper", "CS_AUTOTUNE", _COMPAT + "tf_helper:CS_AUTOTUNE", CBCORE, "0.8-1.7", FULL,
+        "tf.data.AUTOTUNE; which module had it is not published",
+    )  # fmt: skip
     yield from _group(
         "cerebras.tf.ws.ws_sparsify", CBCORE, "1.6", _COMPAT + "sparsify",
         "SPARSIFIER_MAP get_AdamW_aware_sparsifier_class",
@@ -239,4 +243,13 @@ TABLE: tuple[Name, ...] = (
     *_both_protobuf_namespaces(),
     *(name for module, is_v1 in ESTIMATOR_MODULES.items() for name in _estimator_api(module, is_v1)),
     *_estimator_modules(),
+    Name(
+        "tensorflow.keras.estimator",
+        "model_to_estimator",
+        _OURS + "keras_model:model_to_estimator",
+        TENSORFLOW,
+        "TensorFlow 1.4-2.15",
+        FULL,
+        "for models of Keras 2, which tf.keras is in a script that we started",
+    ),
 )

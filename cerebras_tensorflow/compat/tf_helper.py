@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
+CS_AUTOTUNE: int = tf.data.AUTOTUNE
+"""0.8: the value for num_parallel_calls, cycle_length and num_parallel_reads."""
+
 
 def boundary_cast(tensor: Any, name: str | None = None, back_cast: bool = True) -> Any:
     """Return the tensor as it is: the cast belonged to the wafer's number formats, TensorFlow keeps the model's."""

@@ -98,11 +98,15 @@ check("True prints defaults", "targetNumReplicas" in MessageToDict(FullConfig(),
 check("keyword and names together", "target_num_replicas" in MessageToJson(
     FullConfig(target_num_replicas=-1), preserving_proto_field_name=True, sort_keys=True,
     including_default_value_fields=False))
+from cerebras_tensorflow.estimator.keras_model import model_to_estimator
+check("tf.keras.estimator.model_to_estimator is ours", tf.keras.estimator.model_to_estimator is model_to_estimator)
+from tensorflow.python.keras.layers import Flatten, concatenate
+check("private Keras layers are those of tf.keras", Flatten is tf.keras.layers.Flatten)
 import inspect
 check("Python's own names stay as they are outside a launch", not hasattr(inspect, "getargspec"))
 print("RESULT " + json.dumps(out))
 """
-CHECKS = 47
+CHECKS = 49
 
 
 @pytest.fixture(scope="module")

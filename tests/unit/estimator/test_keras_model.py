@@ -1,0 +1,76 @@
+"""model_to_estimator: models of Keras 2 train, evaluate, predict and export as Estimators, from their own weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from cerebras_tensorflow.estimator.keras_model import model_to_estimator
+
+X = np.random.RandomState(0).randn(32, 3).astype(np.float32)
+Y = (X[:, :1] > 0).astype(np.float32)
+
+
+def model(optimizer: Any = "adam") -> Any:
+    inputs = tf_keras.Input([3], name="x")
+    hidden = tf_keras.layers.Dense(8, "relu", kernel_regularizer=tf_keras.regularizers.L2(0.01))(inputs)
+    made = tf_keras.Model(inputs, tf_keras.layers.Dense(1, "sigmoid", name="p")(hidden))
+    made.compile(optimizer, loss="binary_crossentropy", metrics=["accuracy", tf_keras.metrics.AUC(name="auc")])
+    return made
+
+
+def rows(repeats: bool = True) -> Any:
+    def input_fn() -> Any:
+        data = tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(8)
+        return data.repeat() if repeats else data
+
+    return input_fn
+
+
+def test_evaluation_and_predictions_are_the_models(tmp_path: Path) -> None:
+    keras = model()
+    expected = keras.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)  # before: Keras forgets its models
+    expected_rows = keras.predict(X, verbose=0)
+    estimator = model_to_estimator(keras, model_dir=str(tmp_path), metric_names_map={"accuracy": "acc"})
+    results = estimator.evaluate(rows(repeats=False))
+    assert results["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert results["acc"] == pytest.approx(expected["accuracy"])
+    assert results["auc"] == pytest.approx(expected["auc"], abs=1e-5)
+    predictions = np.stack([row["p"] for row in estimator.predict(rows(repeats=False))])
+    np.testing.assert_allclose(predictions, expected_rows, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop"])
+def test_training_gives_the_weights_of_fit(tmp_path: Path, name: str) -> None:
+    make = getattr(tf_keras.optimizers.legacy, name)
+    keras, same = model(make(0.05)), model(make(0.05))
+    same.set_weights(keras.get_weights())
+    same.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    expected = same.get_layer("p").get_weights()[0]
+    estimator = model_to_estimator(keras, model_dir=str(tmp_path))
+    estimator.train(rows(), steps=4)
+    np.testing.assert_allclose(estimator.get_variable_value("p/kernel"), expected, rtol=1e-4, atol=1e-6)
+    assert estimator.get_variable_value("global_step") == 4
+
+
+def test_the_optimizers_of_today_have_a_form_for_graphs(tmp_path: Path) -> None:
+    estimator = model_to_estimator(model(tf_keras.optimizers.Adam(0.1)), model_dir=str(tmp_path))
+    before = estimator.evaluate(rows(repeats=False))["loss"]
+    estimator.train(rows(), steps=20)
+    assert estimator.evaluate(rows(repeats=False))["loss"] < before
+
+
+def test_what_is_not_a_compiled_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="Either `keras_model` or `keras_model_path` needs to be provided"):
+        model_to_estimator()
+    with pytest.raises(ValueError, match="but not both"):
+        model_to_estimator(model(), "somewhere")
+    with pytest.raises(ValueError, match="has not been compiled yet"):
+        model_to_estimator(tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))]))
+    with pytest.raises(ValueError, match="takes a model of Keras 2"):
+        model_to_estimator(3)
