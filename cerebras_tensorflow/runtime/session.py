@@ -259,6 +259,9 @@ class ProgramSession:
             return tf.IndexedSlices(self._map(fetches.values), self._map(fetches.indices))
         element = self.graph.as_graph_element(fetches)
         name = element.name if isinstance(element, tf.Operation) else element.op.name
+        if isinstance(element, tf.Tensor) and element.dtype == tf.resource and name in self._resident:
+            # A variable by its name, as when that was its value: TensorFlow 2.16 to 2.18 cannot fetch the handle.
+            return self._program_graph.get_tensor_by_name(f"{read_name(self._resident[name])}:0")
         if not has_node(self._program_graph, name):
             self._extend(name)
         return self._program_graph.as_graph_element(element.name)
