@@ -123,13 +123,13 @@ def test_closing_a_snapshot_twice_does_not_hurt_the_next(store: MappedStore) -> 
     first = store.snapshot()
     first.close()
     second = store.snapshot()
-    store.write(0, filled(0, 7))  # goes to the other place, so that the old value's place is not in use but held
+    store.write(1, filled(1, 7))  # goes to the other place, so that the old value's place is not in use but held
     first.close()
-    np.testing.assert_array_equal(value_in(second, 0), filled(0, 0))
+    np.testing.assert_array_equal(value_in(second, 1), filled(1, 1))
     with pytest.raises(StoreError, match="has not been closed"):
         store.snapshot()
     second.close()
-    assert_holds(store, [7, 1, 2, 3])
+    assert_holds(store, [0, 7, 2, 3])
 
 
 def test_what_a_snapshot_has_released_is_written_in_place(store: MappedStore) -> None:
