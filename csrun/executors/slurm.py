@@ -23,6 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cerebras_tensorflow.system.jobs import LiveJob
 from csrun import interpreters, process
 from csrun.executors.embedded import CANCEL_GRACE_S, RESUME
 from csrun.executors.interface import Executor, Launch
@@ -33,6 +34,7 @@ from csrun.task import STOP_FILE, TaskEnd, task_file
 ANSWER_TIMEOUT_S = 5.0
 TEST_TIMEOUT_S = 20.0
 MAX_RESTARTS = 3
+PENDING_GRACE_S = 3.0
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
 SIZES_OF_ANOTHER_STEP = (
     "SLURM_NTASKS",
@@ -95,7 +97,7 @@ class Slurm(Executor):
             (*srun_options(plan), sys.executable, "-m", "csrun.task", str(folder), "--", *self._resolved()),
             environ,
             log=log,
-            kill_after_s=lambda: CANCEL_GRACE_S if job.record.is_cancel_requested else None,
+            kill_after_s=lambda: _grace_s(folder, job),
             stop=lambda srun, number: _stop(folder, srun, number),
             kill=lambda srun: os.kill(srun, signal.SIGTERM),
         )
@@ -158,6 +160,13 @@ def _lost_nodes(log: Path, start: int) -> list[str]:
     with log.open("rb") as file:
         file.seek(start)
         return sorted(set(NODE_FAILURE.findall(file.read().decode("utf-8", "replace"))))
+
+
+def _grace_s(folder: Path, job: LiveJob) -> float | None:
+    """Return how long a launch may take to stop: no limit, unless it was cancelled or no chief has started."""
+    if not task_file(folder, 0).exists():
+        return PENDING_GRACE_S  # srun now and then misses a signal while it waits for its nodes: it gets another
+    return CANCEL_GRACE_S if job.record.is_cancel_requested else None
 
 
 def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
