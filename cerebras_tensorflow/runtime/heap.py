@@ -27,3 +27,11 @@ def return_large_buffers() -> bool:
     if not worked:
         logger.debug("this C library has no mallopt: freed buffers may stay with the process")
     return worked
+
+
+def give_back() -> None:
+    """Give the system what the heap keeps of freed blocks (of the graphs that a session was made from, tens of MB)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        logger.debug("this C library has no malloc_trim")

@@ -23,6 +23,7 @@ from cerebras_tensorflow.graph.program import (
     value_name,
 )
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
+from cerebras_tensorflow.runtime.heap import give_back
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
@@ -77,6 +78,8 @@ class ProgramSession:
         self._feed_names: dict[frozenset[str], bool] = {}
         self._pending: dict[int, np.ndarray] = {}
         self._pending_bytes = 0
+        if store is not None:
+            give_back()
 
     @property
     def sess_str(self) -> str:
