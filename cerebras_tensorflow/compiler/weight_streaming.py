@@ -7,7 +7,7 @@ variable that exists only from its load to its store. This module decides; rewri
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from cerebras_tensorflow.compiler.budget import Moves, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.liveness import find_values
@@ -22,6 +22,7 @@ from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
 from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
 from cerebras_tensorflow.graph.variables import Variable, find_variables
+from cerebras_tensorflow.graph.weight_casts import cast_for_each_use
 
 _SLICES_IN_WINDOW = 32
 
@@ -30,7 +31,7 @@ def compile_weight_streaming(
     graph_def: GraphDef,
     train_node: str | None,
     sources: Sequence[str],
-    weights: Container[str],
+    weights: Collection[str],
     options: StreamingOptions,
     outputs: Mapping[str, Sequence[Output]],
 ) -> Program:
@@ -48,6 +49,8 @@ def compile_weight_streaming(
         CompileError: If the step cannot be done within the memory budget.
     """
     table = NodeTable(graph_def)
+    large = {v.handle for v in find_variables(table).values() if v.num_bytes >= options.min_stream_bytes}
+    table = NodeTable(cast_for_each_use(graph_def, large & set(weights)))
     variables = find_variables(table)
     notes = []
     streamed: list[Variable] = []

@@ -104,7 +104,10 @@ def test_fifty_steps_agree_in_every_bit(optimizer: Callable[[Any, Any], Any], tm
 
 def test_mixed_precision_agrees_in_every_bit(tmp_path: Path) -> None:
     loss = partial(transformer_loss, dtype=tf.bfloat16)
-    assert_same_bits(build(adam, loss), tmp_path)
+    program = assert_same_bits(build(adam, loss), tmp_path).program
+    loads = [event for event in program.events if event.kind == "load"]
+    of_up = [event for event in loads if program.stored[event.weight].name == "layer_0/up"]
+    assert len(of_up) == 2, "the cast weight does not wait for the backward pass"
 
 
 @pytest.mark.parametrize("window_bytes", [1, 20_000, 10_000_000])
