@@ -12,7 +12,6 @@ from pathlib import Path
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.units import format_bytes
 
-_PUNCH_HOLE = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE, linux/falloc.h
 
