@@ -117,4 +117,4 @@ def warm_start_settings(checkpoint, exclude=None):
     reader = tf.compat.v1.train.NewCheckpointReader(checkpoint)
     names = [name for name in reader.get_variable_to_shape_map() if re.match(pattern, name)]
     print("STORED", len(names))
-    return tf.estimator.WarmStartSettings(ckpt_to_initialize_from=checkpoint, vars_to_warm_start=[pattern])
+    return tf.estimator.WarmStartSettings(ckpt_to_initialize_from=checkpoint, vars_to_warm_start=pattern)
