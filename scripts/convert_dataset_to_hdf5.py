@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Turns texts, or a Hugging Face dataset, into HDF5 (or TFRecord) files of tokens for the decoders here.
+"""Turns texts, or a Hugging Face dataset, into HDF5 or TFRecord files of samples for the models here.
 
     python scripts/convert_dataset_to_hdf5.py --max_seq_length 128 --output_dir train --tokenizer tokenizer.json TEXT...
     python scripts/convert_dataset_to_hdf5.py --max_seq_length 128 --output_dir train --dataset FOLDER --split train
+    python scripts/convert_dataset_to_hdf5.py --model bert --max_seq_length 128 --output_dir train TEXT...
 
-What the files hold: reference_implementations/common/token_files.py. Nothing is fetched: a dataset is a folder that
+What the files hold: reference_implementations/common/token_files.py, bert/records.py and t5/records.py; the latter two
+are TFRecords. Nothing is fetched: a dataset is a folder that
 `Dataset.save_to_disk` wrote, or local files of JSON lines, CSV or Parquet.
 """
 
@@ -20,7 +22,10 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from reference_implementations.common.token_files import windows, write_hdf5, write_tfrecords
+from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.bert import records as pairs
+from reference_implementations.common.token_files import windows, write_examples, write_hdf5, write_tfrecords
+from reference_implementations.t5 import records as spans
 
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -88,9 +93,60 @@ def tokens_of(texts: Iterable[str], tokenizer: str | None) -> Iterator[int]:
             yield end
 
 
+def bert_samples(texts: Iterable[str], options: argparse.Namespace) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yield BERT's samples, all anew for each duplicate."""
+    tokens, encode = _encoder(options.tokenizer)
+    vocabulary = pairs.vocabulary_of(tokens) if options.tokenizer else pairs.BYTES
+    documents = [[encode(line) for line in text.splitlines()] for text in texts]
+    for number in range(options.dupe_factor):
+        yield from pairs.pair_records(
+            documents,
+            options.max_seq_length,
+            options.max_predictions_per_seq,
+            vocabulary,
+            options.masked_lm_prob,
+            options.seed + number,
+        )
+
+
+def t5_samples(texts: Iterable[str], options: argparse.Namespace) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yield T5's samples."""
+    sizes = spans.span_sizes(options.max_seq_length, options.noise_density, options.mean_span_length)
+    tokens, encode = _encoder(options.tokenizer)
+    vocabulary = spans.vocabulary_of(tokens) if options.tokenizer else spans.BYTES
+    stream = (token for text in texts for token in encode(text))
+    yield from spans.span_records(stream, sizes, vocabulary, options.seed)
+
+
+def _encoder(path: str | None) -> tuple[dict[str, int], Callable[[str], list[int]]]:
+    """Return a tokenizer's ids by token, and what gives the tokens of a text without special ones; or the bytes."""
+    if path is None:
+        return {}, lambda text: list(text.encode())
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(path)
+    return tokenizer.get_vocab(), lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def write_samples(options: argparse.Namespace) -> list[str]:
+    """Write the samples that the options ask for; return the paths."""
+    texts = texts_of(options)
+    if options.model in RECORDS:
+        return write_examples(RECORDS[options.model](texts, options), options.output_dir, options.samples_per_file)
+    samples = windows(tokens_of(texts, options.tokenizer), options.max_seq_length)
+    write = write_tfrecords if options.format == "tfrecord" else write_hdf5
+    return write(samples, options.output_dir, options.samples_per_file)
+
+
+RECORDS: dict[str, Callable[[Iterable[str], argparse.Namespace], Iterator[Mapping[str, np.ndarray]]]] = {
+    "bert": bert_samples,
+    "t5": t5_samples,
+}
+
+
 def main() -> int:
     """Convert as the options say."""
-    parser = argparse.ArgumentParser(description="Texts or a Hugging Face dataset into files of tokens.")
+    parser = argparse.ArgumentParser(description="Texts or a Hugging Face dataset into files of samples.")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="text files, a document each")
     parser.add_argument("--dataset", help="folder of Dataset.save_to_disk, or a .jsonl, .csv or .parquet file")
     parser.add_argument("--split", default="train", help="of the dataset (default: train)")
@@ -99,7 +155,16 @@ def main() -> int:
     parser.add_argument("--max_seq_length", type=int, required=True, help="tokens in a sample")
     parser.add_argument("--output_dir", required=True, help="folder of the files")
     parser.add_argument("--samples_per_file", type=int, default=100_000)
-    parser.add_argument("--format", choices=("hdf5", "tfrecord"), default="hdf5")
+    parser.add_argument("--format", choices=("hdf5", "tfrecord"), help="default: hdf5; for bert and t5 tfrecord")
+    parser.add_argument("--model", choices=("gpt", *RECORDS), default="gpt", help="whose samples (default: gpt)")
+    parser.add_argument("--seed", type=int, default=0, help="of masks, pairs and spans (default: 0)")
+    bert = parser.add_argument_group("bert")
+    bert.add_argument("--max_predictions_per_seq", type=int, default=20, help="most masked tokens (default: 20)")
+    bert.add_argument("--masked_lm_prob", type=float, default=0.15, help="share of masked tokens (default: 0.15)")
+    bert.add_argument("--dupe_factor", type=int, default=1, help="times the texts are gone through (default: 1)")
+    t5 = parser.add_argument_group("t5")
+    t5.add_argument("--noise_density", type=float, default=0.15, help="share of missing tokens (default: 0.15)")
+    t5.add_argument("--mean_span_length", type=float, default=3.0, help="tokens in a span (default: 3)")
     options = parser.parse_args()
     if bool(options.texts) == bool(options.dataset):
         parser.error("give either text files or --dataset")
@@ -108,14 +173,20 @@ def main() -> int:
             parser.error(f"no such file: {path}")
     if options.dataset and not Path(options.dataset).is_dir() and Path(options.dataset).suffix not in _READERS:
         parser.error(f"--dataset {options.dataset}: expected a folder, or a file that ends in {', '.join(_READERS)}")
-    if options.max_seq_length < 1 or options.samples_per_file < 1:
-        parser.error("--max_seq_length and --samples_per_file have to be at least 1")
-    samples = windows(tokens_of(texts_of(options), options.tokenizer), options.max_seq_length)
-    write = write_hdf5 if options.format == "hdf5" else write_tfrecords
-    paths = write(samples, options.output_dir, options.samples_per_file)
+    if min(options.max_seq_length, options.samples_per_file, options.dupe_factor) < 1:
+        parser.error("--max_seq_length, --samples_per_file and --dupe_factor have to be at least 1")
+    if options.model in RECORDS and options.format == "hdf5":
+        parser.error(f"--format hdf5: samples of {options.model} are written as tfrecord")
+    try:
+        paths = write_samples(options)
+    except SettingsError as exc:
+        parser.error(str(exc))
     if not paths:
-        parser.error("the texts hold less than two tokens")
+        parser.error("the texts are shorter than one sample")
     print(f"{len(paths)} file{'s' if len(paths) > 1 else ''} saved in {options.output_dir}")
+    if options.model == "t5":
+        sizes = spans.span_sizes(options.max_seq_length, options.noise_density, options.mean_span_length)
+        print(f"max_sequence_length: {sizes.inputs}, max_target_length: {sizes.targets}")
     return 0
 
 

@@ -8,18 +8,28 @@ import argparse
 import sys
 from pathlib import Path
 
-END_OF_TEXT = "<|endoftext|>"
+# What the samples of a model need; convert_dataset_to_hdf5.py looks for them.
+SPECIAL_TOKENS = {
+    "gpt": ["<|endoftext|>"],
+    "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    "t5": ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100))],
+}
 
 
 def main() -> int:
     """Train as the options say."""
     parser = argparse.ArgumentParser(description="Train a byte-level BPE tokenizer on texts.")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="text files")
-    parser.add_argument("--vocab_size", type=int, required=True, help="tokens, the 256 bytes and the end among them")
+    parser.add_argument(
+        "--vocab_size", type=int, required=True, help="tokens, the 256 bytes and the special ones among them"
+    )
+    parser.add_argument("--model", choices=SPECIAL_TOKENS, default="gpt", help="whose special tokens (default: gpt)")
     parser.add_argument("--output", required=True, help="tokenizer.json to write")
     options = parser.parse_args()
-    if options.vocab_size < 257:
-        parser.error(f"--vocab_size is {options.vocab_size}; expected at least 257: the bytes and the end of a text")
+    special = SPECIAL_TOKENS[options.model]
+    least = 256 + len(special)
+    if options.vocab_size < least:
+        parser.error(f"--vocab_size is {options.vocab_size}; expected at least {least}: the bytes and {special}")
     missing = [path for path in options.texts if not Path(path).is_file()]
     if missing:
         parser.error(f"no such file: {missing[0]}")
@@ -30,7 +40,7 @@ def main() -> int:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=options.vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

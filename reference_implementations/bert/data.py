@@ -1,7 +1,8 @@
 """Plain text -> batches for pre-training: pairs of pieces, some bytes masked, half of the pairs torn apart.
 
 TFRecord files hold what the public Model Zoo's do, masked already: input_ids, input_mask, segment_ids (S int64),
-masked_lm_positions, masked_lm_ids (P int64), masked_lm_weights (P float), next_sentence_labels (1 int64).
+masked_lm_positions, masked_lm_ids (P int64), masked_lm_weights (P float), next_sentence_labels (1 int64). `records.py`
+makes them.
 
 # B batch, S sequence, P predictions, A and C bytes of the first and second piece
 """
@@ -13,15 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from reference_implementations.bert.records import CLASS, IS_NEXT, MASK, NEXT_SENTENCE, SEPARATOR
 from reference_implementations.bert.settings import BertTextInput, EvalBertInput, TrainBertInput
 from reference_implementations.common.record_data import record_dataset
 from reference_implementations.common.sample_order import batches_of, text_bytes
 from reference_implementations.common.settings import check_section
-
-CLASS, SEPARATOR, MASK = 256, 257, 258  # ids after the bytes; 259 is padding
-PADDING = 259
-IS_NEXT, IS_RANDOM = 0, 1
-NEXT_SENTENCE = "next_sentence_labels"  # of TFRecord files
 
 
 def train_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cerebras_tensorflow.errors import SettingsError
 
+Sample = TypeVar("Sample")
 FEATURES = ("input_ids", "input_mask", "labels")
 HDF5, TFRECORD = "hdf5", "tfrecord"
 _PATTERNS = {HDF5: ("*.h5", "*.hdf5"), TFRECORD: ("*.tfrecord*",)}
@@ -130,6 +131,13 @@ def write_hdf5(samples: Iterable[np.ndarray], folder: str, samples_per_file: int
 
 def write_tfrecords(samples: Iterable[np.ndarray], folder: str, samples_per_file: int = 100_000) -> list[str]:
     """Write samples (3, S) to `<folder>/data-00000.tfrecord`, ...; return the paths."""
+    return write_examples((dict(zip(FEATURES, rows, strict=True)) for rows in samples), folder, samples_per_file)
+
+
+def write_examples(
+    samples: Iterable[Mapping[str, np.ndarray]], folder: str, samples_per_file: int = 100_000
+) -> list[str]:
+    """Write named lists of numbers, whole ones as int64 and others as float, as `write_tfrecords` does."""
     import tensorflow as tf
 
     os.makedirs(folder, exist_ok=True)
@@ -140,7 +148,9 @@ def write_tfrecords(samples: Iterable[np.ndarray], folder: str, samples_per_file
             for sample in chunk:
                 features = {
                     name: tf.train.Feature(int64_list=tf.train.Int64List(value=row))
-                    for name, row in zip(FEATURES, sample, strict=True)
+                    if np.issubdtype(row.dtype, np.integer)
+                    else tf.train.Feature(float_list=tf.train.FloatList(value=row))
+                    for name, row in sample.items()
                 }
                 writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
         os.replace(f"{path}.part", path)
@@ -148,7 +158,7 @@ def write_tfrecords(samples: Iterable[np.ndarray], folder: str, samples_per_file
     return paths
 
 
-def _chunks(samples: Iterable[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
+def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
     stream = iter(samples)
     while chunk := list(itertools.islice(stream, size)):
         yield chunk

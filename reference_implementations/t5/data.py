@@ -1,6 +1,7 @@
 """Plain text -> batches with missing spans (Raffel et al., arXiv 1910.10683, Section 3.1.4).
 
-TFRecord files hold input_ids, decoder_input_ids and labels as int64, spans cut out already.
+TFRecord files hold input_ids, decoder_input_ids and labels as int64, spans cut out already; `records.py` makes
+them.
 
 Differs from the paper: spans have one length, and one lies in each equal part of a sample, so that shapes are fixed.
 
@@ -17,9 +18,8 @@ import tensorflow as tf
 from reference_implementations.common.record_data import record_dataset
 from reference_implementations.common.sample_order import batches_of, text_bytes
 from reference_implementations.common.settings import check_section
+from reference_implementations.t5.records import END, FIRST_SENTINEL, START
 from reference_implementations.t5.settings import EvalSpanInput, SpanInput, TrainSpanInput
-
-END, START, FIRST_SENTINEL = 256, 257, 258  # ids after the bytes
 
 
 def train_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:

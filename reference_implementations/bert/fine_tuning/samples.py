@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.bert.data import CLASS, PADDING, SEPARATOR
 from reference_implementations.bert.fine_tuning.settings import (
     EvalFineTuningInput,
     FineTuningInput,
     TrainFineTuningInput,
 )
+from reference_implementations.bert.records import CLASS, PADDING, SEPARATOR
 from reference_implementations.common.record_data import record_dataset
 from reference_implementations.common.sample_order import batches_of
 from reference_implementations.common.settings import check_section

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from reference_implementations.bert.data import CLASS, MASK, SEPARATOR, pair_dataset
+from reference_implementations.bert.data import pair_dataset
+from reference_implementations.bert.records import CLASS, MASK, SEPARATOR
 from reference_implementations.bert.settings import TrainBertInput
 
 SEQUENCE, PREDICTIONS = 23, 4

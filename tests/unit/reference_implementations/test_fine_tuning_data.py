@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.bert.data import CLASS, PADDING, SEPARATOR
 from reference_implementations.bert.fine_tuning.classifier import data as classifier
 from reference_implementations.bert.fine_tuning.qa import data as qa
 from reference_implementations.bert.fine_tuning.samples import encoded
 from reference_implementations.bert.fine_tuning.token_classifier import data as token_classifier
+from reference_implementations.bert.records import CLASS, PADDING, SEPARATOR
 
 TEXT = (Path(__file__).parents[3] / "reference_implementations" / "data" / "paradise_lost_eval.txt").read_bytes()
 HEADS = {"classifier": classifier, "token_classifier": token_classifier, "qa": qa}

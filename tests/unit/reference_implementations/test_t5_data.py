@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from reference_implementations.t5.data import END, FIRST_SENTINEL, START, span_dataset
+from reference_implementations.t5.data import span_dataset
+from reference_implementations.t5.records import END, FIRST_SENTINEL, START
 from reference_implementations.t5.settings import TrainSpanInput
 
 
