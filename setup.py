@@ -33,7 +33,7 @@ TEST = [
     "import-linter>=2",
     "types-PyYAML",
     "types-protobuf",
-        "types-tabulate",
+    "types-tabulate",
     "matplotlib>=3.8",
 ]
 PICTURES = ["matplotlib>=3.8"]
