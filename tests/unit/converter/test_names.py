@@ -58,6 +58,65 @@ GPT_YAML |= {"initializer_range", "share_embedding_weights", "mixed_precision"}
 J_YAML = GPT_YAML | {"residual_dropout_rate", "rotary_dim", "use_ffn_bias_in_attention", "attention_type"}
 J_YAML |= {"use_projection_bias_in_attention", "use_ffn_bias", "use_bias_in_output"}
 
+HF_LLAMA = {"vocab_size": V, "hidden_size": H, "num_attention_heads": N, "num_hidden_layers": 1}
+HF_LLAMA |= {"intermediate_size": F, "max_position_embeddings": P, "hidden_act": "silu", "rms_norm_eps": 1e-6}
+HF_LLAMA |= {"initializer_range": 0.02, "tie_word_embeddings": False}
+LLAMA_TENSORS = {
+    "model.embed_tokens.weight": [V, H],
+    **{f"model.layers.0.self_attn.{part}_proj.weight": [H, H] for part in ("q", "k", "v", "o")},
+    "model.layers.0.self_attn.rotary_emb.inv_freq": [H // N // 2],
+    "model.layers.0.mlp.gate_proj.weight": [F, H],
+    "model.layers.0.mlp.up_proj.weight": [F, H],
+    "model.layers.0.mlp.down_proj.weight": [H, F],
+    "model.layers.0.input_layernorm.weight": [H],
+    "model.layers.0.post_attention_layernorm.weight": [H],
+    "model.norm.weight": [H],
+    "lm_head.weight": [V, H],
+}
+LLAMA_CS = {
+    "embedding_layer.word_embeddings.weight": [V, H],
+    f"{BLOCK}.self_attn.proj_q_dense_layer.weight": [H, H],
+    f"{BLOCK}.self_attn.proj_k_dense_layer.weight": [H, H],
+    f"{BLOCK}.self_attn.proj_v_dense_layer.weight": [H, H],
+    f"{BLOCK}.self_attn.proj_output_dense_layer.weight": [H, H],
+    f"{BLOCK}.norm1.weight": [H],
+    f"{BLOCK}.norm3.weight": [H],
+    f"{BLOCK}.ffn.ffn.0.linear_layer.weight": [F, H],
+    f"{BLOCK}.ffn.ffn.0.linear_layer_for_glu.weight": [F, H],
+    f"{BLOCK}.ffn.ffn.1.linear_layer.weight": [H, F],
+    "transformer_decoder.norm.weight": [H],
+    "ln_f.weight": [H],
+    "lm_head.weight": [V, H],
+}
+LLAMA_SECTION = {
+    "vocab_size": V,
+    "hidden_size": H,
+    "num_hidden_layers": 1,
+    "num_heads": N,
+    "filter_size": F,
+    "max_position_embeddings": P,
+    "layer_norm_epsilon": 1e-6,
+    "initializer_range": 0.02,
+    "share_embedding_weights": False,
+    "nonlinearity": "swiglu",
+    "rotary_dim": H // N,
+    "position_embedding_type": "rotary",
+    "use_position_embedding": True,
+    "embedding_dropout_rate": 0.0,
+    "attention_dropout_rate": 0.0,
+    "dropout_rate": 0.0,
+    "embedding_layer_norm": False,
+    "attention_type": "scaled_dot_product",
+    "use_projection_bias_in_attention": False,
+    "use_ffn_bias_in_attention": False,
+    "use_ffn_bias": False,
+    "use_bias_in_output": False,
+    "norm_first": True,
+    "use_ff_layer1_dropout": False,
+    "use_rms_norm": True,
+    "mixed_precision": True,
+}
+
 # model -> (HF config, HF tensors, CS tensors, keys of the yaml's section)
 EXPECTED: dict[str, tuple[dict[str, Any], dict[str, list[int]], dict[str, list[int]], set[str]]] = {
     "gpt2": (
@@ -127,6 +186,79 @@ def test_names_shapes_and_yaml_keys_are_those_of_the_model_zoo(name: str, tmp_pa
     content = yaml.safe_load(Path(params).read_text())
     assert set(content) == {"model"}
     assert set(content["model"]) == keys
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-headless"])
+def test_llamas_names_shapes_and_yaml_are_those_of_the_model_zoo(name: str, tmp_path: Path) -> None:
+    is_headless = name.endswith("-headless")
+    theirs = {
+        key.removeprefix("model.") if is_headless else key: shape
+        for key, shape in LLAMA_TENSORS.items()
+        if not is_headless or key != "lm_head.weight"
+    }
+    generator = np.random.default_rng(5)
+    given = {key: generator.normal(size=shape).astype(np.float32) for key, shape in theirs.items()}
+    with TorchWriter(tmp_path / "pytorch_model.bin") as writer:
+        for key, value in given.items():
+            writer.add(key, value)
+    (tmp_path / "config.json").write_text(json.dumps(HF_LLAMA))
+    files = (str(tmp_path / "pytorch_model.bin"), str(tmp_path / "config.json"))
+    checkpoint, params = convert_checkpoint_from_file(name, "hf", "cs-1.9", *files, Options(verify=True))
+    with open_any(checkpoint) as reader:
+        found = {key.removeprefix("model."): reader.read(key) for key in reader.names()}
+    # A random output layer is not made up (converter/README.md).
+    expected = {key: shape for key, shape in LLAMA_CS.items() if not is_headless or key != "lm_head.weight"}
+    assert {key: list(value.shape) for key, value in found.items()} == expected
+    assert yaml.safe_load(Path(params).read_text()) == {"model": LLAMA_SECTION}
+
+    prefix = "" if is_headless else "model."
+    np.testing.assert_array_equal(
+        found[f"{BLOCK}.norm3.weight"], given[f"{prefix}layers.0.post_attention_layernorm.weight"]
+    )
+    np.testing.assert_array_equal(found["ln_f.weight"], given[f"{prefix}norm.weight"])
+    for part, theirs_part in (("linear_layer", "up"), ("linear_layer_for_glu", "gate")):
+        weight = given[f"{prefix}layers.0.mlp.{theirs_part}_proj.weight"]
+        np.testing.assert_array_equal(found[f"{BLOCK}.ffn.ffn.0.{part}.weight"], weight)
+    attention_of = f"{prefix}layers.0.self_attn"
+    for part, theirs_part in (("v", "v"), ("output", "o")):
+        weight = given[f"{attention_of}.{theirs_part}_proj.weight"]
+        np.testing.assert_array_equal(found[f"{BLOCK}.self_attn.proj_{part}_dense_layer.weight"], weight)
+
+
+def test_llamas_queries_and_keys_turn_in_pairs() -> None:
+    # Two heads of six: halves (0, 3), (1, 4), (2, 5) become neighbours.
+    turned = HALVES.split(rows(12), 0, {"head_size": 6, "rotary_dim": 6})[:, 0]
+    np.testing.assert_array_equal(turned, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11])
+
+
+@pytest.mark.parametrize(("act", "gated"), [("silu", "swiglu"), ("relu", "reglu"), ("gelu", "geglu")])
+def test_llamas_activation_has_a_gated_name_in_cs(act: str, gated: str) -> None:
+    section = convert_config("llama", "hf", "cs-1.9", HF_LLAMA | {"hidden_act": act})["model"]
+    assert section["nonlinearity"] == gated
+    assert (HF_LLAMA | {"hidden_act": act}).items() <= convert_config("llama", "cs-1.9", "hf", section).items()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nonlinearity": "gelu"}, "gelu is not a supported GLU activation in HF"),
+        ({"rotary_dim": None}, "rotary_dim must be specified"),
+        ({"rotary_dim": 1}, r"rotary_dim=1\. Only hidden_size // num_heads = 2 is supported"),
+        ({"position_embedding_type": None}, "position_embedding_type=learned"),
+        ({"use_ffn_bias": None}, "use_ffn_bias=True"),
+        ({"use_rms_norm": None}, "use_rms_norm=False"),
+        ({"fixed_sparse_attention": "local"}, "fixed_sparse_attention=local"),
+    ],
+)
+def test_a_cs_config_that_is_no_llama_is_refused(changes: dict[str, Any], message: str) -> None:
+    section = {key: value for key, value in (LLAMA_SECTION | changes).items() if value is not None}
+    with pytest.raises(ConfigConversionError, match=message):
+        convert_config("llama", "cs-1.9", "hf", section)
+
+
+def test_a_llama_activation_without_a_gate_is_refused() -> None:
+    with pytest.raises(ConfigConversionError, match="tanh is not a GLU-able activation in CS"):
+        convert_config("llama", "hf", "cs-1.9", HF_LLAMA | {"hidden_act": "tanh"})
 
 
 BERT = {"vocab_size": 30522, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_act": "gelu"}
