@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.refills import RefillNodes
-from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
+from cerebras_tensorflow.compiler.schedule import Demand, find_waits, split_uses
 from cerebras_tensorflow.compiler.sliced_update import GRADIENT_INPUT, Slices
 from cerebras_tensorflow.compiler.store_calls import INT64, call_node, index_node
 from cerebras_tensorflow.graph.conditionals import Liveness
@@ -118,10 +118,9 @@ class Rewriting:
         for node in refills.nodes:
             self._add(node)
         for plan in self._plans:
-            others = [(position, num_bytes) for position, num_bytes, index in demand if index != plan.index]
             self._shapes(plan)
             self._gathers(plan)
-            self._loads(plan, others)
+            self._loads(plan, demand)
             if plan.variable.writes and self._is_in_host_memory:
                 self._update_in_place(plan)
             elif plan.variable.writes and plan.variable.writes[0].node not in slices:
@@ -181,14 +180,14 @@ class Rewriting:
         self._new[node.name] = node
         return node.name
 
-    def _demand(self) -> list[tuple[int, int, int]]:
-        """(position, bytes, weight) of every use of a streamed weight, in order."""
-        demand = []
+    def _demand(self) -> Demand:
+        """Every use of a streamed weight."""
+        demand: list[tuple[int, int]] = []
         for plan in self._plans:
             size = plan.variable.num_bytes
-            demand += [(self._position[user], size, plan.index) for _, user in plan.value_uses(self._table)]
-            demand += [(self._position[write.node], size, plan.index) for write in plan.variable.writes[:1]]
-        return sorted(demand)
+            demand += [(self._position[user], size) for _, user in plan.value_uses(self._table)]
+            demand += [(self._position[write.node], size) for write in plan.variable.writes[:1]]
+        return Demand(demand)
 
     def _shapes(self, plan: Plan) -> None:
         for touch in [t for t in plan.before + plan.after if t.op == "VariableShape"]:
@@ -214,14 +213,14 @@ class Rewriting:
                 Event("gather", plan.index, touch.node, 0, position, position, ((touch.node, position),))
             )
 
-    def _loads(self, plan: Plan, others: list[tuple[int, int]]) -> None:
+    def _loads(self, plan: Plan, demand: Demand) -> None:
         """Give each group of uses its own load. Reads inside a branch are grouped by branch."""
         by_branch: dict[tuple[Endpoint, ...], list[tuple[Touch, str]]] = {}
         for read, user in plan.value_uses(self._table):
             by_branch.setdefault(read.switches, []).append((read, user))
         for switches, pairs in by_branch.items():
             positions = sorted({self._position[user] for _, user in pairs})
-            for group in split_uses(positions, others, self._window_bytes):
+            for group in split_uses(positions, demand, self._window_bytes):
                 members = [(read, user) for read, user in pairs if group[0] <= self._position[user] <= group[-1]]
                 name = members[0][0].node
                 if name in self._new:

@@ -11,12 +11,31 @@ the updates of the layers before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from cerebras_tensorflow.graph.program import Event
 
 
-def split_uses(uses: Sequence[int], demand: Sequence[tuple[int, int]], window_bytes: int) -> list[list[int]]:
+class Demand:
+    """Bytes of weights that the step uses, by position.
+
+    Args:
+        entries: (position, bytes) of each use.
+    """
+
+    def __init__(self, entries: Iterable[tuple[int, int]]) -> None:
+        ordered = sorted(entries)
+        self._positions = [position for position, _ in ordered]
+        self._sums = [0, *accumulate(num_bytes for _, num_bytes in ordered)]
+
+    def between(self, first: int, last: int) -> int:
+        """Return the bytes of the uses after one position and before another."""
+        return self._sums[bisect_left(self._positions, last)] - self._sums[bisect_right(self._positions, first)]
+
+
+def split_uses(uses: Sequence[int], demand: Demand, window_bytes: int) -> list[list[int]]:
     """Cut the uses of one weight into groups, each served by a load of its own.
 
     Two neighbouring uses stay together as long as what other weights move between them fits into the window: then the
@@ -25,26 +44,20 @@ def split_uses(uses: Sequence[int], demand: Sequence[tuple[int, int]], window_by
 
     Args:
         uses: Positions, ascending.
-        demand: (position, bytes) of the uses of all other weights, ascending.
+        demand: Of all weights; this one has none between two neighbouring uses.
         window_bytes: Bytes of weights in memory at a time.
 
     Returns:
         The groups, in order.
 
-    >>> split_uses([1, 9], [(4, 100)], window_bytes=50)
+    >>> split_uses([1, 9], Demand([(4, 100)]), window_bytes=50)
     [[1], [9]]
-    >>> split_uses([1, 9], [(4, 100)], window_bytes=200)
+    >>> split_uses([1, 9], Demand([(4, 100)]), window_bytes=200)
     [[1, 9]]
     """
     groups: list[list[int]] = []
-    cursor = 0
     for use in uses:
-        between = 0
-        while cursor < len(demand) and demand[cursor][0] < use:
-            if groups and demand[cursor][0] > groups[-1][-1]:
-                between += demand[cursor][1]
-            cursor += 1
-        if groups and between <= window_bytes:
+        if groups and demand.between(groups[-1][-1], use) <= window_bytes:
             groups[-1].append(use)
         else:
             groups.append([use])

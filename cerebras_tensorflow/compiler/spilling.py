@@ -89,20 +89,20 @@ def plan_spills(
     size = np.array([gap.value.num_bytes for gap in gaps], np.int64)
     free = np.ones(len(gaps), np.bool_)
     chosen: list[_Gap] = []
-    settled = np.zeros(length, np.bool_)  # positions at which nothing more can go
+    high = curve.copy()  # without the positions at which nothing more can go
     while True:
-        high = np.where(settled, 0, curve)
         worst = int(high.argmax())
         if high[worst] <= limit:
             break
         fits = free & (begin < worst) & (worst < end)
         if not fits.any():
-            settled[worst] = True
+            high[worst] = -1
             continue
         best = _furthest(fits, end, size)
         free[best] = False
         chosen.append(gaps[best])
-        curve[begin[best] + 1 : end[best]] -= size[best]
+        for line in (curve, high):
+            line[begin[best] + 1 : end[best]] -= size[best]
     chosen.sort(key=lambda gap: gap.end)
     return SpillPlan(tuple(_spill(gap, outputs) for gap in chosen), curve)
 

@@ -28,7 +28,7 @@ from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
 
-_TOGETHER_BYTES = 16 << 20  # of values that are set in one run
+_TOGETHER_BYTES = 64 << 20  # of values that are set in one run
 _EXTRA_THREADS = 4  # for store calls that wait for the disk while the cores compute
 
 

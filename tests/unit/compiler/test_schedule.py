@@ -7,7 +7,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from cerebras_tensorflow.compiler.schedule import find_waits, split_uses
+from cerebras_tensorflow.compiler.schedule import Demand, find_waits, split_uses
 from cerebras_tensorflow.graph.program import Event
 
 EVENTS = st.lists(
@@ -63,7 +63,7 @@ DEMAND = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40)), max_size=20
 def test_uses_stay_together_exactly_where_what_moves_between_fits(
     uses: list[int], demand: list[tuple[int, int]], window: int
 ) -> None:
-    groups = split_uses(uses, demand, window)
+    groups = split_uses(uses, Demand(demand), window)
     assert [use for group in groups for use in group] == uses
     starts = {group[0] for group in groups[1:]}
     for before, after in itertools.pairwise(uses):
