@@ -26,7 +26,6 @@ def metrics_of(value: Any) -> Any:
 @pytest.mark.parametrize(
     "fields, text",
     [
-        ({"mode": "training"}, "Invalid mode: 'training'"),
         ({"mode": "train"}, "Missing train_op."),
         ({"mode": "eval"}, "Missing loss."),
         ({"mode": "infer"}, "Missing predictions."),
