@@ -29,6 +29,8 @@ _SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
 # TensorFlow's allocator on a CPU with oneDNN keeps what is freed in a pool. A value takes the smallest free piece that
 # it fits into, so that the pool is larger than what is in it, and a value of the largest size may fit nowhere.
 _POOL_SHARE, _LARGEST_SHARE = 0.15, 0.25
+# Where nothing waits at gates, ops run ahead of the order by more than one of the largest values.
+_LARGEST_SHARE_IN_MEMORY = 2.0
 # Slices in memory at a time: three of one optimizer op, twice, as it copies what it loads.
 _SLICES = 6
 # Part of a budget that is planned for: the plan is within some percent of what a step then takes.
@@ -76,7 +78,8 @@ def overhead_bytes(values: Sequence[Value], peak_bytes: int, moves: Moves | None
     """
     largest = max((value.num_bytes for value in values), default=0)
     in_pool = peak_bytes + (moves.update_bytes if moves else 0)
-    taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + _LARGEST_SHARE * largest
+    share = _LARGEST_SHARE if moves else _LARGEST_SHARE_IN_MEMORY
+    taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + share * largest
     return int(taken) + _SESSION_BYTES + (min(_STORE_BYTES, sum(moves.weights)) if moves else 0)
 
 
