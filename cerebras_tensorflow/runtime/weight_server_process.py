@@ -32,6 +32,7 @@ import grpc
 import numpy as np
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.weight_store_buffers import aligned_buffer
 
 SERVICE = "cerebras_tensorflow.WeightServer"
@@ -158,12 +159,6 @@ def start(host: str, token: str) -> tuple[grpc.Server, int]:
     port = server.add_insecure_port(f"{host}:0")
     server.start()
     return server, port
-
-
-def free_memory_bytes() -> int:
-    """Return the bytes of memory that this node can still give to programs."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
 
 
 def _guarded(answer: Callable[[Any, Any], Any], token: str) -> Callable[[Any, Any], Any]:
