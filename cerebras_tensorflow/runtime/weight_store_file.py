@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.errors import CerebrasError, StoreError
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.runtime.disk_space import Need, check_space
+from cerebras_tensorflow.runtime.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
 from cerebras_tensorflow.runtime.weight_store_blocks import (
     BLOCK_BYTES,
@@ -364,8 +365,7 @@ def _clusters(rows: np.ndarray, size: int) -> list[tuple[int, int]]:
 def _free_memory_bytes() -> int:
     """Bytes of memory that the system can still give to programs and to its cache."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
+        return free_memory_bytes()
+    except (OSError, CerebrasError):
         logger.debug("/proc/meminfo does not say how much memory is free: the store goes past the page cache")
         return 0
