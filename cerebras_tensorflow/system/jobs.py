@@ -8,11 +8,8 @@ process number. The order is the order of the records.
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
-import secrets
-import socket
 import sqlite3
 import string
 import time
@@ -189,6 +186,8 @@ def submit(
         labels: Labels, key to value.
         user: Name of the user on another host for whom this process holds the job; None: the job is this process's own.
     """
+    import secrets  # with its hashes; only a launch pays for it
+
     job_id = "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
     folder = job_folder(home, job_id)
     try:
@@ -207,7 +206,7 @@ def submit(
         "execution_mode": execution_mode,
         "user": user or user_name(),
         "uid": os.getuid(),
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "pid": os.getpid() if user is None else 0,
         "phase": QUEUED,
         "description": description,
@@ -320,6 +319,8 @@ def reap(connection: sqlite3.Connection, home: Path) -> None:
 
 def user_name() -> str:
     """Return the name of the user, or the number when there is no name for it."""
+    import getpass  # reads the table of users; tables of jobs do without
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -6,9 +6,7 @@ import json
 import os
 import re
 import signal
-import socket
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,7 +30,7 @@ def request_cancel(home: Path, job_id: str, who: str) -> jobs.Job:
         raise ResourceError(f"job {job_id} not found")
     if job.phase in jobs.FINISHED:
         raise ResourceError(f"job {job_id} has ended already: {job.phase}")
-    if job.host != socket.gethostname():
+    if job.host != os.uname().nodename:
         raise ResourceError(f"job {job_id} was started on {job.host}; cancel it there")
     if os.getuid() not in (0, job.uid):
         raise ResourceError(f"job {job_id} belongs to {job.user}")
@@ -73,6 +71,8 @@ def export_log(home: Path, job_id: str, target: Path) -> Path:
     job = jobs.find(home, job_id)
     if job is None:
         raise ResourceError(f"job {job_id} not found")
+    import zipfile
+
     path = target / f"{job.id}.zip"
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -12,7 +12,7 @@ from typing import Any
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import jobs
-from csrun.jobs import actions, resources
+from csrun.jobs import resources
 from csrun.jobs.resources import Filters, ResourceError
 
 
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("log-export", help="Gather a job's record and log as ID.zip")
     export.add_argument("name", metavar="ID")
     export.add_argument("-p", "--path", type=Path, default=Path(), help="folder for the archive (default: here)")
-    export.set_defaults(run=lambda home, given: str(actions.export_log(home, given.name, given.path)))
+    export.set_defaults(run=_export)
 
     types = commands.add_parser("types", help="Display resource types")
     types.set_defaults(run=lambda home, given: "\n".join(resources.TYPES))
@@ -93,12 +93,22 @@ def _get(home: Path, arguments: argparse.Namespace) -> str:
 
 
 def _cancel(home: Path, arguments: argparse.Namespace) -> str:
+    from csrun.jobs import actions  # `get jobs` does without, and answers sooner
+
     job = actions.request_cancel(home, arguments.name, jobs.user_name())
     actions.finish_cancel(home, job)
     return "Job canceled successfully"
 
 
+def _export(home: Path, arguments: argparse.Namespace) -> str:
+    from csrun.jobs import actions
+
+    return str(actions.export_log(home, arguments.name, arguments.path))
+
+
 def _label(home: Path, arguments: argparse.Namespace) -> str:
+    from csrun.jobs import actions
+
     changes: dict[str, str | None] = {}
     for word in arguments.changes:
         if word.endswith("-") and "=" not in word:

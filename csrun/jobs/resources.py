@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cerebras_tensorflow.system import jobs, registry
-from cerebras_tensorflow.system.state import BOOTING, STANDBY
+from cerebras_tensorflow.system import jobs
 from cerebras_tensorflow.version import __version__
-from csrun import site
 
 TYPES = ("cluster", "jobs", "nodegroups", "volumes", "version")
 SINGULAR = {"job": "jobs", "nodegroup": "nodegroups", "volume": "volumes", "versions": "version", "clusters": "cluster"}
@@ -197,10 +194,13 @@ def _timestamp(seconds: float) -> str:
 
 
 def _cluster(home: Path) -> Resources:
+    from cerebras_tensorflow.system import registry  # `get jobs` does without, and answers sooner
+    from cerebras_tensorflow.system.state import BOOTING, STANDBY
+
     running = {job.system: job.id for job in jobs.listed(home, (jobs.RUNNING,))}
     cpu_percent = min(100.0, 100.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
     memory_percent = 100.0 * (1 - _available_memory_fraction())
-    node = socket.gethostname()
+    node = os.uname().nodename
     rows = [(node, "worker", f"{cpu_percent:.2f}%", f"{memory_percent:.2f}%", "n/a", "ok", "")]
     objects: list[Object] = [
         {
@@ -239,6 +239,8 @@ def _available_memory_fraction() -> float:
 
 
 def _volumes(home: Path) -> Resources:
+    from csrun import site
+
     folders: Sequence[str] = site.read(home).mount_dirs
     rows = tuple((folder.strip("/").replace("/", "-"), "hostPath", folder, "", folder, "false") for folder in folders)
     objects = tuple(
