@@ -145,7 +145,7 @@ def steps_in_blocks(marks: dict[str, Moment], block: int) -> Any:
     """
     import tensorflow as tf
 
-    class Blocks(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    class Blocks(tf.compat.v1.train.SessionRunHook):
         def __init__(self) -> None:
             self._steps = 0
             self._begin: Moment | None = None
@@ -246,8 +246,9 @@ class Side:
         words += [f"--side={side}", f"--begun={time.time()!r}"]
         environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
         self._errors = errors
+        self._command = [python, str(Path(__file__).resolve()), *words]
         self._process = subprocess.Popen(
-            [python, str(Path(__file__).resolve()), *words],
+            self._command,
             env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
         self._answer()
@@ -272,7 +273,7 @@ class Side:
             if line.startswith("{"):
                 return dict(json.loads(line))
         self._errors.seek(0)
-        raise SystemExit(f"{self._process.args} failed:\n{self._errors.read()[-3000:]}")
+        raise SystemExit(f"{' '.join(self._command)} failed:\n{self._errors.read()[-3000:]}")
 
 
 def pair(names: tuple[str, str], is_turned: bool, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -325,13 +326,14 @@ def main() -> None:
     if options.side is not None:
         measured(options)
         return
-    first, second, *_ = (*options.sides.split(","), "")
-    if first not in SIDES or second not in SIDES:
-        raise SystemExit(f"--sides {options.sides}: expected two of {', '.join(SIDES)}")
-    if "theirs" in (first, second) and options.theirs is None:
+    sides = options.sides.split(",")
+    if len(sides) != 2 or not {*sides} <= {*SIDES}:
+        raise SystemExit(f"--sides {options.sides}: expected two of {', '.join(SIDES)}, as in ours,theirs")
+    if "theirs" in sides and options.theirs is None:
         raise SystemExit("--theirs: name the Python of an environment with TensorFlow 2.15")
-    results = [pair((first, second), number % 2 == 1, options) for number in range(options.pairs)]
-    print("\n".join(table(results, (first, second))))
+    names = (sides[0], sides[1])
+    results = [pair(names, number % 2 == 1, options) for number in range(options.pairs)]
+    print("\n".join(table(results, names)))
 
 
 if __name__ == "__main__":
