@@ -87,12 +87,12 @@ def compile_weight_streaming(
     else:
         spilling = spill_within(values, len(order), outputs, moves, options)
     by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
-    slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes)}
+    slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes, options.is_store_mapped)}
     reads = {read.node for plan in plans for read in plan.before if read.op == "ReadVariableOp"}
     chosen = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
     refills = RefillNodes(table, outputs, len(streamed), slices)
     refills.add(chosen)
-    rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory)
+    rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory, options.is_store_mapped)
     rewriting.run(train_node, slices, refills)
     moved = {variable.handle for variable in streamed}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
