@@ -13,7 +13,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
-from cerebras_tensorflow.compat import finder, python_names
+from cerebras_tensorflow.compat import finder, lazy_keras, python_names
 from cerebras_tensorflow.compat.names import ESTIMATOR_MODULES
 from cerebras_tensorflow.config import env
 
@@ -28,6 +28,7 @@ def names() -> None:
         return
     _done.add("names")
     finder.install()
+    lazy_keras.install()
     finder.FINDER.watch("tensorflow", _give_estimator)
 
 

@@ -18,7 +18,7 @@ from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries, weight_stores
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
-from cerebras_tensorflow.estimator.initialize import initial_values
+from cerebras_tensorflow.estimator.initialize import initial_values, initialize
 from cerebras_tensorflow.estimator.inputs import InputPipeline, first_dim
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import (
@@ -292,8 +292,7 @@ class _Run:
         elif initial is not None:
             checkpoints.restore(session, initial, model.saved_names())
         else:
-            for name, value in initial_values(model, request.warm_start):
-                session.load(name, value)
+            initialize(session, model, request.warm_start)
         self._programming_s = time.perf_counter() - begin
         if self._target.mode == WEIGHT_STREAMING:
             run_log.info("Loading CPU pre-initialized weights took %.3f seconds", self._programming_s)
