@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.writeback import WRITE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +42,22 @@ class PartialFile:
             self.fd = _create_locked(self.path, self.target)
         self.is_placed = False
 
-    def commit(self, target: str | None = None) -> None:
-        """Make the content durable and rename the file to its target, or to another name in the same folder."""
+    def commit(self, target: str | None = None, is_durable: bool = True) -> None:
+        """Rename the file to its target, or to another name in the same folder; made durable before.
+
+        Args:
+            target: The other name.
+            is_durable: False leaves it to the kernel when content and name reach the disk: enough for a process that
+                is killed, not for a power failure.
+        """
         target = self.target if target is None else target
         with reporting(target):
-            os.fsync(self.fd)
+            if is_durable:
+                os.fsync(self.fd)
             os.rename(self.path, target)
             self.is_placed = True
-            fsync_folder(os.path.dirname(target))
+            if is_durable:
+                fsync_folder(os.path.dirname(target))
         self._close()
 
     def discard(self) -> None:
@@ -125,7 +134,7 @@ def write_all(fd: int, content: bytes | memoryview) -> None:
     """Write all of the content; the system may take it in parts."""
     view = memoryview(content).cast("B")
     while view.nbytes:
-        view = view[os.write(fd, view) :]
+        view = view[os.write(fd, view[:WRITE_BYTES]) :]
 
 
 def remove_stale(folder: str) -> list[str]:

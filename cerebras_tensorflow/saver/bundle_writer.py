@@ -14,14 +14,13 @@ from cerebras_tensorflow.saver import bundle_format, string_tensor, writeback
 from cerebras_tensorflow.saver.atomic import PartialFile, fsync_folder, reporting
 from cerebras_tensorflow.saver.bundle_format import BundleEntry, BundleHeader
 from cerebras_tensorflow.saver.checksum import crc32c, mask
-from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import BytesLike, Place, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.sstable import write_table
 from cerebras_tensorflow.saver.tensor_types import STRING, is_string, number_of
-from cerebras_tensorflow.saver.writeback import WriteBehind
+from cerebras_tensorflow.saver.writeback import WRITE_BYTES, WriteBehind
 
 # Values go out in pieces of this size, so that a piece still is in cache when its checksum is taken.
 _PIECE_BYTES = 4 << 20
-_BUFFER_BYTES = 1 << 20
 _MAX_SHARDS = 99_999
 
 
@@ -32,13 +31,20 @@ class BundleWriter(TensorWriter):
         prefix: Path without the endings, as `tf.train.Saver.save` returns it. A checkpoint that stands there stays
             readable until the new one is complete, and is then replaced.
         shard_of: Data file of a tensor, from its name and size [B]; all go to file 0 by default.
+        is_durable: Whether `commit` waits for the disk.
 
     Raises:
         CheckpointError: If another process is writing this checkpoint, or the folder cannot be written.
     """
 
-    def __init__(self, prefix: str | os.PathLike[str], shard_of: Callable[[str, int], int] | None = None) -> None:
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str],
+        shard_of: Callable[[str, int], int] | None = None,
+        is_durable: bool = True,
+    ) -> None:
         self.path = os.path.abspath(prefix)
+        self._is_durable = is_durable
         self._shard_of = shard_of or (lambda name, num_bytes: 0)
         self._entries: dict[bytes, BundleEntry] = {}
         self._shards: dict[int, _Shard] = {}
@@ -56,12 +62,7 @@ class BundleWriter(TensorWriter):
             self.add_chunks(name, array.dtype, array.shape, [as_bytes(array)])
 
     def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
-        dtype = np.dtype(dtype)
-        if is_string(dtype):
-            raise ValueError(f"{name}: strings cannot be added in chunks; use add")
-        type_number = number_of(dtype)
-        shape = tuple(int(dim) for dim in shape)
-        size = bundle_format.num_elements(shape) * dtype.itemsize
+        dtype, type_number, shape, size = _layout(name, dtype, shape)
         shard = self._shard(name, size)
         offset = shard.position
         shard.reserve(size, self.path)
@@ -74,6 +75,15 @@ class BundleWriter(TensorWriter):
         if shard.position != offset + size:
             raise ValueError(f"{name}: the chunks hold {shard.position - offset} bytes, {dtype} {shape} has {size}")
         self._register(name, BundleEntry(type_number, shape, shard.number, offset, size, mask(crc)))
+
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place:
+        dtype, type_number, shape, size = _layout(name, dtype, shape)
+        shard = self._shard(name, size)
+        offset = shard.position
+        shard.reserve(size, self.path)
+        shard.skip(size, self.path)
+        self._register(name, BundleEntry(type_number, shape, shard.number, offset, size, mask(crc)))
+        return Place(self.path, lambda content, position: shard.write_at(content, offset + position))
 
     def commit(self) -> None:
         if self._index is None:
@@ -93,7 +103,7 @@ class BundleWriter(TensorWriter):
 
     def _commit(self, index: PartialFile) -> None:
         if 0 not in self._shards:
-            self._shards[0] = _Shard(self.path, 0)
+            self._shards[0] = _Shard(self.path, 0, self._is_durable)
         replaced = [
             path for path in glob.glob(glob.escape(self.path) + ".data-*") if bundle_format.parse_data_path(path)
         ]
@@ -108,7 +118,7 @@ class BundleWriter(TensorWriter):
             pairs += [(key, bundle_format.encode_entry(entry)) for key, entry in sorted(self._entries.items())]
             with reporting(self.path), open(index.fd, "wb", closefd=False) as file:
                 file.write(write_table(pairs))
-            index.commit()
+            index.commit(is_durable=self._is_durable)
         except BaseException:
             if not index.is_placed:
                 for path in placed:
@@ -117,7 +127,8 @@ class BundleWriter(TensorWriter):
         with reporting(self.path):
             for path in replaced:
                 os.unlink(path)
-            fsync_folder(os.path.dirname(self.path))
+            if self._is_durable:
+                fsync_folder(os.path.dirname(self.path))
 
     def _shard(self, name: str, num_bytes: int) -> _Shard:
         if self._index is None:
@@ -130,7 +141,7 @@ class BundleWriter(TensorWriter):
         if not 0 <= number < _MAX_SHARDS:
             raise ValueError(f"{name}: shard {number} is outside 0 to {_MAX_SHARDS - 1}")
         if number not in self._shards:
-            self._shards[number] = _Shard(self.path, number)
+            self._shards[number] = _Shard(self.path, number, self._is_durable)
         return self._shards[number]
 
     def _register(self, name: str, entry: BundleEntry) -> None:
@@ -140,12 +151,13 @@ class BundleWriter(TensorWriter):
 class _Shard:
     """One data file on its way; its final name waits for the number of all shards."""
 
-    def __init__(self, prefix: str, number: int) -> None:
+    def __init__(self, prefix: str, number: int, is_durable: bool) -> None:
+        self._is_durable = is_durable
         self.number = number
         self.position = 0
         self._partial = PartialFile(f"{prefix}.data-{number:05d}")
-        self._behind = WriteBehind(self._partial.fd)
-        self._file: BinaryIO = open(self._partial.fd, "wb", buffering=_BUFFER_BYTES, closefd=False)  # noqa: SIM115
+        self._behind = WriteBehind(self._partial.fd, is_durable)
+        self._file: BinaryIO = open(self._partial.fd, "wb", buffering=WRITE_BYTES, closefd=False)  # noqa: SIM115
 
     def reserve(self, num_bytes: int, prefix: str) -> None:
         with reporting(prefix):
@@ -153,19 +165,41 @@ class _Shard:
 
     def write(self, piece: np.ndarray[Any, np.dtype[np.uint8]], prefix: str) -> None:
         with reporting(prefix):
-            self._file.write(piece.data)
-            self._behind.wrote(piece.size)
+            if piece.size < WRITE_BYTES:
+                self._file.write(piece.data)
+                self._behind.wrote(piece.size)
+            else:
+                self._behind.write_at(piece.data, self.position)
+                self._file.seek(self.position + piece.size)
         self.position += piece.size
+
+    def skip(self, num_bytes: int, prefix: str) -> None:
+        """Leave room for bytes that `write_at` brings."""
+        self.position += num_bytes
+        with reporting(prefix):
+            self._file.seek(self.position)
+
+    def write_at(self, content: memoryview, offset: int) -> None:
+        self._behind.write_at(content, offset)
 
     def commit(self, path: str) -> None:
         with reporting(path):
             self._file.close()
             self._behind.finish()
-        self._partial.commit(path)
+        self._partial.commit(path, self._is_durable)
 
     def discard(self) -> None:
         self._behind.stop()
         self._partial.discard()
+
+
+def _layout(name: str, dtype: Any, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int, tuple[int, ...], int]:
+    """Return a tensor's type, TensorFlow's number of it, the shape, and the size [B]."""
+    dtype = np.dtype(dtype)
+    if is_string(dtype):
+        raise ValueError(f"{name}: strings cannot be added in chunks; use add")
+    shape = tuple(int(dim) for dim in shape)
+    return dtype, number_of(dtype), shape, bundle_format.num_elements(shape) * dtype.itemsize
 
 
 def _pieces(chunks: Iterable[BytesLike]) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:

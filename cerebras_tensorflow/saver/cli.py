@@ -99,8 +99,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs",
         type=int,
-        default=1,
-        help="threads: above 1, one reads ahead, and as many compress with gzip",
+        default=2,
+        help="threads that copy, and compress with gzip; default: 2",
+    )
+    parser.add_argument(
+        "--sync",
+        action="store_true",
+        help="wait until the disk has the result, so that it outlives a power failure; always so where it replaces one",
     )
     parser.add_argument("--verify", action="store_true", help="read the result again and compare it")
     parser.add_argument("--force", action="store_true", help="replace an existing target")
@@ -138,13 +143,14 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
     with convert.open_source(source, getattr(options, "accept_changed", False)) as reader:
         _check_kind(reader, is_to_h5)
         target = _target(target, is_to_h5)
-        convert.check_paths(reader.path, target, options.force)
+        # As with `cp`, the source is still there after a power failure; what is replaced would not be.
+        is_durable = convert.check_paths(reader.path, target, options.force) or options.sync
         total = convert.total_bytes(reader, selection)
         _check_space(target, total)
-        with _writer(options, reader, selection, target, is_to_h5) as writer:
+        with _writer(options, reader, selection, target, is_durable, is_to_h5) as writer:
             line = ProgressLine(total, sys.stderr, not options.quiet)
             try:
-                report = convert.copy(reader, writer, selection, line, options.jobs > 1)
+                report = convert.copy(reader, writer, selection, line, options.jobs)
             finally:
                 line.clear()
         if options.verify:
@@ -166,7 +172,12 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
 
 
 def _writer(
-    options: argparse.Namespace, reader: TensorReader, selection: Selection, target: str, is_to_h5: bool
+    options: argparse.Namespace,
+    reader: TensorReader,
+    selection: Selection,
+    target: str,
+    is_durable: bool,
+    is_to_h5: bool,
 ) -> TensorWriter:
     from cerebras_tensorflow.saver import convert, layout
 
@@ -180,14 +191,14 @@ def _writer(
     if not is_to_h5:
         from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
 
-        return BundleWriter(target, shard_of)
+        return BundleWriter(target, shard_of, is_durable)
     if shard_of is None:
         from cerebras_tensorflow.saver.h5_writer import H5Writer
 
-        return H5Writer(target, options.compression, options.jobs)
+        return H5Writer(target, options.compression, options.jobs, is_durable)
     from cerebras_tensorflow.saver.h5_sharded import ShardedH5Writer
 
-    return ShardedH5Writer(target, shard_of, options.compression, options.jobs)
+    return ShardedH5Writer(target, shard_of, options.compression, options.jobs, is_durable)
 
 
 def _selection(options: argparse.Namespace) -> Selection:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver import range_copy
 from cerebras_tensorflow.saver.checkpoint_names import files_of
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.inspection import aligned
 from cerebras_tensorflow.saver.interface import BytesLike, TensorReader, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.layout import Layout
+from cerebras_tensorflow.saver.range_copy import RangeCopier
 
 _AHEAD = 3
 
@@ -77,7 +79,7 @@ def copy(
     writer: TensorWriter,
     selection: Selection | None = None,
     progress: Callable[[int], None] | None = None,
-    is_reading_ahead: bool = False,
+    jobs: int = 2,
 ) -> Report:
     """Copy tensors from an open reader to an open writer; the caller commits.
 
@@ -86,7 +88,7 @@ def copy(
         writer: Target.
         selection: What to copy; all by default.
         progress: Called with the number of bytes of each piece.
-        is_reading_ahead: Read in a second thread while this one writes.
+        jobs: Threads that copy what both formats store as the same bytes. Above 1, one reads ahead of what they do not.
 
     Raises:
         CheckpointError, ValueError: As reader and writer.
@@ -94,23 +96,30 @@ def copy(
     selection = selection or Selection()
     num_bytes = 0
     names = selection.names(reader)
-    for name in names:
-        entry = reader.entry(name)
-        num_bytes += entry.num_bytes
-        if entry.dtype.kind == "O":
-            writer.add(name, reader.read(name))
-        else:
+    with RangeCopier(jobs, progress) as copier:
+        for name in names:
+            entry = reader.entry(name)
+            num_bytes += entry.num_bytes
             dtype = selection.dtype(name, entry.dtype)
+            if dtype == entry.dtype and entry.num_bytes >= range_copy.MIN_BYTES:
+                where = reader.extent(name)
+                place = None if where is None else writer.reserve(name, dtype, entry.shape, where.crc)
+                if where is not None and place is not None:
+                    copier.copy(name, where, entry.num_bytes, place)
+                    continue
+            if entry.dtype.kind == "O":
+                writer.add(name, reader.read(name))
+                if progress is not None:
+                    progress(entry.num_bytes)
+                continue
             pieces: Iterator[BytesLike] = reader.chunks(name)
-            if is_reading_ahead and entry.num_bytes > 16 << 20:
+            if jobs > 1 and entry.num_bytes > 16 << 20:
                 pieces = _ahead(pieces)
             if dtype != entry.dtype:
                 pieces = _cast(pieces, entry.dtype, dtype)
             writer.add_chunks(
                 name, dtype, entry.shape, _counted(pieces, dtype.itemsize, entry.dtype.itemsize, progress)
             )
-        if progress is not None and entry.dtype.kind == "O":
-            progress(entry.num_bytes)
     return Report(len(names), num_bytes, dict(getattr(reader, "skipped", {})))
 
 
@@ -124,8 +133,11 @@ def check_layout(reader: TensorReader, selection: Selection, layout: Layout) -> 
     layout.check(selection.names(reader))
 
 
-def check_paths(source: str, target: str, force: bool) -> None:
+def check_paths(source: str, target: str, force: bool) -> bool:
     """Check that a conversion would not overwrite its own source, nor anything else unasked.
+
+    Returns:
+        Whether something stands there that is to be replaced.
 
     Raises:
         CheckpointError: If it would.
@@ -138,6 +150,7 @@ def check_paths(source: str, target: str, force: bool) -> None:
         raise CheckpointError(f"{target}: source and target are the same checkpoint; choose another target")
     if target_files and not force:
         raise CheckpointError(f"{target_files[0]}: exists. Use --force to replace it, or choose another target.")
+    return bool(target_files)
 
 
 def compare(first: TensorReader, second: TensorReader, names: Sequence[str]) -> None:

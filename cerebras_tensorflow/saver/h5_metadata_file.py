@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from cerebras_tensorflow.saver.writeback import pwrite_all
+
 
 class MetadataFile:
     """The file object through which HDF5 writes its metadata.
@@ -63,11 +65,3 @@ class MetadataFile:
 
     def flush(self) -> None:
         """Durability is the commit's matter."""
-
-
-def pwrite_all(fd: int, view: memoryview, position: int) -> None:
-    """Write all of a flat byte view at a position; the system may take it in parts."""
-    while view.nbytes:
-        count = os.pwrite(fd, view, position)
-        view = view[count:]
-        position += count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +16,7 @@ from cerebras_tensorflow.saver.atomic import fsync_folder, reporting
 from cerebras_tensorflow.saver.checkpoint_names import shard_path, shards_of
 from cerebras_tensorflow.saver.h5_index import H5Record
 from cerebras_tensorflow.saver.h5_writer import H5Writer
-from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter
+from cerebras_tensorflow.saver.interface import BytesLike, Place, TensorWriter
 
 _MAX_SHARDS = 99_999
 
@@ -26,7 +27,7 @@ class ShardedH5Writer(TensorWriter):
     Args:
         path: Of the file with the index.
         shard_of: File of a tensor, from its name and size [B].
-        compression, jobs: As H5Writer's.
+        compression, jobs, is_durable: As H5Writer's.
     """
 
     def __init__(
@@ -35,12 +36,14 @@ class ShardedH5Writer(TensorWriter):
         shard_of: Callable[[str, int], int],
         compression: str = "none",
         jobs: int = 1,
+        is_durable: bool = True,
     ) -> None:
         self.path = os.path.abspath(path)
         self._shard_of = shard_of
         self._compression = compression
         self._jobs = jobs
-        self._index: H5Writer | None = H5Writer(self.path)
+        self._is_durable = is_durable
+        self._index: H5Writer | None = H5Writer(self.path, is_durable=is_durable)
         self._shards: dict[int, H5Writer] = {}
         self._names: set[str] = set()
 
@@ -50,11 +53,14 @@ class ShardedH5Writer(TensorWriter):
         self._names.add(name)
 
     def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
-        num_bytes = np.dtype(dtype).itemsize
-        for dim in shape:
-            num_bytes *= dim
-        self._shard(name, num_bytes).add_chunks(name, dtype, shape, chunks)
+        self._shard(name, _num_bytes(dtype, shape)).add_chunks(name, dtype, shape, chunks)
         self._names.add(name)
+
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place | None:
+        place = self._shard(name, _num_bytes(dtype, shape)).reserve(name, dtype, shape, crc)
+        if place is not None:
+            self._names.add(name)
+        return place
 
     def commit(self) -> None:
         if self._index is None:
@@ -85,7 +91,8 @@ class ShardedH5Writer(TensorWriter):
             for path in replaced:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-            fsync_folder(os.path.dirname(self.path))
+            if self._is_durable:
+                fsync_folder(os.path.dirname(self.path))
 
     def abort(self) -> None:
         for shard in self._shards.values():
@@ -105,5 +112,11 @@ class ShardedH5Writer(TensorWriter):
             raise ValueError(f"{name}: shard {number} is outside 0 to {_MAX_SHARDS - 1}")
         if number not in self._shards:
             stem, suffix = os.path.splitext(self.path)
-            self._shards[number] = H5Writer(f"{stem}-{number:05d}{suffix}", self._compression, self._jobs)
+            self._shards[number] = H5Writer(
+                f"{stem}-{number:05d}{suffix}", self._compression, self._jobs, self._is_durable
+            )
         return self._shards[number]
+
+
+def _num_bytes(dtype: Any, shape: tuple[int, ...]) -> int:
+    return int(np.dtype(dtype).itemsize * math.prod(shape))

@@ -17,8 +17,8 @@ from cerebras_tensorflow.saver.atomic import PartialFile, reporting, write_all
 from cerebras_tensorflow.saver.checkpoint_names import shards_of
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_index import H5Index, H5Record
-from cerebras_tensorflow.saver.h5_metadata_file import MetadataFile, pwrite_all
-from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.h5_metadata_file import MetadataFile
+from cerebras_tensorflow.saver.interface import BytesLike, Place, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.writeback import WriteBehind
 
 _PIECE_BYTES = 4 << 20
@@ -36,24 +36,28 @@ class H5Writer(TensorWriter):
         path: Final path. A file that stands there stays until the new one is complete.
         compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
         jobs: Threads that compress, for gzip; the file does not depend on it.
+        is_durable: Whether `commit` waits for the disk.
 
     Raises:
         ValueError: If the compression is unknown.
         CheckpointError: If another process is writing this file, or the folder cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], compression: str = "none", jobs: int = 1) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], compression: str = "none", jobs: int = 1, is_durable: bool = True
+    ) -> None:
         if compression not in h5_format.COMPRESSIONS:
             raise ValueError(f"compression {compression!r}: expected one of {', '.join(h5_format.COMPRESSIONS)}")
         self.path = os.path.abspath(path)
         self._compression = compression
+        self._is_durable = is_durable
         self.records: dict[str, H5Record] = {}
         self.is_placed = False
         self._partial: PartialFile | None = PartialFile(self.path)
         # An update that was cut short belongs to the file that stands there, not to the one to come.
         h5_update.replay(self.path)
         self._io = MetadataFile(self._partial.fd)
-        self._behind = WriteBehind(self._partial.fd)
+        self._behind = WriteBehind(self._partial.fd, is_durable)
         self._deflater = h5_compressed.Deflater(jobs) if compression == "gzip" else None
         self._file = h5py.File(
             self._io,
@@ -81,6 +85,18 @@ class H5Writer(TensorWriter):
         shape = tuple(int(dim) for dim in shape)
         self._add(name, type_name, shape, shape, chunks)
 
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place | None:
+        type_name = h5_format.type_name(np.dtype(dtype))
+        shape = tuple(int(dim) for dim in shape)
+        if self._compression != "none" or type_name == h5_format.STRING_TYPE:
+            return None
+        dataset, num_bytes = self._append(name, type_name, shape, shape, None)
+        offset = self._room(dataset, num_bytes)
+        with reporting(self.path):
+            self._io.check()
+        self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
+        return Place(self.path, lambda content, position: self._behind.write_at(content, offset + position))
+
     def commit(self) -> None:
         replaced = shards_of(self.path) if os.path.exists(self.path) else []
         self.commit_as(self.path, (), self.records)
@@ -101,7 +117,7 @@ class H5Writer(TensorWriter):
                 rest_crc = h5_index.rest_checksum(self._partial.fd, self.records, end)
                 os.lseek(self._partial.fd, end, os.SEEK_SET)
                 write_all(self._partial.fd, h5_index.encode(H5Index(records, shards, end, rest_crc)))
-            self._partial.commit(path)
+            self._partial.commit(path, self._is_durable)
         finally:
             self.abort()
 
@@ -126,29 +142,47 @@ class H5Writer(TensorWriter):
         shape: tuple[int, ...],
         chunks: Iterable[BytesLike],
     ) -> None:
-        if self._partial is None:
-            raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
-        if name in self.records:
-            raise ValueError(f"{self.path}: tensor {name!r} is added twice")
         stored = h5_format.stored_dtype(type_name)
-        num_bytes = h5_format.num_elements(stored_shape) * stored.itemsize
-        is_compressed = self._compression != "none" and num_bytes > 0 and bool(stored_shape)
+        is_compressed = self._compression != "none" and 0 not in stored_shape and bool(stored_shape)
         chunk_shape = h5_compressed.chunk_shape(stored_shape, stored.itemsize) if is_compressed else None
-        dataset = self._create(h5_format.quote(name), stored, stored_shape, chunk_shape)
-        self._describe(dataset, type_name, shape)
+        dataset, num_bytes = self._append(name, type_name, stored_shape, shape, chunk_shape)
         if chunk_shape is not None:
             offset = h5_index.NOT_CONTIGUOUS
             crc = h5_compressed.write_compressed(
                 dataset, name, stored, stored_shape, chunk_shape, chunks, self._deflater
             )
         else:
-            offset = dataset.get_offset() if num_bytes else 0
-            with reporting(self.path):
-                writeback.reserve(self._partial.fd, offset, num_bytes)
-            crc = _write_contiguous(self._partial.fd, self._behind, name, offset, num_bytes, chunks, self.path)
+            offset = self._room(dataset, num_bytes)
+            crc = _write_contiguous(self._behind, name, offset, num_bytes, chunks, self.path)
         with reporting(self.path):
             self._io.check()
         self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
+
+    def _append(
+        self,
+        name: str,
+        type_name: str,
+        stored_shape: tuple[int, ...],
+        shape: tuple[int, ...],
+        chunk_shape: tuple[int, ...] | None,
+    ) -> tuple[h5d.DatasetID, int]:
+        """Return a new dataset with its attributes, and the size of its values [B]."""
+        if self._partial is None:
+            raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
+        if name in self.records:
+            raise ValueError(f"{self.path}: tensor {name!r} is added twice")
+        stored = h5_format.stored_dtype(type_name)
+        dataset = self._create(h5_format.quote(name), stored, stored_shape, chunk_shape)
+        self._describe(dataset, type_name, shape)
+        return dataset, h5_format.num_elements(stored_shape) * stored.itemsize
+
+    def _room(self, dataset: h5d.DatasetID, num_bytes: int) -> int:
+        """Return the offset of a contiguous dataset's values, space on the disk reserved."""
+        assert self._partial is not None
+        offset = int(dataset.get_offset()) if num_bytes else 0
+        with reporting(self.path):
+            writeback.reserve(self._partial.fd, offset, num_bytes)
+        return offset
 
     def _create(
         self, link: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk_shape: tuple[int, ...] | None
@@ -198,7 +232,6 @@ class _Attributes:
 
 
 def _write_contiguous(
-    fd: int,
     behind: WriteBehind,
     name: str,
     offset: int,
@@ -216,8 +249,7 @@ def _write_contiguous(
                 raise ValueError(f"{name}: the chunks hold more than the {num_bytes} bytes of its shape and type")
             crc = crc32c(piece, crc)
             with reporting(path):
-                pwrite_all(fd, piece.data, offset + done)
-                behind.wrote(piece.size)
+                behind.write_at(piece.data, offset + done)
             done += piece.size
     if done != num_bytes:
         raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")

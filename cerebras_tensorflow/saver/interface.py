@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
@@ -46,6 +46,19 @@ class StoredExtent:
     path: str
     offset: int
     crc: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Room in a checkpoint that is being written, for the bytes of one tensor.
+
+    Attributes:
+        path: The checkpoint, for messages.
+        write: Writes bytes at a position of the tensor; from any thread.
+    """
+
+    path: str
+    write: Callable[[memoryview, int], None]
 
 
 class TensorReader(ABC):
@@ -165,9 +178,24 @@ class TensorWriter(ABC):
             CheckpointError: As `add`.
         """
 
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place | None:
+        """Append a tensor whose bytes the caller puts into the place returned, before `commit`.
+
+        Args:
+            name, dtype, shape: As `add_chunks`.
+            crc: CRC-32C of the little-endian bytes; the caller sees to it that they have it.
+
+        Returns:
+            The place, or None if this writer does not store the bytes as they are; nothing is appended then.
+
+        Raises:
+            ValueError, CheckpointError: As `add_chunks`.
+        """
+        return None
+
     @abstractmethod
     def commit(self) -> None:
-        """Make the checkpoint durable under its final name."""
+        """Give the checkpoint its final name; durable, unless the writer was told otherwise."""
 
     @abstractmethod
     def abort(self) -> None:

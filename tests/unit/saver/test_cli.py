@@ -55,7 +55,7 @@ def test_help_needs_neither_tensorflow_nor_numpy() -> None:
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("options", [[], ["--shard-size", "40B"], ["--jobs", "2"]])
+@pytest.mark.parametrize("options", [[], ["--shard-size", "40B"], ["--jobs", "1"], ["--sync"]])
 def test_both_ways_give_the_same_bytes_back(tmp_path: Path, source: str, options: list[str]) -> None:
     h5, back = str(tmp_path / "new" / "x.h5"), str(tmp_path / "back")
     assert cli.tensorflow_to_h5([source, h5, "--verify", "--quiet", *options]) == 0
