@@ -71,7 +71,9 @@ class RemoteSystem(System):
 
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         messages = protocol.load(PROTO).messages
-        begin = messages.Begin(execution_mode=execution_mode, description=description, user=jobs.user_name())
+        begin = messages.Begin(
+            execution_mode=execution_mode, description=description, user=jobs.user_name(), labels=_own_labels()
+        )
         requests.put(messages.RunRequest(begin=begin))
         with _channel(self.address) as channel:
             events = (
@@ -145,6 +147,17 @@ def _listens(address: str) -> bool:
     threading.Thread(target=connect, daemon=True).start()
     ended.wait(CONNECT_TIMEOUT_S)
     return found.is_set()
+
+
+def _own_labels() -> dict[str, str]:
+    """Return the labels of the launch that this process belongs to, if it belongs to one."""
+    environment = env.read()
+    if environment.job_id is None or not environment.job_id.isdigit():
+        return {}
+    try:
+        return dict(jobs.record(environment.home, int(environment.job_id)).labels)
+    except SystemStateError:
+        return {}
 
 
 def _first_job(events: Any, on_wait: Callable[[str], None] | None) -> RemoteJob:

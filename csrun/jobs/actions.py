@@ -77,8 +77,11 @@ def export_log(home: Path, job_id: str, target: Path) -> Path:
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("job.json", json.dumps(job_object(job), indent=2, sort_keys=True))
-            for file in sorted(jobs.job_folder(home, job.id).iterdir()):
-                archive.write(file, file.name)
+            folder = jobs.job_folder(home, job.id)
+            # Logs and what became of the tasks; not how they find each other, which holds a token.
+            for file in sorted(folder.rglob("*")):
+                if file.suffix == ".log" or file.name.startswith("task-"):
+                    archive.write(file, file.relative_to(folder))
     except OSError as exc:
         path.unlink(missing_ok=True)
         raise ResourceError(f"cannot export the log of job {job_id}: {exc}") from exc

@@ -19,6 +19,7 @@ from csrun.jobs.resources import one_line
 
 NAME_LIMIT = 64
 DESCRIPTION_LIMIT = 4096
+LABELS_LIMIT = 64
 
 PROTOCOL = protocol.load(remote.PROTO)
 protos = PROTOCOL.messages
@@ -53,7 +54,8 @@ class Systems:
         host = context.peer().rsplit(":", 1)[0].partition(":")[2]
         user = f"{one_line(begin.user)[:NAME_LIMIT] or 'unknown'}@{host}"
         description = begin.description[:DESCRIPTION_LIMIT]
-        job = jobs.submit(self._home, self._name, begin.execution_mode, description, user=user)
+        labels = {key[:NAME_LIMIT]: value[:NAME_LIMIT] for key, value in list(begin.labels.items())[:LABELS_LIMIT]}
+        job = jobs.submit(self._home, self._name, begin.execution_mode, description, labels, user)
         phase, message = jobs.FAILED, "the client went away"
         try:
             ended = _first_end(requests)

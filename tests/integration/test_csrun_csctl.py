@@ -97,6 +97,16 @@ def test_log_export(run, home: Path, tmp_path: Path) -> None:
         assert json.loads(archive.read("job.json"))["meta"]["name"] == job_id
 
 
+def test_an_exported_log_does_not_hold_the_token_of_a_weight_server(run, home: Path, tmp_path: Path) -> None:
+    submitted = jobs.submit(home, "cs2-embedded", "pipelined")
+    (submitted.folder / "weight-server-0.json").write_text('{"token": "secret"}')
+    (submitted.folder / "weight-server-0.log").write_text("ready")
+    path = Path(run("csctl", "log-export", submitted.id, "-p", str(tmp_path)).stdout.strip())
+    submitted.finish(jobs.SUCCEEDED)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["job.json", "weight-server-0.log"]
+
+
 def test_errors_are_one_line_and_code_1(run) -> None:
     for words in (("get", "foo"), ("get", "job", "nope"), ("cancel", "job", "nope"), ("label", "job", "nope", "a=1")):
         done = run("csctl", *words)

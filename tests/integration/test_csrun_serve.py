@@ -164,3 +164,15 @@ def test_a_process_with_tensorflow_can_hold_a_served_system(serve) -> None:
     done = subprocess.run([sys.executable, "-c", code, serve()], input="", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("wsjob-")
+
+
+def test_the_labels_of_a_launch_are_those_of_its_job_on_the_server(serve, server_home: Path, run) -> None:
+    address = serve()
+    code = (
+        "import sys; from cerebras_tensorflow.system import registry\n"
+        "with registry.find(sys.argv[2]).run('pipelined'): pass"
+    )
+    labels = ("--job-labels", "model=gptj,run=1")
+    done = run("csrun_wse", "--executor", "embedded", *labels, "python", "-c", code, "--cs_ip", address)
+    assert done.returncode == 0, done.stderr
+    assert jobs.listed(server_home, jobs.FINISHED)[0].labels == {"model": "gptj", "run": "1"}
