@@ -15,9 +15,10 @@ import numpy as np
 import yaml
 
 from cerebras_tensorflow.converter import releases
-from cerebras_tensorflow.converter.configs import from_hf, to_hf, warn_unmatched
+from cerebras_tensorflow.converter.configs import from_hf, matches, to_hf, warn_unmatched
 from cerebras_tensorflow.converter.convert import Conversion
 from cerebras_tensorflow.converter.models import MODELS
+from cerebras_tensorflow.converter.progress import Watch, unwatched
 from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, ConfigConversionError, Model, family
 from cerebras_tensorflow.converter.sharded import open_any, stem
 from cerebras_tensorflow.converter.torch_file import TorchReader
@@ -31,6 +32,7 @@ from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 4 << 20
+_CONVERTING, _VERIFYING = "Converting Checkpoint", "Verifying Checkpoint"
 
 
 class UnsupportedConversionError(CerebrasError):
@@ -48,6 +50,7 @@ class Options:
         drop_unmatched_keys: Leave out tensors that no rule knows instead of refusing.
         verify: Read the written checkpoint back and compare.
         debug: Print which names become which.
+        watch: Is given the tensors as they are done, to show how far that is.
     """
 
     output_dir: str | None = None
@@ -56,6 +59,7 @@ class Options:
     drop_unmatched_keys: bool = False
     verify: bool = False
     debug: bool = False
+    watch: Watch = unwatched
 
 
 def convert_config_from_file(
@@ -72,7 +76,10 @@ def convert_config_from_file(
         read_config(config_file, src_fmt)
         converted = releases.convert_config(table, _content(config_file, src_fmt), src_fmt, tgt_fmt)
     else:
-        converted = convert_config(model, src_fmt, tgt_fmt, read_config(config_file, src_fmt))
+        section = read_config(config_file, src_fmt)
+        converted = convert_config(model, src_fmt, tgt_fmt, section)
+        if options.debug:
+            print("\n".join(matches(table, section, src_fmt, tgt_fmt)))
     return _write_config(options, config_file, tgt_fmt, converted)
 
 
@@ -109,6 +116,8 @@ def convert_checkpoint_from_file(
         warn_unmatched(table, section, src_fmt)
         values = to_hf(table, section, src_fmt)
         converted = from_hf(table, values, tgt_fmt)
+        if options.debug:
+            print("\n".join(matches(table, section, src_fmt, tgt_fmt)))
     path = _target_path(options, checkpoint_file, tgt_fmt)
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open_any(checkpoint_file) as reader:
@@ -185,7 +194,7 @@ def _write(options: Options, conversion: Conversion, path: str, target: str) -> 
     logger.info("Saving...")
     is_wrapped = family(target) in (CS, CS_OLD)
     with _writer(options, path, conversion, target) as writer:
-        for output in conversion.outputs:
+        for output in options.watch(conversion.outputs, len(conversion.outputs), _CONVERTING):
             if options.debug:
                 print(conversion.describe(output))
             # HDF5 has the dict of a Model Zoo checkpoint flattened.
@@ -194,7 +203,7 @@ def _write(options: Options, conversion: Conversion, path: str, target: str) -> 
     if options.verify:
         prefix = "model." if is_wrapped else ""
         with open_any(path) as written:
-            for output in conversion.outputs:
+            for output in options.watch(conversion.outputs, len(conversion.outputs), _VERIFYING):
                 _compare(path, written, prefix + output.name, conversion.value(output))
         logger.info("Verified %d tensors of %s", len(conversion.outputs), path)
 
@@ -222,21 +231,25 @@ def _h5_writer(path: str) -> TensorWriter:
 
 def _copy(options: Options, table: Model, reader: TensorReader, path: str, target: str) -> None:
     """All that a checkpoint holds, optimizer state too, under the names of the other of cs-1.7 and cs-1.8."""
+
+    def watched(values: Iterable[tuple[str, Any]], words: str = _CONVERTING) -> Iterable[tuple[str, Any]]:
+        return options.watch(values, len(reader.names()), words)
+
     if isinstance(reader, TorchReader):
         tree = releases.renamed_tree(table, reader, target)
         is_h5 = options.export_h5_checkpoint
         renamed = functools.partial(releases.flattened, tree, reader, with_numbers=is_h5)
         if is_h5:
-            _add_all(_h5_writer(path), renamed())
+            _add_all(_h5_writer(path), watched(renamed()))
         else:
             # The tree names tensors as the source does.
-            _add_all(TorchWriter(path, tree=tree), ((name, reader.read(name)) for name in reader.names()))
+            _add_all(TorchWriter(path, tree=tree), watched((name, reader.read(name)) for name in reader.names()))
     else:
         renamed = functools.partial(releases.renamed, table, reader, target)
-        _add_all(_h5_writer(path), renamed())
+        _add_all(_h5_writer(path), watched(renamed()))
     if options.verify:
         with open_any(path) as written:
-            for name, value in renamed():
+            for name, value in watched(renamed(), words=_VERIFYING):
                 _compare(path, written, name, value)
 
 

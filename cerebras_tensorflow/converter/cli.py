@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from cerebras_tensorflow.converter import api, listing
 from cerebras_tensorflow.converter.convert import UnmatchedKeysError
 from cerebras_tensorflow.converter.models import MODELS
+from cerebras_tensorflow.converter.progress import unwatched, watch_on
 from cerebras_tensorflow.converter.rules import ConfigConversionError
 from cerebras_tensorflow.errors import CerebrasError
 
 EXIT_FAILED = 1
+_COMMANDS = ("list", "convert-config", "convert")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # The lines of the original: WARNING:root:Key not matched: use_cache
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:root:%(message)s")
-    options = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
+        print("Unrecognized command")
+        parser.print_help()
+        return EXIT_FAILED
+    options = parser.parse_args(words)
     if options.command == "list":
         return _list(options)
     try:
@@ -47,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _convert(options: argparse.Namespace) -> None:
     formats = (options.model, options.src_fmt, options.tgt_fmt)
     if options.command == "convert-config":
-        settings = api.Options(options.output_dir)
+        settings = api.Options(options.output_dir, debug=options.debug)
         print(f"Config saved to {api.convert_config_from_file(*formats, options.config_file, settings)}")
         return
     settings = api.Options(
@@ -57,6 +65,7 @@ def _convert(options: argparse.Namespace) -> None:
         drop_unmatched_keys=options.drop_unmatched_keys,
         verify=options.verify,
         debug=options.debug,
+        watch=unwatched if options.no_progress_bar else watch_on(sys.stderr),
     )
     saved = api.convert_checkpoint_from_file(*formats, options.checkpoint_file, options.config, settings)
     print(f"Checkpoint saved to {saved[0]}")
@@ -77,7 +86,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="convert_checkpoint", description="Convert checkpoints and configs.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list | convert-config | convert")
+    commands = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(_COMMANDS))
     listed = commands.add_parser("list", help="models and formats")
     listed.add_argument("model", nargs="?", default="all")
     listed.add_argument("--hide-notes", action="store_true", help="leave out the column of classes and caveats")
@@ -91,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--export-h5-checkpoint", action="store_true", help="HDF5 instead of a torch file")
     output.add_argument("--export-safetensors", action="store_true", help="to hf: safetensors instead of a torch file")
     convert.add_argument("--verify", action="store_true", help="read the result back and compare")
-    convert.add_argument("--no-progress-bar", action="store_true", help="accepted; there is none")
+    convert.add_argument("--no-progress-bar", action="store_true", help="no bar on a terminal either")
     formats = "hf, cs-1.6, cs-1.7, cs-1.8, cs-1.9 or tf, as `list` says for the model"
     for command in (config, convert):
         command.add_argument("--model", required=True, help="as `list` has it")

@@ -71,6 +71,13 @@ def unmatched(model: Model, config: Config, source: str) -> list[str]:
     return [] if kind == TF else [key for key in config if key not in known]
 
 
+def matches(model: Model, config: Config, source: str, target: str) -> list[str]:
+    """Return which keys of a config become which of the target's, one line each, as --debug prints them."""
+    kinds = [family(name) if family(name) in (HF, TF) else CS for name in (source, target)]
+    names = {getattr(key, kinds[0]): getattr(key, kinds[1]) for key in model.config_keys}
+    return [f"Matched {name} -> {names[name]} action: None" for name in config if names.get(name) is not None]
+
+
 def from_hf(model: Model, config: Config, target: str) -> Config:
     """Return a config in another format's names, as its file holds it.
 

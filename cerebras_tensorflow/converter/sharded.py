@@ -62,11 +62,11 @@ def _shards(path: str) -> list[str] | None:
     folder = Path(path).parent
     if path.endswith(_INDEX_SUFFIX):
         try:
-            names = set(json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"].values())
+            weight_map = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"]
+            # A name that leads elsewhere must not make us read elsewhere.
+            return [str(folder / Path(name).name) for name in sorted(set(weight_map.values()))]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise CheckpointError(f"{path}: not the index of a sharded checkpoint: {exc}") from exc
-        # A name that leads elsewhere must not make us read elsewhere.
-        return [str(folder / Path(name).name) for name in sorted(names)]
     match = _SHARD.fullmatch(path)
     if match is None:
         return None

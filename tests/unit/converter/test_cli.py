@@ -242,6 +242,39 @@ def test_our_checkpoints_are_tensorflow_or_hdf5_either_way(flags: tuple[str, ...
             np.testing.assert_array_equal(reader.read(key), value)
 
 
+def test_an_unknown_command_is_told_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transform", "--model", "gpt2"]) == 1
+    assert capsys.readouterr().out.startswith("Unrecognized command\nusage: convert_checkpoint")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"w": 1}}', "no JSON"])
+def test_what_is_no_index_of_shards_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "m.bin.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match="not the index of a sharded checkpoint"):
+        open_any(tmp_path / "m.bin.index.json")
+
+
+@pytest.mark.parametrize("command", ["convert", "convert-config"])
+def test_debug_prints_which_settings_become_which(
+    command: str, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--model",
+        "gpt2",
+        "--src-fmt",
+        "hf",
+        "--tgt-fmt",
+        "cs-1.8",
+        "--debug",
+        "--output-dir",
+        str(source / "out"),
+    ]
+    config = str(source / "config.json")
+    files = ["--config", config, str(source / "pytorch_model.bin")] if command == "convert" else [config]
+    assert main([command, *words, *files]) == 0
+    assert "Matched n_embd -> hidden_size action: None\n" in capsys.readouterr().out
+
+
 def test_debug_prints_which_names_become_which(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(source, "cs-1.8", "--debug") == 0
     printed = capsys.readouterr().out
