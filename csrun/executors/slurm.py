@@ -194,8 +194,9 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     if lost_nodes and not chief_is_done and not (folder / STOP_FILE).exists():
         on_them = [(task, records[task.rank]) for task in plan.tasks]
         roles = [named(task, end.node) for task, end in on_them if end is not None and end.node in lost_nodes]
-        lost_roles = f"{', '.join(lost_nodes)}, and with it {_few(roles)}"
-        raise NodeLostError(f"Slurm has lost {lost_roles}; the log is {log}. {RESUME}", srun_code or 1)
+        # Tasks that had not come to their first line yet are not known by their node.
+        what = ", ".join(lost_nodes) + (f", and with it {_few(roles)}" if roles else "")
+        raise NodeLostError(f"Slurm has lost {what}; the log is {log}. {RESUME}", srun_code or 1)
     if found and lost and (srun_code != 0 or not chief_has_ended) and not (folder / STOP_FILE).exists():
         gone = _few([without_a_word(plan.tasks[rank], records[rank]) for rank in lost])
         raise CommandError(f"{gone}; the log is {log}. {RESUME}", srun_code or 1)
@@ -214,4 +215,4 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
 
 def _few(names: Sequence[str]) -> str:
     """Return the first of some names, so that a launch of a hundred tasks still says what happened in a line or two."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none of its tasks"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -47,7 +47,7 @@ with tf.compat.v1.Session(config=config) as session:
 def rate(workers: int, batches: int) -> float:
     """Return the rate of one launch [batches/s]."""
     launcher = "import sys; from csrun.cli import csrun_wse; sys.exit(csrun_wse())"
-    options = ["--executor", "embedded", "--input-workers", str(workers)]
+    options = ["--executor", "embedded", "--input-workers", str(workers), "--local-tasks", str(workers)]
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "CEREBRAS_HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-c", launcher, *options, "python", "-c", CHIEF, str(batches)]
@@ -67,9 +67,14 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, {arguments.runs} runs of {arguments.batches}"
     )
     print(f"{'workers':>7}  {'batches/s (median)':>18}  {'spread':>13}  ratio to the first")
+    found: dict[int, list[float]] = {workers: [] for workers in arguments.workers}
+    # In turns, so that other work on the machine hits all alike.
+    for _ in range(arguments.runs):
+        for workers in arguments.workers:
+            found[workers].append(rate(workers, arguments.batches))
     first = None
-    for workers in arguments.workers:
-        rates = sorted(rate(workers, arguments.batches) for _ in range(arguments.runs))
+    for workers, rates in found.items():
+        rates.sort()
         median = statistics.median(rates)
         first = first or median
         print(f"{workers:7d}  {median:18.1f}  {rates[0]:6.1f}-{rates[-1]:6.1f}  {median / first:.2f}", flush=True)

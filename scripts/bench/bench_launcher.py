@@ -1,8 +1,9 @@
-"""What does the launcher cost? Answer in milliseconds of wall time, best and median of several runs.
+"""What does the launcher cost? Answer in milliseconds of wall and CPU time, best and median of several rounds.
 
     python scripts/bench/bench_launcher.py [--runs 15] [--jobs 10000]
 
-The home of all commands holds that many finished jobs.
+The home of all commands holds that many finished jobs. Each round runs every command once, so that other work on the
+machine hits all alike; CPU time depends on it least.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -55,21 +57,32 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = arguments.runs
     where = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    print(f"{where}, {runs} runs, {arguments.jobs} finished jobs; wall time [ms]")
+    print(f"{where}, {runs} rounds, {arguments.jobs} finished jobs; times [ms]")
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
     with tempfile.TemporaryDirectory() as home:
         fill(Path(home), arguments.jobs)
         environ = {**os.environ, "CEREBRAS_HOME": home}
-        for name, words in CASES.items():
-            if ":" in words[0]:
-                module, function = words[0].split(":")
-                starter = f"import sys; from {module} import {function} as f; sys.exit(f())"
-                words = [sys.executable, "-c", starter, *words[1:]]
-            times_ms = []
-            for _ in range(runs):
-                begin = time.perf_counter()
-                subprocess.run(words, env=environ, check=True, capture_output=True)
-                times_ms.append(1000 * (time.perf_counter() - begin))
-            print(f"{name:<30} best {min(times_ms):6.0f}   median {statistics.median(times_ms):6.0f}")
+        for _ in range(runs):
+            for name, words in CASES.items():
+                found[name].append(_times_ms(words, environ))
+    for name, times in found.items():
+        wall, cpu = zip(*times, strict=True)
+        print(
+            f"{name:<30} wall: best {min(wall):5.0f}  median {statistics.median(wall):5.0f}   "
+            f"CPU: best {min(cpu):5.0f}  median {statistics.median(cpu):5.0f}"
+        )
+
+
+def _times_ms(words: list[str], environ: dict[str, str]) -> tuple[float, float]:
+    """Return wall and CPU time of a command [ms]."""
+    if ":" in words[0]:
+        module, function = words[0].split(":")
+        starter = f"import sys; from {module} import {function} as f; sys.exit(f())"
+        words = [sys.executable, "-c", starter, *words[1:]]
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(words, env=environ, check=True, capture_output=True)
+    wall_ms, after = 1000 * (time.perf_counter() - begin), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_ms, 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 if __name__ == "__main__":

@@ -209,6 +209,9 @@ def test_a_lost_node_gives_a_clear_error_and_a_resumable_state(
 ) -> None:
     child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "python", "-c", SAVING, str(tmp_path / "x")))
     read_until(child, "step 1")
+    folder = jobs.job_folder(home, jobs.listed(home)[0].id)
+    while not all((folder / f"task-{rank}.json").exists() for rank in (5, 6, 7)):
+        assert child.poll() is None
     with lost_node("node3"):
         output, _ = child.communicate(timeout=120)
     assert child.returncode != 0, output
@@ -250,7 +253,7 @@ def test_a_launch_that_tolerates_a_lost_node_resumes_on_the_others(
     assert read_until(child, r"started at (\d+)").group(1) == "0"
     read_until(child, "step 5")
     with lost_node(node):
-        read_until(child, rf"csrun: Slurm has lost {node}, and with it .* Starting again, 1 of at most 3 times")
+        read_until(child, rf"csrun: Slurm has lost {node}[,;] .* Starting again, 1 of at most 3 times")
         assert int(read_until(child, r"started at (\d+)").group(1)) >= 5
         (tmp_path / "goal").touch()
         output, _ = child.communicate(timeout=60)
