@@ -93,6 +93,16 @@ def _request(parsed: Parsed, here: site.Site) -> Request:
     """Return the sizes of a launch: the options, and the site's defaults for what they leave open."""
     tasks = parsed.number("tasks-per-node")
     cpus = parsed.number("cpus-per-task")
+    workers, servers = parsed.number("input-workers"), parsed.number("weight-servers")
+    if workers is not None or servers is not None:
+        others = [name for name in ("total-nodes", "tasks-per-node", "single-task-nodes") if name in parsed.values]
+        if others:
+            raise UsageError(
+                f"ERROR: --input-workers and --weight-servers are for a launch on one node; with --{others[0]} the "
+                "input workers are the tasks of the nodes with several, weight servers the single-task nodes but one"
+            )
+        size = 1 + (servers or 0) + (workers or 0)
+        return Request(1, size, cpus, gres=here.gres, weight_servers=servers or 0)
     node_cpus = here.tasks_per_node * here.cpus_per_task
     request = Request(
         total_nodes=parsed.number("total-nodes") or here.nodes,

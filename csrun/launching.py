@@ -14,7 +14,7 @@ from cerebras_tensorflow.system import jobs, registry
 from cerebras_tensorflow.system.state import check_admits
 from csrun import interpreters, process
 from csrun.executors.embedded import Embedded
-from csrun.executors.interface import Executor, Launch
+from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.options import Parsed, UsageError, command_hint
 from csrun.plan import LaunchPlan
 from csrun.site import EXECUTORS, Site
@@ -33,7 +33,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     Raises:
         SystemNotFoundError, SystemStateError, ExecModeError: If the system cannot take the run; before anything starts.
     """
-    executor = make_executor(chosen_executor(here, parsed), program, parsed)
+    executor = make_executor(chosen_executor(here, parsed), program, here, parsed)
     hints = command_hints(plan.command)
     labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
     system = registry.find(hints.cs_ip)
@@ -55,6 +55,8 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
         _tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
         code = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), _tell))
         phase, message = _verdict(code)
+        if phase == jobs.FAILED and 128 < code <= 128 + signal.SIGRTMAX:
+            _tell(f"csrun: {_how_killed(code)} on {job.record.host}; the log is {job.record.log}. {RESUME}")
         return code
     except process.CommandError as exc:
         message = f"{exc}{command_hint(parsed)}"
@@ -78,20 +80,17 @@ def chosen_executor(here: Site, parsed: Parsed) -> str:
     return name
 
 
-def make_executor(name: str, program: tuple[str, ...], parsed: Parsed) -> Executor:
+def make_executor(name: str, program: tuple[str, ...], here: Site, parsed: Parsed) -> Executor:
     """Return an executor by its name, with the options that are its own."""
-    counts = {option: parsed.number(option) or 0 for option in ("input-workers", "weight-servers")}
     tolerates = parsed.truth("tolerate-node-failure", False)
     if name == "slurm":
         from csrun.executors.slurm import Slurm
 
-        for option, count in counts.items():
-            if count:
-                _tell(f"csrun: --{option} {count} has no effect: Slurm's plan says how many there are")
         return Slurm(program, tolerates)
     if tolerates:
         _tell("csrun: --tolerate-node-failure has no effect on one machine")
-    return Embedded(*counts.values())
+    most = parsed.number("local-tasks")
+    return Embedded(here.local_tasks if most is None else most)
 
 
 def command_hints(command: Sequence[str]) -> Hints:
@@ -136,6 +135,13 @@ def _verdict(code: int) -> tuple[str, str]:
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return jobs.CANCELLED, f"stopped by {signal.Signals(code - 128).name}"
     return jobs.FAILED, f"exit code {code}"
+
+
+def _how_killed(code: int) -> str:
+    number = code - 128
+    names = {item.value: item.name for item in signal.Signals}
+    reason = " (killed by somebody, or its host was out of memory)" if number == signal.SIGKILL else ""
+    return f"the chief was ended by {names.get(number, f'signal {number}')}{reason}"
 
 
 def _tell(line: str) -> None:

@@ -2,12 +2,12 @@
 
 | request | components (groups of nodes of one Slurm job) |
 |---|---|
-| 1 node | 1 node, T tasks, with the CS system |
+| 1 node | 1 node, T tasks, with the CS system; `--input-workers I --weight-servers W` make T = 1 + W + I |
 | N nodes | 1 node with the CS system : N-1 nodes, T tasks each |
 | N nodes, S of them single-task | S times 1 node with 1 task, the first with the CS system : N-S nodes, T tasks each |
 
 Rank 0 is the chief. The other single-task nodes hold shares of the weights (our reading: no public text says what the
-second one is for). All other tasks are input workers.
+second one is for); on one node the next W tasks do. All other tasks are input workers.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Request:
         single_task_nodes: Nodes with one task, fewer than total_nodes.
         is_cyclic: Whether consecutive ranks lie on different nodes.
         gres: Slurm's name of the CS system; empty: none.
+        weight_servers: Tasks behind the chief that hold weights, of a launch on one node.
     """
 
     total_nodes: int
@@ -42,6 +43,7 @@ class Request:
     single_task_nodes: int = 0
     is_cyclic: bool = False
     gres: str = ""
+    weight_servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def make_plan(request: Request, command: Sequence[str]) -> LaunchPlan:
         )
     components = _components(request)
     nodes = _nodes_by_rank(components)
-    first_worker = max(request.single_task_nodes, 1)
+    first_worker = max(request.single_task_nodes, 1) + request.weight_servers
     tasks = []
     for rank, node in enumerate(nodes):
         if rank == 0:
@@ -140,9 +142,20 @@ def layout(plan: LaunchPlan) -> str:
             "single_task_nodes": request.single_task_nodes,
             "cpus_per_task": request.cpus_per_task,
             "is_cyclic": request.is_cyclic,
+            "weight_servers": request.weight_servers,
             "tasks": len(plan.tasks),
         }
     )
+
+
+def folded(plan: LaunchPlan, most: int) -> tuple[Task, ...]:
+    """Return the tasks of a plan that run on one machine: the chief, and at most so many of each other role."""
+    return tuple(task for task in plan.tasks if task.role == CHIEF or task.role_index < most)
+
+
+def counts(tasks: Sequence[Task]) -> dict[str, int]:
+    """Return how many tasks of each role there are that stand by for the chief."""
+    return {role: sum(task.role == role for task in tasks) for role in (WEIGHT_SERVER, INPUT_WORKER)}
 
 
 def task_environment(plan: LaunchPlan, task: Task, job_number: int) -> dict[str, str]:

@@ -39,6 +39,7 @@ def run(
     log: Path | None = None,
     keep_open: Sequence[int] = (),
     kill_after_s: Callable[[], float | None] = lambda: None,
+    has_failed: Callable[[], bool] = lambda: False,
     stop: Callable[[int, signal.Signals], None] | None = None,
     kill: Callable[[int], None] | None = None,
 ) -> int:
@@ -53,7 +54,9 @@ def run(
         log: File that gets a copy of the output. None: the child writes to this process's own output, maybe a terminal.
         keep_open: File descriptors that the child inherits, besides the standard ones.
         kill_after_s: Asked after the first signal: time until the child is killed anyway [s], or None.
-        stop: Asks the child, by its process number, to stop for a signal; by default the signal goes to its group.
+        has_failed: Asked whenever a child of this process has ended: whether the command shall stop, as by SIGTERM.
+        stop: Asks the child, by its process number, to stop for a signal; by default the signal goes to its group. A
+            child with such a way of its own does not have the terminal, neither for signals nor to read from.
         kill: Ends the child; by default SIGKILL goes to its group.
 
     Raises:
@@ -72,16 +75,24 @@ def run(
         stack.enter_context(_handlers({signal.SIGTTOU: signal.SIG_IGN}))
         previous = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         stack.callback(signal.set_wakeup_fd, previous)
-        terminal = _own_terminal()
-        child = _start(argv, environ, log is not None, keep_open, terminal)
+        # A child that is asked to stop in a way of its own must not get the terminal's Ctrl-C past that way.
+        terminal = _own_terminal() if stop is None else None
+        stdin = subprocess.DEVNULL if stop is not None and os.isatty(0) else None
+        child = _start(argv, environ, log is not None, keep_open, terminal, stdin)
         if terminal is not None:
             stack.callback(os.tcsetpgrp, terminal, os.getpgrp())
         copy = None if log is None else stack.enter_context(log.open("ab", buffering=0))
-        return _attend(child, waker, received, copy, terminal, kill_after_s, stop or _signal_group, kill or _kill_group)
+        ends = (kill_after_s, has_failed, stop or _signal_group, kill or _kill_group)
+        return _attend(child, waker, received, copy, terminal, *ends)
 
 
 def _start(
-    argv: Sequence[str], environ: Mapping[str, str], is_piped: bool, keep_open: Sequence[int], terminal: int | None
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    is_piped: bool,
+    keep_open: Sequence[int],
+    terminal: int | None,
+    stdin: int | None,
 ) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None, use_errno=True)
     launcher = os.getpid()
@@ -100,7 +111,13 @@ def _start(
     pipe = subprocess.PIPE if is_piped else None
     try:
         return subprocess.Popen(
-            list(argv), env=dict(environ), stdout=pipe, stderr=pipe, pass_fds=tuple(keep_open), preexec_fn=prepare
+            list(argv),
+            env=dict(environ),
+            stdin=stdin,
+            stdout=pipe,
+            stderr=pipe,
+            pass_fds=tuple(keep_open),
+            preexec_fn=prepare,
         )
     except FileNotFoundError as exc:
         raise CommandError(f"{argv[0]}: command not found", NOT_FOUND) from exc
@@ -115,6 +132,7 @@ def _attend(
     copy: BinaryIO | None,
     terminal: int | None,
     kill_after_s: Callable[[], float | None],
+    has_failed: Callable[[], bool],
     stop: Callable[[int, signal.Signals], None],
     kill: Callable[[int], None],
 ) -> int:
@@ -128,7 +146,11 @@ def _attend(
             if pipe is not None:
                 selector.register(pipe, selectors.EVENT_READ, target)
         while code is None:
+            if not received and has_failed():
+                received.append(signal.SIGTERM)
             timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if passed_on < len(received):
+                timeout_s = 0.0
             for key, _ in selector.select(timeout_s):
                 if key.fd == waker:
                     _drain(waker)

@@ -15,8 +15,10 @@ from cerebras_tensorflow.errors import SettingsError
 
 SYSTEM_FILE = Path("/etc/cerebras/site.conf")
 EXECUTORS = ("auto", "embedded", "slurm")
-NUMBERS = {"DEF_NODES": "nodes", "DEF_TASKS_PER_NODE": "tasks_per_node", "DEF_CPUS_PER_TASK": "cpus_per_task"}
-TEXTS = {"SINGULARITY_IMAGE": "image", "GRES_RESOURCE": "gres", "GRES_NODE": "gres_node", "EXECUTOR": "executor"}
+NUMBERS = {"DEF_NODES": 1, "DEF_TASKS_PER_NODE": 1, "DEF_CPUS_PER_TASK": 1, "LOCAL_TASKS": 0}
+"""Names of numbers, and the least of each."""
+TEXTS = ("SINGULARITY_IMAGE", "GRES_RESOURCE", "GRES_NODE", "EXECUTOR")
+MOST_LOCAL_TASKS = 8
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Site:
         gres: Slurm's name of the CS system as a resource; empty: none (GRES_RESOURCE).
         gres_node: Node that has it, which csrun_cpu leaves alone; empty: none (GRES_NODE).
         executor: auto, embedded or slurm (EXECUTOR, ours).
+        local_tasks: Most input workers, and most weight servers, that the embedded executor starts (LOCAL_TASKS, ours).
         source: The file, or what the defaults come from.
     """
 
@@ -43,6 +46,7 @@ class Site:
     gres: str
     gres_node: str
     executor: str
+    local_tasks: int
     source: str
 
 
@@ -74,21 +78,23 @@ def parse(text: str, source: str) -> Site:
         if name not in known:
             raise SettingsError(f"{source}, line {number}: unknown name {name!r}; known are {', '.join(sorted(known))}")
         values[name] = value
-    for name in NUMBERS:
-        if name in values and (not values[name].isdigit() or int(values[name]) < 1):
-            raise SettingsError(f"{source}: {name}={values[name]!r}: expected a number from 1")
+    for name, least in NUMBERS.items():
+        if name in values and (not values[name].isdigit() or int(values[name]) < least):
+            raise SettingsError(f"{source}: {name}={values[name]!r}: expected a number from {least}")
     executor = values.get("EXECUTOR", "auto")
     if executor not in EXECUTORS:
         raise SettingsError(f"{source}: EXECUTOR={executor!r}: expected one of {', '.join(EXECUTORS)}")
+    cpus = len(os.sched_getaffinity(0))
     return Site(
         nodes=int(values.get("DEF_NODES", 1)),
         tasks_per_node=int(values.get("DEF_TASKS_PER_NODE", 1)),
-        cpus_per_task=int(values.get("DEF_CPUS_PER_TASK", len(os.sched_getaffinity(0)))),
+        cpus_per_task=int(values.get("DEF_CPUS_PER_TASK", cpus)),
         mount_dirs=split_folders(values.get("MOUNT_DIRS", "")),
         image=values.get("SINGULARITY_IMAGE", ""),
         gres=values.get("GRES_RESOURCE", ""),
         gres_node=values.get("GRES_NODE", ""),
         executor=executor,
+        local_tasks=int(values.get("LOCAL_TASKS", min(cpus, MOST_LOCAL_TASKS))),
         source=source,
     )
 

@@ -1,7 +1,8 @@
-"""The wrapper around each task of a Slurm job: `python -m csrun.task FOLDER -- COMMAND...`.
+"""The wrapper around each task of a launch, by srun or on this machine: `python -m csrun.task FOLDER -- COMMAND...`.
 
 It works out the task's role, runs the command if the task is the chief, turns the launcher's `stop` file into one
 signal, and leaves a file with what became of the task. Input workers and weight servers serve when the chief asks.
+(The embedded executor's chief needs no wrapper: the launcher itself does this for it.)
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from csrun import process, worker
-from csrun.plan import CHIEF, LaunchPlan, Request, make_plan, task_environment
+from csrun.plan import CHIEF, LaunchPlan, Request, Task, counts, make_plan, task_environment
 
 STOP_FILE = "stop"
 POLL_S = 0.1
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     task = plan.tasks[rank]
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     start = TaskEnd(rank, task.role, node, os.getpid(), time.time())
-    _write(Path(folder), start)
+    write_end(Path(folder), start)
     code, message = 0, ""
     if task.role == CHIEF:
         try:
@@ -58,8 +58,9 @@ def main(argv: Sequence[str]) -> int:
             code, message = exc.exit_code, str(exc)
             print(message, file=sys.stderr, flush=True)
     else:
-        code, message = worker.serve_when_asked(Path(folder), task.role, task.role_index)
-    _write(Path(folder), TaskEnd(**{**asdict(start), "ended_at": time.time(), "exit_code": code, "message": message}))
+        os.environ.update(task_environment(plan, task, int(os.environ[env.JOB_ID])))
+        code, message = worker.serve_when_asked(Path(folder), task.role, task.role_index, named(task, node))
+    write_end(Path(folder), replace(start, ended_at=time.time(), exit_code=code, message=message))
     if task.role == CHIEF:
         (Path(folder) / worker.DONE_FILE).touch()
         # The chief's code reaches the launcher by the file above; a bad one here would have srun kill the others.
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 def read_plan(text: str, command: Sequence[str]) -> LaunchPlan:
     """Return the launcher's plan from the layout that it has put in the environment."""
     sizes = json.loads(text)
-    names = ("tasks_per_node", "cpus_per_task", "single_task_nodes", "is_cyclic")
+    names = ("tasks_per_node", "cpus_per_task", "single_task_nodes", "is_cyclic", "weight_servers")
     return make_plan(Request(total_nodes=sizes["nodes"], **{name: sizes[name] for name in names}), command)
 
 
@@ -79,17 +80,50 @@ def task_file(folder: Path, rank: int) -> Path:
     return folder / f"task-{rank}.json"
 
 
+def named(task: Task, node: str) -> str:
+    """Return what people call a task: its role, rank and host.
+
+    >>> named(Task(5, 3, "input_worker", 3), "node3")
+    'input worker 3 (task 5 on node3)'
+    """
+    role = "the chief" if task.role == CHIEF else f"{task.role.replace('_', ' ')} {task.role_index}"
+    return f"{role} (task {task.rank} on {node})"
+
+
+def without_a_word(task: Task, end: TaskEnd | None) -> str:
+    """Return what is known of a task that left no end behind."""
+    node = f"node {task.node} of the launch" if end is None else end.node
+    return f"{named(task, node)} went away without a word: killed, or its host was lost"
+
+
+def read_end(path: Path) -> TaskEnd | None:
+    """Return what a task has left, None if nothing."""
+    try:
+        return TaskEnd(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def write_end(folder: Path, end: TaskEnd) -> None:
+    """Leave what became of a task in the job's folder."""
+    path = task_file(folder, end.rank)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(asdict(end)), encoding="utf-8")
+    draft.replace(path)
+
+
 def _run_chief(folder: Path, plan: LaunchPlan) -> int:
     environ = {
         **os.environ,
         **task_environment(plan, plan.tasks[0], int(os.environ[env.JOB_ID])),
-        **worker.environment(folder, Counter(task.role for task in plan.tasks)),
+        **worker.environment(folder, counts(plan.tasks)),
     }
     ended = threading.Event()
     watcher = threading.Thread(target=_watch_for_stop, args=(folder / STOP_FILE, ended), daemon=True)
     watcher.start()
     try:
-        return process.run(plan.command, environ)
+        # Slurm's own signal and the launcher's mean the same, whichever comes first; killing is Slurm's part.
+        return process.run(plan.command, environ, kill=lambda _: None)
     finally:
         ended.set()
         watcher.join()
@@ -102,13 +136,6 @@ def _watch_for_stop(path: Path, ended: threading.Event) -> None:
             number = int(path.read_text(encoding="ascii"))
             os.kill(os.getpid(), number)
             return
-
-
-def _write(folder: Path, end: TaskEnd) -> None:
-    path = task_file(folder, end.rank)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(asdict(end)), encoding="utf-8")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,13 @@ COMMANDS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --regold."""
     parser.addoption("--regold", action="store_true", help="rewrite the golden files instead of comparing with them")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Undoes what a shell does to commands in the background: they ignore Ctrl-C, and so would what we start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 | called by | what it gives back |
 |---|---|
 | `names()`: cerebras_tensorflow itself | tf.estimator where TensorFlow has no own; the wheel's modules |
-| `old_script()`: cerebras_appliance, cerebras, tfwse | that, and Keras 2 with its and protobuf's old names |
+| `old_script()`: cerebras_appliance, cerebras, tfwse | that, Keras 2, and old names of it, TensorFlow and protobuf |
 | `launched()`: roots/launched/sitecustomize.py | that, and the Python and NumPy names gone since 3.7 |
 """
 
@@ -13,7 +13,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
-from cerebras_tensorflow.compat import finder, python_names
+from cerebras_tensorflow.compat import finder, lazy_keras, python_names
 from cerebras_tensorflow.compat.names import ESTIMATOR_MODULES
 from cerebras_tensorflow.config import env
 
@@ -28,6 +28,7 @@ def names() -> None:
         return
     _done.add("names")
     finder.install()
+    lazy_keras.install()
     finder.FINDER.watch("tensorflow", _give_estimator)
 
 
@@ -50,6 +51,8 @@ def launched() -> None:
     _done.add("launched")
     given = python_names.restore_standard_library()
     finder.FINDER.watch("numpy", python_names.restore_numpy)
+    finder.FINDER.watch("scipy.sparse", python_names.restore_scipy)
+    finder.FINDER.watch("nltk.util", python_names.restore_nltk)
     logger.info("Names that Python and NumPy no longer have are there for this script: %s.", ", ".join(given))
 
 
@@ -67,6 +70,7 @@ def _give_estimator(tensorflow: ModuleType) -> None:
 
 
 def _give_keras(tensorflow: ModuleType) -> None:
-    from cerebras_tensorflow.compat import keras_names
+    from cerebras_tensorflow.compat import keras_names, tensorflow_names
 
+    tensorflow_names.restore(tensorflow)
     keras_names.restore(tensorflow)

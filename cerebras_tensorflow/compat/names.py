@@ -103,13 +103,17 @@ def _cerebras() -> Iterator[Name]:
     yield from _group(
         "cerebras.tf.ws.ws_sparsify", CBCORE, "1.6", _COMPAT + "sparsify",
         "SPARSIFIER_MAP get_AdamW_aware_sparsifier_class",
-        NOTED, "weights stay dense; the map is empty",
+        FULL, "keys as in 1.7; the original of 1.6 is not published",
+    )  # fmt: skip
+    yield from _group(
+        "cerebras.tf.cs_slurm_cluster_resolver", CBCORE, "0.x-1.1", _COMPAT + "slurm_resolver",
+        "CSSlurmClusterResolver",
     )  # fmt: skip
     yield Name(
-        "cerebras.tf.cs_slurm_cluster_resolver", "CSSlurmClusterResolver", "", CBCORE, "0.x-1.1", ABSENT,
-        "csrun sets TF_CONFIG itself",
+        "cerebras.tf.cs_model_to_estimator", "KerasModelToCerebrasEstimator",
+        _OURS + "keras_model:KerasModelToCerebrasEstimator", CBCORE, "0.x-1.1", FULL,
+        "its arguments are not published: they are those of model_to_estimator",
     )  # fmt: skip
-    yield Name("cerebras.tf.cs_model_to_estimator", "KerasModelToCerebrasEstimator", "", CBCORE, "0.x-1.1", ABSENT)
     yield Name("tfwse", "", "", WS, "1.4-1.8", FULL, "being importable means weight streaming")
     yield from _group(
         "cerebras_tensorflow.cs_estimator_app", WHEEL, "1.6-1.8", _COMPAT + "app_estimator", "CerebrasAppEstimator"
@@ -139,9 +143,11 @@ def _cerebras() -> Iterator[Name]:
     yield from _group(
         "cerebras_appliance.cluster_client", WHEEL, "1.6", _COMPAT + "appliance", "VolumeMount", NOTED, "kept"
     )
-    yield Name(
-        "cerebras_appliance.appliance_manager", "TensorGrouper", "", WHEEL, "1.7-1.8", ABSENT, "PyTorch scripts only"
-    )
+    for name in ("TensorGroup", "TensorGrouper", "TensorSendPayload"):
+        yield Name(
+            "cerebras_appliance.appliance_manager", name, "", WHEEL, "1.7-1.8", ABSENT,
+            "only PyTorch code uses it; what it does is not published",
+        )  # fmt: skip
 
 
 _HOOKS = (

@@ -1,4 +1,4 @@
-"""Names that Python, NumPy and protobuf had when the old scripts were written, and no longer have."""
+"""Names that Python, NumPy, SciPy and protobuf had when the old scripts were written, and no longer have."""
 
 from __future__ import annotations
 
@@ -74,6 +74,25 @@ def restore_numpy(numpy: ModuleType) -> None:
     for name, new in _NUMPY_RENAMED.items():
         if name not in vars(numpy) and hasattr(numpy, new):
             setattr(numpy, name, getattr(numpy, new))
+
+
+def restore_scipy(sparse: ModuleType) -> None:
+    """Give sparse matrices back `.A`, which SciPy 1.14 dropped."""
+    for name in ("spmatrix", "sparray"):
+        kind = getattr(sparse, name, None)
+        if kind is not None and not hasattr(kind, "A"):
+            kind.A = property(lambda matrix: matrix.toarray(), doc="The matrix as an array.")
+
+
+def restore_nltk(util: ModuleType) -> None:
+    """Let ngrams take a length that is a NumPy integer, which NLTK 3.9 does not."""
+    original = util.ngrams
+
+    @functools.wraps(original)
+    def ngrams(sequence: Any, n: Any, **kwargs: Any) -> Any:
+        return original(sequence, int(n), **kwargs)
+
+    vars(util)["ngrams"] = ngrams
 
 
 def restore_json_format(json_format: ModuleType) -> None:

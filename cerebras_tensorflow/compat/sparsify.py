@@ -1,13 +1,251 @@
-"""Sparsifiers of release 1.6: none are there, weights stay dense."""
+"""Sparsifiers for `CerebrasEstimator.train(sparsifier=...)`: which weights are taken out, by the names of the original.
+
+| name | weights that stay |
+|---|---|
+| topk | those with the largest magnitude, chosen anew at each choice |
+| balanced-topk | the same, an equal number in each column |
+| constant | drawn once at random |
+| set | drawn at random; then the smallest are taken out and as many others let grow from zero (Mocanu et al., 2018) |
+| checkerboard | every other one |
+| file | those that are not zero in a mask file |
+
+Biases and scales, embeddings and normalizations stay dense.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
-SPARSIFIER_MAP: dict[str, type[Any]] = {}
+import numpy as np
+
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.estimator.sparsity import DENSE_PARTS
+
+DISTRIBUTIONS = ("uniform", "er", "erk")
+
+
+class Sparsifier:
+    """Chooses weights each n_iter steps.
+
+    Args:
+        n_iter: Steps between choices, the first of which is at step 0.
+        sparsity_level: Share of the weights that is taken out, 0 to 1.
+        sparsity_distribution: "uniform": that share of each variable; "er" and "erk" leave more to variables with few
+            rows and columns (erk: all dims), in the way of Evci et al. (2020), with that share taken out overall.
+        erk_power_scale: Exponent of the "erk" density.
+        epsilon: Density factor in the place of sparsity_level, for "er" and "erk".
+        zeta: Share of the weights that "set" exchanges at a choice.
+        seed: Of what is drawn.
+        mask_file: NPZ file of masks by variable name, for "file".
+        sparse_val: Value in the place of what is taken out, where the caller of get_masked_weights gives none.
+
+    Raises:
+        SettingsError: If a value is out of range.
+    """
+
+    def __init__(
+        self,
+        n_iter: int,
+        sparsity_level: float = 0.5,
+        sparsity_distribution: str = "uniform",
+        erk_power_scale: float = 1.0,
+        epsilon: float | None = None,
+        zeta: float = 0.3,
+        seed: int | None = None,
+        mask_file: str | None = None,
+        sparse_val: float = 0.0,
+    ) -> None:
+        if n_iter <= 0:
+            raise SettingsError(f"n_iter is {n_iter}: expected a number of steps, 1 or more")
+        for name, share in (("sparsity_level", sparsity_level), ("zeta", zeta)):
+            if not 0 <= share < 1:
+                raise SettingsError(f"{name} is {share}: expected a share from 0 to less than 1")
+        if sparsity_distribution not in DISTRIBUTIONS:
+            raise SettingsError(
+                f"sparsity_distribution is {sparsity_distribution!r}: expected one of {', '.join(DISTRIBUTIONS)}"
+            )
+        self.n_iter = n_iter
+        self.sparsity_level = sparsity_level
+        self.sparsity_distribution = sparsity_distribution
+        self.erk_power_scale = erk_power_scale
+        self.epsilon = epsilon
+        self.zeta = zeta
+        self.seed = seed or 0
+        self.mask_file = mask_file
+        self.sparse_val = sparse_val
+        self._taken: dict[str, int] = {}
+
+    def apply_sparsity(self, step: int) -> bool:
+        """Whether weights are chosen at a step."""
+        return step % self.n_iter == 0
+
+    def should_sparsify_weight(self, name: str, weight: np.ndarray) -> bool:
+        """Whether a variable may become sparse."""
+        return weight.ndim > 1 and not any(part in name.lower() for part in DENSE_PARTS)
+
+    def get_masked_weights(
+        self, step: int, weights_dict: Mapping[str, np.ndarray], sparse_val: float | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return all weights, with sparse_val in the place of those that are taken out."""
+        value = self.sparse_val if sparse_val is None else sparse_val
+        chosen = {name: weight for name, weight in weights_dict.items() if self.should_sparsify_weight(name, weight)}
+        densities = self._densities({name: weight.shape for name, weight in chosen.items()})
+        result = dict(weights_dict)
+        for name, weight in chosen.items():
+            stays = self._stays(step, name, weight, densities[name])
+            self._taken[name] = weight.size - int(stays.sum())
+            result[name] = np.where(stays, weight, np.asarray(value, weight.dtype))
+        return result
+
+    def get_num_sparsified_values(self, v_name: str, sparse_val: float | None = None) -> int:
+        """Return how many weights of a variable the last choice has taken out."""
+        return self._taken.get(v_name, 0)
+
+    def _densities(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+        if self.sparsity_distribution == "uniform":
+            return dict.fromkeys(shapes, 1 - self.sparsity_level)
+        raw = {name: self._raw_density(shape) for name, shape in shapes.items()}
+        if self.epsilon is not None:
+            return {name: min(1.0, self.epsilon * density) for name, density in raw.items()}
+        sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        dense: set[str] = set()
+        while True:  # variables whose density would be above 1 stay dense, and the others make up for them
+            rest = (1 - self.sparsity_level) * sum(sizes.values()) - sum(sizes[name] for name in dense)
+            weight = sum(raw[name] * sizes[name] for name in raw if name not in dense)
+            scale = max(0.0, rest) / weight if weight else 0.0
+            above = {name for name in raw if name not in dense and raw[name] * scale > 1}
+            if not above:
+                return {name: 1.0 if name in dense else raw[name] * scale for name in raw}
+            dense |= above
+
+    def _raw_density(self, shape: tuple[int, ...]) -> float:
+        if self.sparsity_distribution == "er":
+            rows, columns = int(np.prod(shape[:-1])), shape[-1]
+            return (rows + columns) / (rows * columns)
+        return float((sum(shape) / np.prod(shape, dtype=np.float64)) ** self.erk_power_scale)
+
+    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+        """Return which weights stay: booleans in the shape of the weight."""
+        raise NotImplementedError
+
+    def _random(self, name: str, step: int = 0) -> np.random.Generator:
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode()), step])
+
+    def _drawn(self, name: str, shape: tuple[int, ...], density: float) -> np.ndarray:
+        size = int(np.prod(shape))
+        stays = np.zeros(size, bool)
+        stays[self._random(name).permutation(size)[: round(size * density)]] = True
+        return stays.reshape(shape)
+
+
+class TopK(Sparsifier):
+    """The largest magnitudes stay."""
+
+    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+        return _largest(np.abs(weight).reshape(1, -1), density).reshape(weight.shape)
+
+
+class BalancedTopK(Sparsifier):
+    """The largest magnitudes of each column stay."""
+
+    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+        columns = np.abs(weight).reshape(-1, weight.shape[-1]).T
+        return _largest(columns, density).T.reshape(weight.shape)
+
+
+class Constant(Sparsifier):
+    """What was drawn at random stays."""
+
+    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+        return self._drawn(name, weight.shape, density)
+
+
+class Evolutionary(Sparsifier):
+    """Sparse evolutionary training: the smallest make room for others."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._current: dict[str, np.ndarray] = {}
+
+    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+        before = self._current.get(name)
+        if before is None:  # of a resumed run: what has not been taken out before
+            is_sparse = step > 0 and not weight.all()
+            stays = weight != 0 if is_sparse else self._drawn(name, weight.shape, density)
+        else:
+            flat = before.reshape(-1).copy()
+            there = np.flatnonzero(flat)
+            exchanged = min(int(len(there) * self.zeta), flat.size - len(there))
+            smallest = there[np.argsort(np.abs(weight.reshape(-1)[there]), kind="stable")[:exchanged]]
+            absent = np.flatnonzero(~flat)
+            flat[smallest] = False
+            flat[self._random(name, step).choice(absent, exchanged, replace=False)] = True
+            stays = flat.reshape(weight.shape)
+        self._current[name] = stays
+        return stays
+
+
+class Checkerboard(Sparsifier):
+    """Every other weight stays.
+
+    Raises:
+        SettingsError: If another share than a half is to be taken out.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.sparsity_level != 0.5:
+            raise SettingsError(f"sparsity_level is {self.sparsity_level}: a checkerboard has 0.5")
+
+    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+        return np.indices(weight.shape, sparse=False).sum(axis=0) % 2 == 0
+
+
+class FromFile(Sparsifier):
+    """What is not zero in a mask file stays; variables that it does not have stay dense.
+
+    Raises:
+        SettingsError: If there is no mask file, or a mask has another shape than its variable.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.mask_file is None:
+            raise SettingsError("mask_file is missing: give an NPZ file of masks by variable name")
+        with np.load(self.mask_file, allow_pickle=False) as masks:
+            self._masks = {name: masks[name] != 0 for name in masks.files}
+
+    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+        mask = self._masks.get(name)
+        if mask is None:
+            return np.ones(weight.shape, bool)
+        if mask.shape != weight.shape:
+            raise SettingsError(f"{self.mask_file}: the mask of {name} is {mask.shape}, the variable {weight.shape}")
+        return mask
+
+
+SPARSIFIER_MAP: dict[str, type[Sparsifier]] = {
+    "topk": TopK,
+    "balanced-topk": BalancedTopK,
+    "constant": Constant,
+    "set": Evolutionary,
+    "checkerboard": Checkerboard,
+    "file": FromFile,
+}
 """Name in params -> sparsifier class."""
 
 
 def get_AdamW_aware_sparsifier_class(base: type[Any]) -> type[Any]:
-    """Return the class as it is."""
-    return base
+    """Return the class, whose moments of AdamW are taken out with their weight."""
+    return type(f"AdamWAware{base.__name__}", (base,), {"is_AdamW_aware": True})
+
+
+def _largest(rows: np.ndarray, density: float) -> np.ndarray:
+    """Return which values are among the largest of their row; of equal ones the first."""
+    count = round(rows.shape[1] * density)
+    order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
+    result = np.zeros(rows.shape, bool)
+    np.put_along_axis(result, order, True, axis=1)
+    return result

@@ -20,7 +20,7 @@ from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
 
 logger = logging.getLogger(__name__)
 
-VERSION = 7  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
+VERSION = 8  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
 _GRAPH, _MANIFEST = "program.pb", "program.json"
 
 

@@ -27,11 +27,13 @@ from cerebras_tensorflow.graph.nodes import (
 from cerebras_tensorflow.graph.ordering import first_reads
 from cerebras_tensorflow.graph.program import (
     GATHER_TOKEN,
+    LEND_TOKEN,
     LOAD_TOKEN,
     PRIVATE_LOAD_TOKEN,
     SLICE_LOAD_TOKEN,
     SLICE_STORE_TOKEN,
     STORE_TOKEN,
+    UNCHECKED_LOAD_TOKEN,
     Event,
 )
 from cerebras_tensorflow.graph.variables import REPLACING_OPS, Touch, Variable
@@ -85,6 +87,14 @@ def _only_reads(table: NodeTable, user: str, source: str) -> bool:
     return all(_only_reads(table, consumer, user) for consumer in table.consumers[user])
 
 
+def _readers(table: NodeTable, user: str) -> list[str]:
+    """An op that takes a value, and those that it hands the value's buffer on to."""
+    node = table.nodes[user]
+    if node.op not in _PASS_ON or (node.op == "Cast" and node.attr["SrcT"].type != node.attr["DstT"].type):
+        return [user]
+    return [user, *(reader for consumer in table.consumers[user] for reader in _readers(table, consumer))]
+
+
 class Rewriting:
     """The emission of one program's nodes."""
 
@@ -96,6 +106,7 @@ class Rewriting:
         window_bytes: int,
         outputs: Mapping[str, Sequence[Output]],
         is_in_host_memory: bool = False,
+        is_store_mapped: bool = False,
     ) -> None:
         self._table = table
         self._position = {name: position for position, name in enumerate(order)}
@@ -103,6 +114,8 @@ class Rewriting:
         self._window_bytes = window_bytes
         self._outputs = outputs
         self._is_in_host_memory = is_in_host_memory
+        self._is_store_mapped = is_store_mapped
+        self._checked: set[int] = set()  # weights that their update loads, and so checks
         self._liveness = Liveness(table, order)
         self._dropped: set[str] = set()  # original nodes that are replaced
         self._redirect: dict[tuple[str, str], str] = {}  # (user, read) -> load
@@ -132,6 +145,8 @@ class Rewriting:
         self.events += refills.events
         for node in refills.nodes:
             self._add(node)
+        by_handle = {plan.variable.handle: plan for plan in self._plans}
+        self._checked = {by_handle[handle].index for cut in slices.values() for handle in cut.handles}
         for plan in self._plans:
             self._shapes(plan)
             self._gathers(plan)
@@ -140,7 +155,6 @@ class Rewriting:
                 self._update_in_place(plan)
             elif plan.variable.writes and plan.variable.writes[0].node not in self._sliced:
                 self._update(plan)
-        by_handle = {plan.variable.handle: plan for plan in self._plans}
         for cut in slices.values():
             self._sliced_update(cut, [by_handle[handle] for handle in cut.handles])
         for group in assigns:
@@ -245,11 +259,12 @@ class Rewriting:
                 name = members[0][0].node
                 if name in self._new:
                     name = f"{name}/cs_load_{group[0]}"
-                only_read = all(_only_reads(self._table, user, read.node) for read, user in members)
+                readers = self._readers_of_buffer(plan, members)
                 if self._is_in_host_memory:
                     self._read(name, plan, switches)
                 else:
-                    self._weight_call(name, LOAD_TOKEN if only_read else PRIVATE_LOAD_TOKEN, plan, switches, [])
+                    shared = UNCHECKED_LOAD_TOKEN if plan.index in self._checked else LOAD_TOKEN
+                    self._weight_call(name, PRIVATE_LOAD_TOKEN if readers is None else shared, plan, switches, [])
                 for read, user in members:
                     self._redirect[(user, read.node)] = name
                 finishers = tuple(sorted({(user, self._position[user]) for _, user in members}, key=lambda f: f[1]))
@@ -258,9 +273,25 @@ class Rewriting:
                 )
                 for write in plan.variable.writes:
                     users = [user for _, user in members if user != write.node]
+                    users += readers or []
                     self._extra_control.setdefault(write.node, []).extend(
                         self._liveness.alive(user) for user in dict.fromkeys(users)
                     )
+
+    def _readers_of_buffer(self, plan: Plan, members: Sequence[tuple[Touch, str]]) -> list[str] | None:
+        """Return the ops beside the uses that read a load's memory; None if the load needs memory of its own.
+
+        A mapped store changes a weight where the loads of it lie, so all of these must come before its update.
+        """
+        if not all(_only_reads(self._table, user, read.node) for read, user in members):
+            return None
+        if not self._is_store_mapped:
+            return []
+        readers = [reader for _, user in members for reader in _readers(self._table, user) if reader != user]
+        first_write = min((self._position[write.node] for write in plan.variable.writes), default=None)
+        if first_write is not None and any(self._position[reader] > first_write for reader in readers):
+            return None
+        return readers
 
     def _read(self, name: str, plan: Plan, switches: tuple[Endpoint, ...]) -> None:
         """Load a weight that lies in host memory: read its variable there."""
@@ -410,10 +441,30 @@ class Rewriting:
             (self._add(constant_node(f"{base}/cs_{name}", np.int64(value))), tf.int64.as_datatype_enum)
             for name, value in (("start", start), ("stop", stop))
         ]
-        load = self._weight_call(f"{base}/load", SLICE_LOAD_TOKEN, plan, (), numbers)
-        begin = NodeDef(name=f"{base}/begin", op="AssignVariableOp", input=[handle.name, load.name])
+        if self._is_store_mapped:
+            load = self._weight_call(f"{base}/load", LEND_TOKEN, plan, (), numbers)
+            value = self._part_of_lent(base, load.name, rows, dtype)
+        else:
+            load = self._weight_call(f"{base}/load", SLICE_LOAD_TOKEN, plan, (), numbers)
+            value = load.name
+        begin = NodeDef(name=f"{base}/begin", op="AssignVariableOp", input=[handle.name, value])
         begin.attr["dtype"].type = dtype
         return handle.name, self._add(begin), load.name
+
+    def _part_of_lent(self, base: str, load: str, shape: list[int], dtype: int) -> str:
+        """All but the last element of a lent array, in its shape: a part of the same memory.
+
+        TensorFlow copies a NumPy array before an optimizer changes it, but not a slice of one: that lets the optimizer
+        work where the store has the weight. Where TensorFlow copies after all, the store sees that and copies back.
+        """
+        part = NodeDef(name=f"{base}/part", op="Slice", input=[load])
+        for name, number in (("part_from", 0), ("part_size", int(np.prod(shape, dtype=np.int64)))):
+            part.input.append(self._add(constant_node(f"{base}/{name}", np.array([number], np.int64))))
+        part.attr["T"].type, part.attr["Index"].type = dtype, INT64
+        target = self._add(constant_node(f"{base}/part_shape", np.array(shape, np.int64)))
+        value = NodeDef(name=f"{base}/part_shaped", op="Reshape", input=[self._add(part), target])
+        value.attr["T"].type, value.attr["Tshape"].type = dtype, INT64
+        return self._add(value)
 
     def _end_of_slice(self, plan: Plan, handle: str, begin: str, done: str, start: int, dtype: int) -> str:
         """Store a slice's variable and release it; return the op after which it is gone."""

@@ -60,14 +60,18 @@ class Slices:
         return list(zip(self.bounds, self.bounds[1:], strict=False))
 
 
-def find_slices(table: NodeTable, streamed: Mapping[str, Variable], slice_bytes: int) -> list[Slices]:
+def find_slices(
+    table: NodeTable, streamed: Mapping[str, Variable], slice_bytes: int, is_whole_too: bool = False
+) -> list[Slices]:
     """Return the optimizer ops of a graph that can be cut, and where.
 
     Args:
         table: The graph.
         streamed: Variables that are streamed, by handle.
         slice_bytes: Most bytes of one variable in a slice.
+        is_whole_too: Whether to return also those whose weights are small enough for one slice.
     """
+    fewest = 1 if is_whole_too else 2
     found = []
     for name, node in table.nodes.items():
         if node.op not in GRADIENT_INPUT:
@@ -78,7 +82,7 @@ def find_slices(table: NodeTable, streamed: Mapping[str, Variable], slice_bytes:
         family = [touching[handle] for handle in handles]
         if family and len(family) == _NUM_VARIABLES[node.op] and all(_is_free(v, name, table) for v in family):
             bounds = slice_bounds(family[0], slice_bytes)
-            if len(bounds) > 2 and len({variable.shape for variable in family}) == 1:
+            if len(bounds) > fewest and len({variable.shape for variable in family}) == 1:
                 found.append(Slices(name, tuple(handles), bounds))
     return found
 

@@ -91,7 +91,7 @@ def compile_weight_streaming(
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
         spilling = spill_within(values, len(order), outputs, moves, options)
-    slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes)}
+    slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes, options.is_store_mapped)}
     reads = {read.node for plan in plans for read in plan.before if read.op == "ReadVariableOp"}
     chosen = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
     ends = {name: name for name in slices} | {
@@ -99,7 +99,9 @@ def compile_weight_streaming(
     }
     refills = RefillNodes(table, outputs, len(streamed), ends)
     refills.add(chosen)
-    rewriting = Rewriting(table, order, plans, window_bytes, outputs, options.is_in_host_memory)
+    rewriting = Rewriting(
+        table, order, plans, window_bytes, outputs, options.is_in_host_memory, options.is_store_mapped
+    )
     rewriting.run(train_node, slices, assigns, refills)
     moved = {variable.handle for variable in streamed}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]

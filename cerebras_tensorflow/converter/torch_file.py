@@ -7,6 +7,7 @@ its raw bytes. A pickle can call any function; only the few that rebuild plain t
 from __future__ import annotations
 
 import collections
+import math
 import os
 import pickle
 import struct
@@ -23,6 +24,7 @@ from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorRe
 
 ZIP_SIGNATURE = b"PK\x03\x04"
 _LEGACY_SIGNATURE = b"\x80\x02"
+_MAX_RANK = 64  # of numpy's arrays
 
 STORAGES: dict[str, Any] = {
     "FloatStorage": np.float32,
@@ -53,6 +55,13 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class _StorageKind:
+    """What a pickle calls torch.FloatStorage and the like; nothing that it could call."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class _Storage:
     dtype: np.dtype[Any]
     member: str
@@ -64,6 +73,12 @@ class _Tensor:
     offset: int  # elements
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # elements
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the storage from the tensor's first to its last."""
+        last = sum((dim - 1) * stride for dim, stride in zip(self.shape, self.strides, strict=True))
+        return 0 if 0 in self.shape else last + 1
 
 
 class TorchReader(TensorReader):
@@ -92,23 +107,17 @@ class TorchReader(TensorReader):
             self._folder = pickles[0].removesuffix("data.pkl")
             with self._zip.open(pickles[0]) as stream:
                 content = _PlainTensors(stream, self.path).load()
+            self._tensors: dict[str, _Tensor] = {}
+            # What the file holds, with a Leaf in the place of each tensor.
+            self.tree = self._collect(content, "")
         except CheckpointError:
             self._file.close()
             raise
-        except (
-            zipfile.BadZipFile,
-            pickle.UnpicklingError,
-            EOFError,
-            ValueError,
-            KeyError,
-            TypeError,
-            IndexError,
-        ) as exc:
+        except Exception as exc:  # a hostile or damaged pickle can fail in any way
             self._file.close()
-            raise CorruptCheckpointError(f"{self.path}: not a file of torch.save, or damaged: {exc}") from exc
-        self._tensors: dict[str, _Tensor] = {}
-        # What the file holds, with a Leaf in the place of each tensor.
-        self.tree = self._collect(content, "")
+            raise CorruptCheckpointError(
+                f"{self.path}: not a file of torch.save, or damaged: {str(exc) or type(exc).__name__}"
+            ) from exc
 
     def names(self) -> list[str]:
         return sorted(self._tensors)
@@ -124,8 +133,7 @@ class TorchReader(TensorReader):
     def read(self, name: str) -> np.ndarray[Any, Any]:
         tensor = self._tensor(name)
         itemsize = tensor.storage.dtype.itemsize
-        last = sum((dim - 1) * stride for dim, stride in zip(tensor.shape, tensor.strides, strict=True))
-        num_elements = 0 if 0 in tensor.shape else last + 1
+        num_elements = tensor.num_elements
         start, available = self._place(tensor.storage.member)
         if (tensor.offset + num_elements) * itemsize > available:
             raise CorruptCheckpointError(f"{self.path}: tensor {name!r} reaches past its storage of {available} bytes")
@@ -177,11 +185,14 @@ class TorchReader(TensorReader):
             raise CheckpointError(f"{self.path}: storage {member} is compressed, which torch.save never does")
         self._file.seek(info.header_offset)
         header = self._file.read(30)
+        if len(header) != 30:
+            raise CorruptCheckpointError(f"{self.path}: storage {member} is truncated")
         name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
         return info.header_offset + 30 + name_bytes + extra_bytes, info.file_size
 
     def _collect(self, content: Any, prefix: str) -> Any:
         if isinstance(content, _Tensor):
+            _check_plain(content, f"{self.path}: tensor {prefix!r}")
             self._tensors[prefix] = content
             return Leaf(prefix)
         if isinstance(content, dict):
@@ -207,7 +218,7 @@ class _PlainTensors(pickle.Unpickler):
         if module == "torch._utils" and name == "_rebuild_parameter":
             return _rebuild_parameter
         if module == "torch" and name in STORAGES:
-            return np.dtype(STORAGES[name])
+            return _StorageKind(name)
         if module == "torch" and name == "Size":
             return tuple
         raise CheckpointError(
@@ -216,14 +227,27 @@ class _PlainTensors(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
-        kind, dtype, member = pid[:3]
-        if kind != "storage":
+        kind, storage, member = pid[:3]
+        if kind != "storage" or not isinstance(storage, _StorageKind):
             raise pickle.UnpicklingError(f"a reference of kind {kind!r}")
-        return _Storage(dtype, str(member))
+        return _Storage(np.dtype(STORAGES[storage.name]), str(member))
+
+
+def _check_plain(tensor: _Tensor, what: str) -> None:
+    """Refuse places that reading could not bear: numpy takes strides on trust, and would read what is not ours."""
+    numbers = (tensor.offset, *tensor.shape, *tensor.strides)
+    is_stored = isinstance(tensor.storage, _Storage) and isinstance(tensor.storage.dtype, np.dtype)
+    is_sound = is_stored and len(tensor.shape) == len(tensor.strides) <= _MAX_RANK
+    if not is_sound or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise CorruptCheckpointError(
+            f"{what}: offset {tensor.offset}, shape {tensor.shape}, strides {tensor.strides} are not those of a tensor"
+        )
+    if tensor.num_elements < math.prod(tensor.shape):
+        raise CheckpointError(f"{what}: its elements share memory. Save it as a tensor of its own (contiguous, clone).")
 
 
 def _rebuild_tensor(storage: _Storage, offset: int, shape: Any, strides: Any, *_: Any) -> _Tensor:
-    return _Tensor(storage, int(offset), tuple(shape), tuple(strides))
+    return _Tensor(storage, offset, tuple(shape), tuple(strides))
 
 
 def _rebuild_parameter(tensor: _Tensor, *_: Any) -> _Tensor:

@@ -47,13 +47,17 @@ def numpy_input_fn(
         raise ValueError("x cannot be an empty dict")
     if isinstance(y, Mapping) and not y:
         raise ValueError("y cannot be empty dict, use None instead.")
+    if isinstance(x, Mapping) and isinstance(y, Mapping) and set(x) & set(y):
+        shared = set(x) & set(y)
+        raise ValueError(f"{len(shared)} duplicate keys are found in both x and y: {shared}")
     arrays: Any = tf.nest.map_structure(np.asarray, x if y is None else (x, y))
     flat = tf.nest.flatten(arrays)
     lengths = {len(array) for array in flat}
     if len(lengths) != 1:
+        shapes = [tf.nest.map_structure(lambda array: array.shape, given) for given in (x, y) if given is not None]
         raise ValueError(
-            f"Length of tensors in x and y is mismatched. All elements in x and y must have the same length. "
-            f"Lengths: {sorted(lengths)}"
+            "Length of tensors in x and y is mismatched. All elements in x and y must have the same length.\n"
+            + "".join(f"Shapes in {name}: {shape}\n" for name, shape in zip("xy", shapes, strict=False))
         )
     length = lengths.pop()
 
@@ -109,7 +113,7 @@ def pandas_input_fn(
             if target_column in x:
                 raise ValueError(
                     f"Cannot use name {target_column} for target column: DataFrame already has a column with that name:"
-                    f" {list(x.columns)}"
+                    f" {x.columns}"
                 )
             labels = y.to_numpy()
     features = {str(column): x[column].to_numpy() for column in x.columns}

@@ -34,7 +34,7 @@ def make_early_stopping_hook(
     if run_every_secs is not None and run_every_steps is not None:
         raise ValueError("Only one of `run_every_secs` and `run_every_steps` must be set.")
     if run_every_secs is None and run_every_steps is None:
-        raise ValueError("One of `run_every_secs` and `run_every_steps` must be set.")
+        raise ValueError("Either every_secs or every_steps should be provided.")
     return _StopWhenAsked(should_stop_fn, run_every_secs, run_every_steps)
 
 
@@ -101,19 +101,23 @@ def read_eval_metrics(eval_dir: str, pattern: str = "*tfevents*") -> dict[int, d
         for event in tf.compat.v1.train.summary_iterator(path):
             values = {value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")}
             if values:
-                found[event.step] = values
+                found.setdefault(event.step, {}).update(values)
     return dict(sorted(found.items()))
 
 
 def _crossed(
     estimator: Any, metric: str, threshold: float, eval_dir: str | None, min_steps: int, beyond: Callable[..., bool]
 ) -> Callable[[], bool]:
+    how = "greater" if beyond is operator.gt else "less"
+
     def should_stop() -> bool:
         for step, value in _values(estimator, metric, eval_dir, min_steps):
             if beyond(value, threshold):
                 run_log.info(
-                    'At step %s, metric "%s" has value %s beyond the threshold %s.', step, metric, value, threshold
-                )
+                    'At step %s, metric "%s" has value %s which is %s than the configured threshold (%s) for early '
+                    "stopping.",
+                    step, metric, value, how, threshold,
+                )  # fmt: skip
                 return True
         return False
 
@@ -140,11 +144,14 @@ def _stalled(
 
 def _values(estimator: Any, metric: str, eval_dir: str | None, min_steps: int) -> list[tuple[int, float]]:
     folder = eval_dir if eval_dir is not None else estimator.eval_dir()
-    return [
-        (step, metrics[metric])
-        for step, metrics in read_eval_metrics(folder).items()
-        if step >= min_steps and metric in metrics
-    ]
+    found = {step: metrics for step, metrics in read_eval_metrics(folder).items() if step >= min_steps}
+    for step, metrics in found.items():
+        if metric not in metrics:
+            raise KeyError(
+                f"{metric}: the evaluation at step {step} in {folder} has no such metric; it has "
+                f"{', '.join(sorted(metrics))}"
+            )
+    return [(step, metrics[metric]) for step, metrics in found.items()]
 
 
 class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.estimator import checkpoints, export, restrictions, running
 from cerebras_tensorflow.estimator import evaluation as evaluation_run
@@ -62,7 +63,7 @@ class CerebrasEstimator:
             raise ValueError("model_fn must be provided to Estimator.")
         if "params" not in parameters_of(model_fn) and "**" not in parameters_of(model_fn) and params is not None:
             raise ValueError(
-                f"model_fn ({model_fn}) does not include params argument, but params ({params}) is passed."
+                f"model_fn ({model_fn}) does not include params argument, but params ({params}) is passed to Estimator."
             )
         config = config if config is not None else CSRunConfig()
         if not isinstance(config, RunConfig) and not hasattr(config, "save_checkpoints_steps"):
@@ -119,7 +120,7 @@ class CerebrasEstimator:
             max_steps: Global step at which to stop. None for both: until the input ends.
             saving_listeners: CheckpointSaverListeners.
             use_cs: Whether the config's cs_ip counts.
-            sparsifier: Accepted; sparsity is not applied, and says so.
+            sparsifier: Chooses weights that are zero after each step, in weight streaming; see sparsity.py.
 
         Raises:
             ValueError: If steps and max_steps are both given, or one is not positive.
@@ -134,10 +135,13 @@ class CerebrasEstimator:
         _check_hooks(hooks)
         for listener in saving_listeners or ():
             if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-                raise TypeError(f"saving_listeners must be a list of CheckpointSaverListener, given: {listener}")
-        if sparsifier is not None:
-            run_log.warning("The sparsifier is ignored: weights stay dense.")
+                raise TypeError(f"All saving_listeners must be `CheckpointSaverListener` instances, given: {listener}")
         target = self._target(use_cs, ModeKeys.TRAIN)
+        if sparsifier is not None and target.mode != WEIGHT_STREAMING:
+            run_log.warning(
+                "The sparsifier is ignored, weights stay dense: sparsity is there in weight streaming only."
+            )
+            sparsifier = None
         _make_folder(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
         with running.held(target, f"train {self._model_dir}"):
@@ -155,6 +159,7 @@ class CerebrasEstimator:
                     steps=steps,
                     last_step=max_steps,
                     is_cerebras=self._is_cerebras,
+                    sparsifier=sparsifier,
                 ),
                 target,
             )
@@ -313,9 +318,13 @@ class CerebrasEstimator:
 
         Raises:
             ValueError: If nothing has been trained.
-            KeyError: If there is no such variable.
+            NotFoundError: If there is no such variable; TensorFlow's, as its readers raise it.
         """
         with open_checkpoint(self._trained()) as reader:
+            if name not in reader:
+                raise tf.errors.NotFoundError(
+                    None, None, f"Key {name} not found in checkpoint; it has {', '.join(reader.names())}"
+                )
             return reader.read(name)
 
     def _target(self, use_cs: bool, mode: str) -> running.Target:

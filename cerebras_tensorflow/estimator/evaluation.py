@@ -67,14 +67,14 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
 
         def finish(session: ProgramSession) -> None:
             results.update(session.run(ops.values))
-            results["global_step"] = session.global_step
+            results["global_step"] = np.int64(session.global_step)
             if host is not None:
                 results.update(host.results())
 
         hooks = [
             *request.hooks,
             *getattr(spec, "evaluation_hooks", ()),
-            _EvaluationHook(request.steps, finish),
+            _EvaluationHook(request.steps, finish, needs_batch=request.ignores_negative_labels),
         ]
         with model.graph.as_default():
             creator = running.SessionCreator(lambda: create(ops.roots))
@@ -158,6 +158,13 @@ def opened_model(
 ) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession]]]:
     """Yield a model for inference, and what makes its session for runs that ask for given tensors and ops."""
     path = request.checkpoint_path or checkpoints.newest_whole(request.model_dir)
+    if request.checkpoint_path and not any(
+        os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5")
+    ):
+        raise ValueError(
+            f"The passed save_path is not a valid checkpoint: {request.checkpoint_path}. Give the prefix, as in "
+            "model_dir/model.ckpt-100, without .index or .data, or an HDF5 file."
+        )
     if path is None:
         run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
     settings = running.session_config_of(request.config, target.mode)  # before any session
@@ -211,11 +218,19 @@ def _write_summary(folder: str, results: dict[str, Any]) -> None:
 
 
 class _EvaluationHook(tf.compat.v1.train.SessionRunHook):
-    """Stops after the given number of batches and reads the metrics at the end."""
+    """Stops after the given number of batches and reads the metrics at the end.
 
-    def __init__(self, steps: int | None, finish: Callable[[ProgramSession], None]) -> None:
+    Args:
+        steps: Batches; None: until the input ends.
+        finish: Reads the metrics.
+        needs_batch: Whether there is nothing to read of an input without a batch. tf.estimator reads the metrics'
+            initial values then.
+    """
+
+    def __init__(self, steps: int | None, finish: Callable[[ProgramSession], None], needs_batch: bool) -> None:
         self._steps = steps
         self._finish = finish
+        self._needs_batch = needs_batch
         self._taken = 0
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -224,5 +239,7 @@ class _EvaluationHook(tf.compat.v1.train.SessionRunHook):
             run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        if self._taken:
+        if not self._taken and not self._needs_batch:
+            run_log.warning("The input of the evaluation has no batch: the metrics are those of no data.")
+        if self._taken or not self._needs_batch:
             self._finish(session)

@@ -33,7 +33,8 @@ class ServingInputReceiver(_Fields):
     """What a server feeds and what the model makes of it; a single tensor gets the key "feature" or "input".
 
     Raises:
-        ValueError: If features or receiver tensors are not tensors, or keys are not strings.
+        ValueError: If features or receiver tensors are not tensors, or keys are of another type than string (integer:
+            features only).
     """
 
     def __new__(cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> Any:
@@ -189,8 +190,8 @@ def _checked_features(features: Any) -> dict[str, Any]:
         raise ValueError("features must be defined.")
     result = dict(features) if isinstance(features, Mapping) else {SINGLE_FEATURE: features}
     for name, value in result.items():
-        if not isinstance(name, str):
-            raise ValueError(f"feature keys must be strings: {name}.")
+        if not isinstance(name, (str, int)):
+            raise ValueError(f"feature keys must be strings or integers: {name}.")
         if not _is_tensor(value):
             raise ValueError(f"feature {name} must be a Tensor, SparseTensor, or RaggedTensor.")
     return result

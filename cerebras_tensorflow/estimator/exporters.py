@@ -111,6 +111,18 @@ class LatestExporter(Exporter):
         return path
 
 
+def loss_is_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]) -> bool:
+    """Whether the current loss is the smaller one.
+
+    Raises:
+        ValueError: If a result is empty or has no loss.
+    """
+    for name, result in (("best_eval_result", best_eval_result), ("current_eval_result", current_eval_result)):
+        if not result or "loss" not in result:
+            raise ValueError(f"{name} cannot be empty or no loss is found in it.")
+    return bool(best_eval_result["loss"] > current_eval_result["loss"])
+
+
 class BestExporter(Exporter):
     """Exports after an evaluation that is better than all before it, those of earlier runs included.
 
@@ -128,7 +140,7 @@ class BestExporter(Exporter):
         name: str = "best_exporter",
         serving_input_receiver_fn: Callable[[], Any] | None = None,
         event_file_pattern: str | None = "eval/*.tfevents.*",
-        compare_fn: Callable[..., bool] | None = None,
+        compare_fn: Callable[..., bool] = loss_is_smaller,
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         exports_to_keep: int | None = 5,
@@ -139,10 +151,12 @@ class BestExporter(Exporter):
         self._as_text = as_text
         self._keep = _checked_keep(exports_to_keep)
         self._pattern = event_file_pattern
-        self._is_better = compare_fn if compare_fn is not None else loss_is_smaller
-        missing = {"best_eval_result", "current_eval_result"} - parameters_of(self._is_better)
-        if missing:
-            raise ValueError(f"compare_fn must include {sorted(missing)[0]} argument.")
+        if compare_fn is None:
+            raise ValueError("`compare_fn` must not be None.")
+        self._is_better = compare_fn
+        for name in ("best_eval_result", "current_eval_result"):
+            if not {name, "**"} & parameters_of(compare_fn):
+                raise ValueError(f"compare_fn ({compare_fn}) must include {name} argument.")
         self._best: dict[str, Any] | None = None
         self._has_read_events = False
 
@@ -174,21 +188,9 @@ class BestExporter(Exporter):
         return best
 
 
-def loss_is_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]) -> bool:
-    """Whether the current loss is the smaller one.
-
-    Raises:
-        ValueError: If a result is empty or has no loss.
-    """
-    for name, result in (("best_eval_result", best_eval_result), ("current_eval_result", current_eval_result)):
-        if not result or "loss" not in result:
-            raise ValueError(f"{name} cannot be empty or no loss is found in it.")
-    return bool(best_eval_result["loss"] > current_eval_result["loss"])
-
-
 def _checked_keep(number: int | None) -> int | None:
     if number is not None and number <= 0:
-        raise ValueError(f"`exports_to_keep`, if provided, must be a positive number. Got {number}")
+        raise ValueError(f"`exports_to_keep`, if provided, must be positive number. Got {number}")
     return number
 
 

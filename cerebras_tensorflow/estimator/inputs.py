@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ class InputPipeline:
                 result = call_with(input_fn, offered)
             self._initializers: list[Any] = []
             if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
-                iterator = tf.compat.v1.data.make_initializable_iterator(input_workers.distributed(result))
+                iterator = tf.compat.v1.data.make_initializable_iterator(untuned(input_workers.distributed(result)))
                 self._initializers.append(iterator.initializer)
                 result = iterator.get_next()
             features, labels = _features_and_labels(result)
@@ -155,6 +156,23 @@ class InputPipeline:
             self._batches.put(error)
         finally:
             coordinator.request_stop()
+
+
+def untuned(dataset: Any) -> Any:
+    """Return a dataset that tf.data does not tune while it runs, unless its own options ask for that.
+
+    Releasing a tuned one may wait for the tuner's thread, which sleeps up to 60 s and can miss that it was cancelled:
+    runs of slow steps then ended a minute late (TF 2.21, RootDataset::Iterator). What is left to AUTOTUNE takes the
+    number of cores instead.
+    """
+    with warnings.catch_warnings():
+        # In a graph the options are those that Python has seen, of which TensorFlow warns.
+        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
+        if dataset.options().autotune.enabled is not None:
+            return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def first_dim(batch: Mapping[str, np.ndarray]) -> int:

@@ -1,4 +1,4 @@
-"""model_to_estimator: an Estimator from a compiled Keras 2 model (tf_keras), with its weights."""
+"""Estimators from a compiled Keras 2 model (tf_keras), with its weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.export_outputs import PredictOutput
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import graph_semantics, variable_name
 from cerebras_tensorflow.estimator.plain import Estimator
-from cerebras_tensorflow.estimator.run_config import RunConfig
+from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
 from cerebras_tensorflow.estimator.spec import EstimatorSpec
 from cerebras_tensorflow.estimator.warm_start import WarmStartSettings
 from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
@@ -47,6 +48,53 @@ def model_to_estimator(
         ValueError: If both or neither of model and path are given, or the model has not been compiled, or its
             optimizer has no form for graphs.
     """
+    config = config if config is not None else RunConfig()
+    folder = model_dir or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
+    made = _made(keras_model, keras_model_path, custom_objects, metric_names_map, export_outputs)
+    return Estimator(made.model_fn, folder, config, warm_start_from=made.save_weights(folder))
+
+
+class KerasModelToCerebrasEstimator(CerebrasEstimator):
+    """A CerebrasEstimator that trains, evaluates and predicts as a compiled model of tf_keras does.
+
+    Args:
+        keras_model, keras_model_path, custom_objects, model_dir, metric_names_map, export_outputs: As
+            model_to_estimator takes them.
+        config: CSRunConfig or RunConfig.
+        params: Handed to input_fn.
+
+    Raises:
+        ValueError: As model_to_estimator.
+    """
+
+    def __init__(
+        self,
+        keras_model: Any = None,
+        keras_model_path: str | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        model_dir: str | None = None,
+        config: Any = None,
+        params: Any = None,
+        metric_names_map: Mapping[str, str] | None = None,
+        export_outputs: Any = None,
+    ) -> None:
+        config = config if config is not None else CSRunConfig()
+        folder = model_dir or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
+        made = _made(keras_model, keras_model_path, custom_objects, metric_names_map, export_outputs)
+
+        def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+            return made.model_fn(features, labels, mode)
+
+        super().__init__(model_fn, folder, config=config, params=params, warm_start_from=made.save_weights(folder))
+
+
+def _made(
+    keras_model: Any,
+    keras_model_path: str | None,
+    custom_objects: Mapping[str, Any] | None,
+    metric_names_map: Mapping[str, str] | None,
+    export_outputs: Any,
+) -> _KerasModel:
     import tf_keras
 
     if not (keras_model or keras_model_path):
@@ -62,11 +110,7 @@ def model_to_estimator(
             "The given keras model has not been compiled yet. Please compile the model with `model.compile()` before "
             "calling `model_to_estimator`."
         )
-    config = config if config is not None else RunConfig()
-    folder = model_dir or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
-    made = _KerasModel(keras_model, dict(custom_objects or {}), dict(metric_names_map or {}), export_outputs)
-    start = made.save_weights(os.path.join(folder, "keras", "keras_model.ckpt"))
-    return Estimator(made.model_fn, folder, config, warm_start_from=start)
+    return _KerasModel(keras_model, dict(custom_objects or {}), dict(metric_names_map or {}), export_outputs)
 
 
 class _KerasModel:
@@ -108,8 +152,9 @@ class _KerasModel:
             train_op = self._train_op(loss, model.trainable_weights, step)
         return EstimatorSpec(mode, predictions, loss, tf.group(train_op, *model.updates))
 
-    def save_weights(self, path: str) -> WarmStartSettings:
-        """Write the weights under their names in a graph; return what starts from them."""
+    def save_weights(self, model_dir: str) -> WarmStartSettings:
+        """Write the weights below model_dir, under their names in a graph; return what starts from them."""
+        path = os.path.join(model_dir, "keras", "keras_model.ckpt")
         with tf.Graph().as_default(), graph_semantics():
             tf.compat.v1.train.create_global_step()
             names = [variable_name(weight) for weight in self._clone().weights]

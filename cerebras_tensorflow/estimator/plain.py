@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from cerebras_tensorflow.estimator.calls import parameters_of
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.run_config import RunConfig
 
@@ -33,7 +34,8 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         warm_start_from: Path or WarmStartSettings.
 
     Raises:
-        ValueError: If a subclass overrides a public member, or as CerebrasEstimator.
+        ValueError: If a subclass overrides a public member, if model_fn does not take features or takes what is not
+            handed over, or as CerebrasEstimator.
     """
 
     _counts_all = True
@@ -48,6 +50,8 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         warm_start_from: Any = None,
     ) -> None:
         self._assert_members_are_not_overridden()
+        if model_fn is not None:
+            _check_arguments(model_fn)
         config = config if config is not None else RunConfig()
         super().__init__(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start_from)
 
@@ -93,6 +97,19 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
             overridden = sorted(name for name in vars(kind) if not name.startswith("_") and hasattr(Estimator, name))
             if overridden:
                 raise ValueError(
-                    f"Subclasses of Estimator cannot override members of Estimator. {kind} does override "
-                    f"{', '.join(overridden)}"
+                    f"Subclasses of Estimator cannot override members of Estimator. {kind} does override {overridden}"
                 )
+
+
+def _check_arguments(model_fn: Callable[..., Any]) -> None:
+    """Check what a model_fn takes.
+
+    Raises:
+        ValueError: If it does not take features, or takes what no Estimator hands over.
+    """
+    taken = parameters_of(model_fn)
+    if "features" not in taken and "**" not in taken:
+        raise ValueError(f"model_fn ({model_fn}) must include features argument.")
+    unknown = sorted(taken - {"features", "labels", "mode", "params", "config", "self", "**"})
+    if unknown:
+        raise ValueError(f"model_fn ({model_fn}) has following not expected args: {unknown}")

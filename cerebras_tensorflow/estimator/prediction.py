@@ -71,5 +71,10 @@ def _length(values: Any) -> int:
         return int(np.shape(values)[0])
     lengths = {key: int(np.shape(value)[0]) if np.ndim(value) else -1 for key, value in values.items()}
     if len(set(lengths.values())) != 1 or -1 in lengths.values():
-        raise ValueError(f"Batch length of predictions should be same; got {lengths}. Use yield_single_examples=False.")
+        first = next(iter(lengths.values()))
+        other = next((key for key, length in lengths.items() if length != first), next(iter(lengths)))
+        raise ValueError(
+            f"Batch length of predictions should be same. {other} has different batch length than others: {lengths}. "
+            "Use yield_single_examples=False."
+        )
     return next(iter(lengths.values()))

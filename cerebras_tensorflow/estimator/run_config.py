@@ -77,7 +77,7 @@ class RunConfig:
             raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
         unknown = sorted(set(others) - set(self._OTHERS))
         if unknown:
-            raise TypeError(f"{type(self).__name__} got an unexpected setting {unknown[0]!r}")
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         self._model_dir = os.fspath(model_dir) if model_dir is not None else None
         self._settings: dict[str, Any] = {
             "tf_random_seed": tf_random_seed,
@@ -92,7 +92,7 @@ class RunConfig:
             **self._OTHERS,
             **others,
         }
-        _check_ranges(self._settings)
+        _check_ranges({**self._settings, "model_dir": self._model_dir})
         tf_config = env.tf_config()
         self._cluster: dict[str, Any] = tf_config.get("cluster", {})
         self._service = tf_config.get("service")
@@ -190,7 +190,8 @@ class RunConfig:
             elif name in result._settings:
                 result._settings[name] = value
             else:
-                raise ValueError(f"Replacing {name} is not supported. Settings: {', '.join(sorted(result._settings))}")
+                allowed = ["model_dir", *result._settings]
+                raise ValueError(f"Replacing {name} is not supported. Allowed properties are {allowed}.")
         return result
 
 
@@ -208,6 +209,16 @@ def _check_ranges(settings: Mapping[str, Any]) -> None:
         raise ValueError(
             f"checkpoint_format must be one of {', '.join(CHECKPOINT_FORMATS)}, given: {checkpoint_format!r}"
         )
+    if settings.get("protocol") not in (None, "grpc", "grpc+verbs"):
+        raise ValueError("protocol should be grpc or grpc+verbs")
+    timeout = settings.get("session_creation_timeout_secs")
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"session_creation_timeout_secs should be > 0, given: {timeout}")
+    delay = settings.get("experimental_max_worker_delay_secs")
+    if delay is not None and not isinstance(delay, Integral):
+        raise ValueError(f"experimental_max_worker_delay_secs must be an integer if set, given: {delay!r}")
+    if settings.get("model_dir") == "":
+        raise ValueError("model_dir should be non-empty.")
     seed = settings.get("tf_random_seed")
     if seed is not None and not isinstance(seed, Integral):
         raise ValueError(f"tf_random_seed must be integer, given: {seed!r}")

@@ -62,7 +62,7 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
                 tf.estimator.EstimatorSpec.
 
         Raises:
-            ValueError: If what the mode needs is missing, or the loss is not a scalar.
+            ValueError: If what the mode needs is missing, the loss is not a scalar, or a tensor is of another graph.
             TypeError: If a value is of the wrong type.
         """
         if train_op is None and mode == ModeKeys.TRAIN:
@@ -79,6 +79,7 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             "evaluation_hooks": evaluation_hooks,
             "prediction_hooks": prediction_hooks,
         }
+        _check_graph({"loss": loss, "train_op": train_op, "predictions": predictions})
         return super().__new__(
             cls,
             mode=mode,
@@ -133,19 +134,44 @@ class CSEstimatorSpec(EstimatorSpec):
 
 
 def _checked_loss(loss: Any) -> Any:
+    if not isinstance(loss, (tf.Tensor, tf.Variable)):
+        raise TypeError(f"loss must be Tensor, given: {loss}")
     tensor = tf.convert_to_tensor(loss)
     shape = tensor.shape
     if shape.num_elements() not in (None, 1):
-        raise ValueError(f"Loss must be scalar, given: {tensor} of shape {shape}")
+        raise ValueError(f"Loss must be scalar, given: {tensor}")
     if shape.rank == 0:
         return tensor
     return tf.reshape(tensor, [])
 
 
+def _check_graph(given: Mapping[str, Any]) -> None:
+    """Refuse tensors of another graph than the current one.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    if tf.executing_eagerly():
+        return
+    current = tf.compat.v1.get_default_graph()
+    for name, value in given.items():
+        for key, tensor in value.items() if isinstance(value, Mapping) else [(None, value)]:
+            if isinstance(tensor, (tf.Tensor, tf.Operation)) and tensor.graph is not current:
+                shown = f"{name}[{key}]" if key is not None else name
+                raise ValueError(
+                    f'{shown} with "{tensor.name}" must be from the default graph. Make it in the call of model_fn '
+                    "that returns the spec, outside any other graph's as_default()."
+                )
+
+
 def _checked_predictions(predictions: Any) -> Any:
-    for key, value in predictions.items() if isinstance(predictions, Mapping) else [("predictions", predictions)]:
+    if isinstance(predictions, Mapping):
+        named = [(f"predictions[{key}]", value) for key, value in predictions.items()]
+    else:
+        named = [("predictions", predictions)]
+    for name, value in named:
         if not isinstance(value, (tf.Tensor, tf.SparseTensor, tf.Variable, tf.RaggedTensor)):
-            raise TypeError(f"predictions[{key}] must be Tensor, given: {value!r}")
+            raise TypeError(f"{name} must be Tensor, given: {value}")
     return predictions
 
 
@@ -167,7 +193,7 @@ def _checked_hooks(name: str, hooks: Any) -> tuple[Any, ...]:
     hooks = tuple(hooks or ())
     for hook in hooks:
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
-            raise TypeError(f"All hooks must be SessionRunHook instances, given: {hook!r} in {name}")
+            raise TypeError(f"All hooks must be SessionRunHook instances, given: {hook} in {name}")
     return hooks
 
 

@@ -89,11 +89,11 @@ class EvalSpec(_EvalFields):
 
 def train_and_evaluate(
     estimator: CerebrasEstimator, train_spec: TrainSpec, eval_spec: EvalSpec
-) -> tuple[dict[str, Any] | None, list[Any]]:
+) -> tuple[dict[str, Any] | None, list[Any] | None]:
     """Train to train_spec.max_steps, evaluating after checkpoints, throttle_secs apart, and at the end.
 
     Returns:
-        The last metrics, and what the exporters returned after the last evaluation; (None, []) if there was nothing
+        The last metrics, and what the exporters returned after the last evaluation; (None, None) if there was nothing
         left to train.
 
     Raises:
@@ -107,7 +107,7 @@ def train_and_evaluate(
     ):
         if not isinstance(value, kind):
             shown = {"estimator": "Estimator", "train_spec": "TrainSpec", "eval_spec": "EvalSpec"}[name]
-            raise TypeError(f"`{name}` must have type `tf.estimator.{shown}`, given {type(value)}")
+            raise TypeError(f"`{name}` must have type `tf.estimator.{shown}`. Got: {type(value)}")
     task = env.tf_config().get("task", {}).get("type")
     if task in ("ps", "evaluator"):
         raise ValueError(
@@ -138,7 +138,7 @@ class _Evaluations(tf.compat.v1.train.CheckpointSaverListener):
         self._is_first = True
         self._evaluated_step: int | None = None
         self.metrics: dict[str, Any] | None = None
-        self.exports: list[Any] = []
+        self.exports: list[Any] | None = None
 
     def after_save(self, session: Any, global_step_value: int) -> None:
         """Evaluate, unless this is the checkpoint that the run starts with, or the last evaluation is too near."""
@@ -197,16 +197,17 @@ def _checked_exporters(exporters: Any) -> tuple[Exporter, ...]:
         raise TypeError(f"`exporters` must be an Exporter, an iterable of Exporter, or `None`, found {exporters}.")
     checked = tuple(exporters)
     names: set[str] = set()
+    shown = [getattr(exporter, "name", None) for exporter in checked]
     for exporter in checked:
         if not isinstance(exporter, Exporter):
-            raise TypeError(f"`exporters` must be an Exporter, an iterable of Exporter, or `None`, found {exporter}.")
+            raise TypeError(f"`exporters` must be an Exporter, an iterable of Exporter, or `None`, found {exporters}.")
         if not exporter.name:
-            raise ValueError(f"An Exporter cannot have a name that is `None` or empty. All exporter names: {names}")
+            raise ValueError(f"An Exporter cannot have a name that is `None` or empty. All exporter names: {shown}")
         if not isinstance(exporter.name, str):
             raise ValueError(f"An Exporter must have a string name. Given: {type(exporter.name)}")
         if exporter.name in names:
             raise ValueError(
-                f"`exporters` must have unique names. Such a name cannot be `None`. Twice: {exporter.name}"
+                f"`exporters` must have unique names. Such a name cannot be `None`. All exporter names: {shown}"
             )
         names.add(exporter.name)
     return checked

@@ -18,12 +18,19 @@ from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries, weight_stores
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
-from cerebras_tensorflow.estimator.initialize import initial_values
+from cerebras_tensorflow.estimator.initialize import initial_values, initialize
 from cerebras_tensorflow.estimator.inputs import InputPipeline, first_dim
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
-from cerebras_tensorflow.estimator.model_call import Model, call_model_fn, graph_semantics, local_init_of
+from cerebras_tensorflow.estimator.model_call import (
+    Model,
+    call_model_fn,
+    graph_semantics,
+    local_init_of,
+    variable_name,
+)
 from cerebras_tensorflow.estimator.running import Compiled, Target
 from cerebras_tensorflow.estimator.signals import StopSignals
+from cerebras_tensorflow.estimator.sparsity import Sparsifier, SparsityHook
 from cerebras_tensorflow.estimator.trace_hook import TraceHook
 from cerebras_tensorflow.estimator.warm_start import WarmStartSettings
 from cerebras_tensorflow.logs import run_log
@@ -47,6 +54,7 @@ class TrainingRequest:
         steps: Steps to take from where the run starts; None: see last_step.
         last_step: Global step at which to stop; None: when the input ends.
         is_cerebras: Whether labels of -1 give no loss and no gradient, and the run is saved whatever the interval.
+        sparsifier: Chooses weights that are zero after each step; None: all stay.
     """
 
     model_fn: Callable[..., Any]
@@ -61,6 +69,7 @@ class TrainingRequest:
     steps: int | None
     last_step: int | None
     is_cerebras: bool = False
+    sparsifier: Sparsifier | None = None
 
 
 def train(request: TrainingRequest, target: Target) -> None:
@@ -215,8 +224,13 @@ class _Run:
 
     def _hooks(self, model: Model, ops: TrainingOps, saver: CheckpointSaver, watch: TrainingHook) -> list[Any]:
         config = self._request.config
-        hooks = [*self._request.hooks, watch, *getattr(model.spec, "training_hooks", ())]
-        hooks += [*getattr(model.spec, "training_chief_hooks", ())]
+        hooks: list[Any] = [watch]
+        if self._request.sparsifier is not None:
+            saved = model.saved_names()
+            trainable = {variable_name(variable) for variable in model.graph.get_collection("trainable_variables")}
+            shapes = {name: tuple(variable.shape.as_list()) for name, variable in saved.items()}
+            chosen_from = [name for name in saved if name in trainable]
+            hooks.append(SparsityHook(self._request.sparsifier, chosen_from, shapes, self._running_session))
         trace_step = env.read().trace_step
         if trace_step:
             hooks.append(TraceHook(trace_step, os.path.join(self._request.model_dir, "trace")))
@@ -249,7 +263,9 @@ class _Run:
             hooks.append(
                 _QuietStepCounterHook(every_n_steps=config.log_step_count_steps, output_dir=self._request.model_dir)
             )
-        return hooks
+        # The caller's come last, as in tf.estimator: they find the checkpoint, and what was evaluated, of their step.
+        hooks += [*getattr(model.spec, "training_chief_hooks", ()), *self._request.hooks]
+        return [*hooks, *getattr(model.spec, "training_hooks", ())]
 
     def _create_session(
         self, model: Model, ops: TrainingOps, saver: CheckpointSaver, initial: str | None
@@ -276,8 +292,7 @@ class _Run:
         elif initial is not None:
             checkpoints.restore(session, initial, model.saved_names())
         else:
-            for name, value in initial_values(model, request.warm_start):
-                session.load(name, value)
+            initialize(session, model, request.warm_start)
         self._programming_s = time.perf_counter() - begin
         if self._target.mode == WEIGHT_STREAMING:
             run_log.info("Loading CPU pre-initialized weights took %.3f seconds", self._programming_s)

@@ -16,6 +16,8 @@ GATHER_TOKEN = "cs_gather"
 STORE_TOKEN = "cs_store"
 SLICE_LOAD_TOKEN = "cs_load_rows"  # rows start to stop
 SLICE_STORE_TOKEN = "cs_store_rows"
+UNCHECKED_LOAD_TOKEN = "cs_load_unchecked"  # as LOAD_TOKEN, of a weight whose update checks it in the same step
+LEND_TOKEN = "cs_lend_rows"  # rows start to stop as a flat array, one element longer, that the update may write over
 
 # A read of the global step after everything that a training step changes.
 GLOBAL_STEP_AFTER = "cs_global_step_after"

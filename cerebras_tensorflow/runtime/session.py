@@ -29,6 +29,7 @@ from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
 
 _TOGETHER_BYTES = 64 << 20  # of values that are set in one run
+_INITIAL = "cs_initial"  # scope of the ops of `assign`
 _EXTRA_THREADS = 4  # for store calls that wait for the disk while the cores compute
 
 
@@ -140,6 +141,35 @@ class ProgramSession:
             self._flush()
         if index == self._global_step_index:
             self._step = int(value)
+
+    def assign(
+        self, graph_def: GraphDef, tensors: Mapping[str, str], feeds: Mapping[str, np.ndarray]
+    ) -> tuple[str, ...]:
+        """Set variables to tensors of another graph, in one run; no value passes through Python.
+
+        Args:
+            graph_def: That graph; it becomes part of this session's.
+            tensors: Checkpoint name -> name of the tensor.
+            feeds: Name of a tensor -> value, for the run.
+
+        Returns:
+            The names that were not set, for `load`: weights in the store.
+        """
+        held = {name: self._resident[name] for name in tensors if name in self._resident}
+        if held:
+            roots = [tensors[name].split(":")[0] for name in held]
+            wanted = graph_def if len(held) == len(tensors) else prune(graph_def, roots)
+            present = {f"{node.name}:0" for node in wanted.node}
+            with self._program_graph.as_default():
+                tf.graph_util.import_graph_def(wanted, name=_INITIAL)
+                values = {name: self._program_graph.get_tensor_by_name(f"{_INITIAL}/{tensors[name]}") for name in held}
+                handles = {name: self._operation(assign_name(index)).inputs[0] for name, index in held.items()}
+                ops = [tf.raw_ops.AssignVariableOp(resource=handles[name], value=values[name]) for name in held]
+            fed = {f"{_INITIAL}/{name}": value for name, value in feeds.items() if name in present}
+            self._session.run(ops, fed)
+        if self._global_step_index in held.values():
+            self._step = int(self.read("global_step"))
+        return tuple(name for name in tensors if name not in held)
 
     def _flush(self) -> None:
         """Set the variables whose values have been held back."""

@@ -87,7 +87,12 @@ def summon(environment: env.Environment | None = None) -> list[Place]:
 
 def have_room(places: Sequence[Place], num_bytes: int) -> bool:
     """Return whether weights of a size should go to these servers."""
-    return bool(places) and num_bytes <= MEMORY_SHARE * sum(place.free_bytes for place in places)
+    # Servers of one host share its memory, and each has reported all of it.
+    free_bytes: dict[str, int] = {}
+    for place in places:
+        host = place.target.rpartition(":")[0]
+        free_bytes[host] = max(free_bytes.get(host, 0), place.free_bytes)
+    return bool(places) and num_bytes <= MEMORY_SHARE * sum(free_bytes.values())
 
 
 def shares(specs: Sequence[WeightSpec], count: int) -> list[int]:
@@ -119,7 +124,7 @@ class ServerStore(WeightStore):
         if not places:
             raise StoreError(
                 "weight_store is servers, but this launch has no weight servers: start it with csrun_wse and "
-                "--weight-servers 1 or more on this machine, --single-task-nodes 2 or more under Slurm"
+                "--weight-servers 1 or more, or on several nodes --single-task-nodes 2 or more"
             )
         self._shares = shares(specs, len(places))
         self._links: list[_Link] = []

@@ -4,6 +4,7 @@
 |---|---|
 | `weight_store_interface.py` | what a store offers |
 | `weight_store_mapped.py` | in a mapped file that fits into memory |
+| `weight_store_sums.py` | checksums of a weight there, by pieces whose bounds follow its updates |
 | `weight_store_file.py` | in a file: checked reads, writes behind |
 | `weight_store_blocks.py` | blocks of a file, their checksums, blocks that still are in a checkpoint |
 | `weight_store_folder.py` | the folder: its lock, what a killed run left, messages about the disk |

@@ -19,6 +19,7 @@ import numpy as np
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store_buffers import aligned_buffer
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class WeightStore(ABC):
     def read(self, index: int) -> np.ndarray:
         """Return a weight in its shape and dtype; the caller must not write to it."""
 
+    def read_unchecked(self, index: int) -> np.ndarray:
+        """Return a weight as `read` does, perhaps without a look at its checksum: `lend` will have one in this step."""
+        return self.read(index)
+
     @abstractmethod
     def read_private(self, index: int) -> np.ndarray:
         """Return a weight in memory of its own, which the caller may write over."""
@@ -78,6 +83,17 @@ class WeightStore(ABC):
     @abstractmethod
     def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
         """Replace the rows of a weight from `start` on. The array must not change afterwards."""
+
+    def lend(self, index: int, start: int, stop: int) -> np.ndarray:
+        """Return rows for an update: flat, one element longer than they are, in memory that may be written over.
+
+        The rows' new values are given back with `write_slice`, also where they were written over in place. Until then
+        nobody else may read them. The element behind them must not be changed.
+        """
+        rows = self.read_slice(index, start, stop).reshape(-1)
+        lent = aligned_buffer(rows.nbytes + rows.itemsize).view(rows.dtype)
+        np.copyto(lent[:-1], rows)
+        return lent
 
     def adopt(self, index: int, path: str | Path, offset: int, checksum: int | None) -> bool:
         """Let a weight lie in another file, where its bytes are as the store has them, until it is written.

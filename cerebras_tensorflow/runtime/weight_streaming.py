@@ -10,11 +10,13 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import (
     GATHER_TOKEN,
+    LEND_TOKEN,
     LOAD_TOKEN,
     PRIVATE_LOAD_TOKEN,
     SLICE_LOAD_TOKEN,
     SLICE_STORE_TOKEN,
     STORE_TOKEN,
+    UNCHECKED_LOAD_TOKEN,
 )
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 
@@ -37,10 +39,12 @@ class StoreCalls:
             value = tf.constant(0.0)
             calls = {
                 LOAD_TOKEN: tf.numpy_function(self._load, [index], tf.float32),
+                UNCHECKED_LOAD_TOKEN: tf.numpy_function(self._unchecked_load, [index], tf.float32),
                 PRIVATE_LOAD_TOKEN: tf.numpy_function(self._private_load, [index], tf.float32),
                 GATHER_TOKEN: tf.numpy_function(self._gather, [index, index], tf.float32),
                 STORE_TOKEN: tf.numpy_function(self._store_value, [index, value], tf.int32),
                 SLICE_LOAD_TOKEN: tf.numpy_function(self._load_slice, [index, index, index], tf.float32),
+                LEND_TOKEN: tf.numpy_function(self._lend, [index, index, index], tf.float32),
                 SLICE_STORE_TOKEN: tf.numpy_function(self._store_slice, [index, index, value], tf.int32),
             }
         self._tokens = {name.encode(): call.op.get_attr("token") for name, call in calls.items()}
@@ -63,6 +67,10 @@ class StoreCalls:
         with _Recorded(self):
             return self._store.read(int(index))
 
+    def _unchecked_load(self, index: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read_unchecked(int(index))
+
     def _private_load(self, index: np.int64) -> np.ndarray:
         with _Recorded(self):
             return self._store.read_private(int(index))
@@ -79,6 +87,10 @@ class StoreCalls:
     def _load_slice(self, index: np.int64, start: np.int64, stop: np.int64) -> np.ndarray:
         with _Recorded(self):
             return self._store.read_slice(int(index), int(start), int(stop))
+
+    def _lend(self, index: np.int64, start: np.int64, stop: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.lend(int(index), int(start), int(stop))
 
     def _store_slice(self, index: np.int64, start: np.int64, value: np.ndarray) -> np.int32:
         with _Recorded(self):

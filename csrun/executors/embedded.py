@@ -1,81 +1,138 @@
-"""The plan as local processes.
+"""The plan as processes of this machine: the same roles, environment and records as under Slurm.
 
-One process, the chief, plays all roles: TensorFlow takes hundreds of megabytes for each process, and on one machine the
-tasks of 14 nodes would only wait for each other. `--input-workers N` and `--weight-servers N` start that many of these
-roles as processes of their own.
+The chief is a child of the launcher, with the terminal; every other task is a process that stands by for it. Of each
+role only so many are started as the machine has CPUs (a site's LOCAL_TASKS): TensorFlow takes hundreds of megabytes for
+each input worker, and the tasks of 14 nodes would only wait for each other.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections import Counter
+from dataclasses import replace
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system.jobs import LiveJob
 from csrun import interpreters, process, worker
-from csrun.executors.interface import Executor, Launch
-from csrun.plan import INPUT_WORKER, WEIGHT_SERVER, LaunchPlan, task_environment
+from csrun.executors.interface import RESUME, Executor, Launch
+from csrun.executors.standby import Standby
+from csrun.plan import LaunchPlan, Task, counts, folded, layout, task_environment
+from csrun.task import TaskEnd, write_end
 
 CANCEL_GRACE_S = 25.0
 """How long a cancelled run may take to save and stop; with what comes around it, it stays below 30 s."""
 
 WORKER_GRACE_S = 10.0
 WORKER_FAILED = 1
-RESUME = "The latest checkpoint is whole: the same command resumes from it"
 
 
 class Embedded(Executor):
     """Runs a plan on this machine.
 
     Args:
-        input_workers: Processes, besides the chief, that compute its input.
-        weight_servers: Processes, besides the chief, that hold its weights.
+        most_tasks: Most input workers, and most weight servers, that are started.
     """
 
-    def __init__(self, input_workers: int = 0, weight_servers: int = 0) -> None:
-        self._counts = {INPUT_WORKER: input_workers, WEIGHT_SERVER: weight_servers}
+    def __init__(self, most_tasks: int) -> None:
+        self._most_tasks = most_tasks
 
     def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Return the command itself."""
         return plan.command
 
     def run(self, launch: Launch) -> int:
-        """Wait for the system, run the chief, and return its exit code."""
+        """Wait for the system, run the tasks, and return the chief's exit code.
+
+        Raises:
+            CommandError: If another task ended before the chief was done, or the command cannot be started.
+        """
         plan, job = launch.plan, launch.job
         # The published launcher's jobs have several components and always print both lines.
         launch.tell(f"srun: job {job.number} queued and waiting for resources")
         launch.wait_for_wafer(lambda what: launch.tell(f"csrun: {what}"))
         launch.tell(f"srun: job {job.number} has been allocated resources")
-        if len(plan.tasks) > 1:
-            nodes = plan.request.total_nodes
-            where = f"{nodes} nodes" if nodes > 1 else "1 node"
-            names = [f"{count} {role.replace('_', ' ')}(s)" for role, count in self._counts.items() if count]
-            processes = ", ".join(["1 chief", *names]) if names else "one process"
-            launch.tell(
-                f"csrun: embedded executor: the plan's {len(plan.tasks)} tasks on {where} are folded into {processes}"
-            )
-        environ = {
-            **os.environ,
-            **task_environment(plan, plan.tasks[0], job.number),
-            **interpreters.environment(plan.command),
-            **worker.environment(job.folder, self._counts),
+        chief, *others = tasks = folded(plan, self._most_tasks)
+        if len(tasks) < len(plan.tasks):
+            launch.tell(_what_is_folded(plan, tasks))
+        common = {
+            **interpreters.for_own_modules(),
+            env.JOB_ID: str(job.number),
+            env.LAYOUT: layout(plan),
             "PYTHONUNBUFFERED": "1",
+            **interpreters.environment(plan.command),
         }
-        with worker.started(job.folder, self._counts):
+        environ = {
+            **common,
+            **task_environment(plan, chief, job.number),
+            **step_environment(plan, chief),
+            **worker.environment(job.folder, counts(tasks)),
+        }
+        start = TaskEnd(chief.rank, chief.role, os.uname().nodename, os.getpid(), time.time())
+        write_end(job.folder, start)
+        with Standby(job.folder) as standby:
+            for task in others:
+                standby.start(task, {**common, **step_environment(plan, task)})
             code = process.run(
                 interpreters.resolved(plan.command),
                 environ,
                 log=job.folder / "output.log",
                 # The lock goes on to the child: the wafer stays taken while it saves, even if the launcher was killed.
                 keep_open=() if job.lock is None else (job.lock,),
-                kill_after_s=lambda: _grace_s(job),
+                kill_after_s=lambda: _grace_s(job, standby),
+                has_failed=lambda: bool(standby.failure()),
             )
-        failure = worker.failure(job.folder, self._counts)
+            failure = standby.failure()
+        write_end(job.folder, replace(start, ended_at=time.time(), exit_code=code))
         if failure:
             raise process.CommandError(f"{failure}. {RESUME}", WORKER_FAILED)
         return code
 
 
-def _grace_s(job: LiveJob) -> float | None:
-    """Return how long the chief may take to stop: no limit, unless it was cancelled or waits for input in vain."""
-    if any(job.folder.glob("*.failed")):
+def step_environment(plan: LaunchPlan, task: Task) -> dict[str, str]:
+    """Return the variables of Slurm that say which task of the launch a process is, as srun sets them.
+
+    Those that srun would itself obey (SLURM_NTASKS, SLURM_JOB_ID and so on) are left out: a command may call srun.
+    """
+    loads = Counter(other.node for other in plan.tasks)
+    return {
+        "SLURM_PROCID": str(task.rank),
+        "SLURM_NODEID": str(task.node),
+        "SLURM_LOCALID": str(sum(other.node == task.node for other in plan.tasks[: task.rank])),
+        "SLURM_STEP_NUM_TASKS": str(len(plan.tasks)),
+        "SLURM_STEP_NUM_NODES": str(plan.request.total_nodes),
+        "SLURM_STEP_TASKS_PER_NODE": _runs([loads[node] for node in sorted(loads)]),
+    }
+
+
+def _runs(numbers: list[int]) -> str:
+    """Return numbers as Slurm writes them.
+
+    >>> _runs([1, 1, 8, 8, 8, 2])
+    '1(x2),8(x3),2'
+    """
+    words: list[list[int]] = []
+    for number in numbers:
+        if words and words[-1][0] == number:
+            words[-1][1] += 1
+        else:
+            words.append([number, 1])
+    return ",".join(f"{number}(x{times})" if times > 1 else str(number) for number, times in words)
+
+
+def _what_is_folded(plan: LaunchPlan, tasks: tuple[Task, ...]) -> str:
+    names = [f"{count} {role.replace('_', ' ')}(s)" for role, count in counts(tasks).items() if count]
+    processes = ", ".join(["1 chief", *names]) if names else "one process"
+    nodes = plan.request.total_nodes
+    where = f"{nodes} nodes" if nodes > 1 else "1 node"
+    return (
+        f"csrun: embedded executor: the plan's {len(plan.tasks)} tasks on {where} are folded into {processes} "
+        "(--local-tasks sets how many of each role)"
+    )
+
+
+def _grace_s(job: LiveJob, standby: Standby) -> float | None:
+    """Return how long the chief may take to stop: no limit, unless it was cancelled or waits for a task in vain."""
+    if standby.failure():
         return WORKER_GRACE_S
     return CANCEL_GRACE_S if job.record.is_cancel_requested else None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from cerebras_tensorflow.system.jobs import LiveJob
 from csrun.plan import LaunchPlan
 
+RESUME = "The latest checkpoint is whole: the same command resumes from it"
+
 
 @dataclass(frozen=True)
 class Launch:

@@ -13,7 +13,6 @@ Facts about srun that shape this (measured on 22.05):
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -25,11 +24,11 @@ from pathlib import Path
 
 from cerebras_tensorflow.system.jobs import LiveJob
 from csrun import interpreters, process
-from csrun.executors.embedded import CANCEL_GRACE_S, RESUME
-from csrun.executors.interface import Executor, Launch
+from csrun.executors.embedded import CANCEL_GRACE_S
+from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.plan import CHIEF, LaunchPlan, layout, srun_options
 from csrun.process import CommandError
-from csrun.task import STOP_FILE, TaskEnd, task_file
+from csrun.task import STOP_FILE, named, read_end, task_file, without_a_word
 
 ANSWER_TIMEOUT_S = 5.0
 TEST_TIMEOUT_S = 20.0
@@ -101,7 +100,7 @@ class Slurm(Executor):
             stop=lambda srun, number: _stop(folder, srun, number),
             kill=lambda srun: os.kill(srun, signal.SIGTERM),
         )
-        return _verdict(folder, plan, code, _lost_nodes(log, start))
+        return _verdict(folder, plan, code, _lost_nodes(log, start), log)
 
     def _resolved(self) -> tuple[str, ...]:
         # In a container `python` is the container's; outside it is the one that runs this launcher.
@@ -175,14 +174,14 @@ def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
         os.kill(srun, signal.SIGTERM)  # still in Slurm's queue: there is no chief that could save
 
 
-def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequence[str]) -> int:
+def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequence[str], log: Path) -> int:
     """Return the code of the first task that failed by itself; srun's own when no task says anything.
 
     Raises:
         NodeLostError: If a node of the job was lost before the chief could end by itself.
         CommandError: If Slurm ended the job before that for another reason.
     """
-    records = {task.rank: _read_end(task_file(folder, task.rank)) for task in plan.tasks}
+    records = {task.rank: read_end(task_file(folder, task.rank)) for task in plan.tasks}
     found = [end for end in records.values() if end is not None]
     # A task that was killed has left no end, or nothing at all if its wrapper had not come to its first line yet.
     lost = [rank for rank, end in records.items() if end is None or end.ended_at is None]
@@ -193,11 +192,13 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     # Slurm's SIGTERM lets the chief save and end by itself; it has still not done its work.
     chief_is_done = any(end.rank == 0 and end.ended_at is not None and end.exit_code == 0 for end in found)
     if lost_nodes and not chief_is_done and not (folder / STOP_FILE).exists():
-        raise NodeLostError(f"Slurm has lost {', '.join(lost_nodes)}. {RESUME}", srun_code or 1)
+        on_them = [(task, records[task.rank]) for task in plan.tasks]
+        roles = [named(task, end.node) for task, end in on_them if end is not None and end.node in lost_nodes]
+        lost_roles = f"{', '.join(lost_nodes)}, and with it {_few(roles)}"
+        raise NodeLostError(f"Slurm has lost {lost_roles}; the log is {log}. {RESUME}", srun_code or 1)
     if found and lost and (srun_code != 0 or not chief_has_ended) and not (folder / STOP_FILE).exists():
-        names = ", ".join(_task_name(rank, records[rank]) for rank in lost[:3]) + (" ..." if len(lost) > 3 else "")
-        message = f"{names} went away without a word: killed, or the node was lost. {RESUME}"
-        raise CommandError(message, srun_code or 1)
+        gone = _few([without_a_word(plan.tasks[rank], records[rank]) for rank in lost])
+        raise CommandError(f"{gone}; the log is {log}. {RESUME}", srun_code or 1)
     if failed and failed[0].role != CHIEF:
         raise CommandError(f"{failed[0].message}. {RESUME}", failed[0].exit_code)
     if failed:
@@ -211,13 +212,6 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     )
 
 
-def _task_name(rank: int, end: TaskEnd | None) -> str:
-    return f"task {rank}" if end is None else f"task {rank} on {end.node}"
-
-
-def _read_end(path: Path) -> TaskEnd | None:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return TaskEnd(**values)
+def _few(names: Sequence[str]) -> str:
+    """Return the first of some names, so that a launch of a hundred tasks still says what happened in a line or two."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none of its tasks"

@@ -31,7 +31,7 @@ def language_model_spec(
         features: input_ids (B, S) int32, input_mask (B, S) int32 with 1 at tokens that count.
         labels_BS: int32, the next token at each position.
         mode: 'train', 'eval' or 'infer'.
-        params: Section `optimizer`.
+        params: Section `optimizer`; `eval_input`, for the metric's name.
     """
     logits_BSV = logits(features["input_ids"], mode == "train")
     if mode == "infer":
@@ -39,7 +39,10 @@ def language_model_spec(
     mask_BS = features["input_mask"]
     loss = masked_mean(token_losses(logits_BSV, labels_BS), mask_BS)
     if mode == "eval":
-        return CSEstimatorSpec(mode, loss=loss, eval_metric_ops=language_model_metrics(logits_BSV, labels_BS, mask_BS))
+        # Only the bytes of a text are tokens of one byte.
+        unit = "byte" if params.get("eval_input", {}).get("data_file") else "token"
+        metrics = language_model_metrics(logits_BSV, labels_BS, mask_BS, unit)
+        return CSEstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
     optimizer = check_section(params["optimizer"], OptimizerSettings, "optimizer", "params")
     tf.compat.v1.summary.scalar("train/loss", loss)
     return CSEstimatorSpec(mode, loss=loss, train_op=training_step(loss, optimizer))
@@ -57,11 +60,14 @@ def masked_mean(losses_BS: tf.Tensor, mask_BS: tf.Tensor) -> tf.Tensor:
 
 
 def language_model_metrics(
-    logits_BSV: tf.Tensor, labels_BS: tf.Tensor, mask_BS: tf.Tensor
+    logits_BSV: tf.Tensor, labels_BS: tf.Tensor, mask_BS: tf.Tensor, unit: str = "token"
 ) -> dict[str, tuple[tf.Tensor, tf.Operation]]:
-    """Return eval/accuracy, eval/lm_perplexity and eval/bits_per_byte as (value, update) pairs.
+    """Return eval/accuracy, eval/lm_perplexity and eval/bits_per_token as (value, update) pairs.
 
-    bits_per_byte is the mean loss in bits a token: a byte's only where a token is a byte.
+    Args:
+        logits_BSV, labels_BS: As `token_losses` takes them.
+        mask_BS: 1 at tokens that count.
+        unit: What a token is: 'byte' makes eval/bits_per_byte of the last one.
     """
     weights_BS = tf.cast(mask_BS, tf.float32)
     accuracy = tf.compat.v1.metrics.accuracy(labels_BS, tf.argmax(logits_BSV, axis=-1), weights=weights_BS)
@@ -69,5 +75,5 @@ def language_model_metrics(
     return {
         "eval/accuracy": accuracy,
         "eval/lm_perplexity": (tf.exp(mean_loss), update),
-        "eval/bits_per_byte": (mean_loss / math.log(2.0), update),
+        f"eval/bits_per_{unit}": (mean_loss / math.log(2.0), update),
     }

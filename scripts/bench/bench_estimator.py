@@ -2,27 +2,52 @@
 
     python scripts/bench/bench_estimator.py --theirs /path/to/venv-with-tensorflow-2.15/bin/python
 
-Two virtual environments in turn, the same script in each: `tf.estimator.Estimator`, a GPT-2 of 124 M parameters in
-plain TensorFlow ops, Adam, no checkpoints. Prints for each side the median step [ms], and the time [s] from the start
-of the process to the end of `import` and to the end of the first step; then ours / theirs of the medians, pair by pair.
-`VENV=... scripts/test_on_tensorflow.sh 2.15 --co` makes the environment for the other side. About 4 minutes.
+The same script in two virtual environments: a GPT-2 of 124 M parameters in plain TensorFlow ops, Adam, no checkpoints,
+no summaries, the same seed and the default threads. Made for a machine with other work beside
+it:
+- both processes of a pair live at once, and take blocks of steps in turn, A B B A, while the other one waits;
+- the processes start one after the other, the order changing from pair to pair;
+- CPU seconds of the process, user and system, stand beside the wall's, and all figures are medians.
+
+| phase | from, to |
+|---|---|
+| import | start of the process; TensorFlow and tf.estimator are there |
+| input | model_fn is called: input_fn, the step's placeholders |
+| model_fn | it returns |
+| graph | hooks begin: summaries, the step's graph |
+| session | hooks have a session: ours compiles the step (compile) and makes the initial values; theirs initializes |
+| first | the first step is done |
+
+`start` is their sum; `step` one later step. Ratios are ours / theirs: of the medians, and of each pair. Other sides, by
+--sides: `cerebras` is CerebrasEstimator, whose steps TensorFlow does not fuse, so that they agree with weight streaming
+to the last bit; `session` TensorFlow's own MonitoredSession on ours's TensorFlow, without our code; `checkpoints` is
+ours with the checkpoints of step 0 and of the end, which make part of session and of no step.
+`VENV=... scripts/test_on_tensorflow.sh 2.15 --co` makes the environment for the other side. About 4 minutes, 6 GB.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SKIPPED = 3  # steps before the measured ones: caches warm up, threads start
+WARM_STEPS = 3  # the first, and those in which caches warm up and threads start
+PHASES = ("import", "input", "model_fn", "graph", "session", "first")
+SHAPE = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1}
+CLOCKS = ("wall", "cpu")
+SIDES = ("ours", "theirs", "cerebras", "session", "checkpoints")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,16 +57,18 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--ours", default=sys.executable, help="Python of an environment with this package's TensorFlow"
     )
-    options.add_argument("--pairs", type=int, default=4, help="runs of each side, in turn")
-    options.add_argument("--steps", type=int, default=15, help="measured steps of a run")
-    shape = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1}
-    for name, value in shape.items():
+    options.add_argument("--sides", default="ours,theirs", help=f"two of {', '.join(SIDES)}; the first over the second")
+    options.add_argument("--pairs", type=int, default=4, help="pairs of processes")
+    options.add_argument("--blocks", type=int, default=6, help="blocks of steps of each process")
+    options.add_argument("--steps", type=int, default=4, help="steps of a block")
+    for name, value in SHAPE.items():
         options.add_argument(f"--{name}", type=int, default=value)
-    options.add_argument("--begun", type=float, help=argparse.SUPPRESS)  # in the measured process only
+    options.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)  # in the measured process only
+    options.add_argument("--begun", type=float, help=argparse.SUPPRESS)
     return options
 
 
-def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+def loss_and_train_op(features: Any, labels: Any, params: Any) -> tuple[Any, Any]:
     """GPT-2 in plain TensorFlow ops. B batch, S sequence, H hidden, N heads, D head size, V vocabulary."""
     import numpy as np
     import tensorflow as tf
@@ -85,83 +112,228 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     loss = tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.reshape(labels, [-1]), logits=logits)
     )
-    train_op = v1.train.AdamOptimizer(1e-4).minimize(loss, v1.train.get_global_step())
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+    return loss, v1.train.AdamOptimizer(1e-4).minimize(loss, v1.train.get_global_step())
 
 
-def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """Train in this process; return its times."""
+@dataclass(frozen=True)
+class Moment:
+    """A point of time: of the wall, and CPU seconds of the process, user and system."""
+
+    wall_s: float
+    cpu_s: float
+
+    @staticmethod
+    def now() -> Moment:
+        """This one."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return Moment(time.time(), usage.ru_utime + usage.ru_stime)
+
+    def since(self, other: Moment) -> dict[str, float]:
+        """What has passed."""
+        return {"wall": self.wall_s - other.wall_s, "cpu": self.cpu_s - other.cpu_s}
+
+
+def tell(values: dict[str, Any]) -> None:
+    """Send a line to the process that compares."""
+    print(json.dumps(values), flush=True)
+
+
+def steps_in_blocks(marks: dict[str, Moment], block: int) -> Any:
+    """Return a hook that marks the phases, then tells the times of a step for each line that comes in: a block of them.
+
+    It stops the run where the lines end.
+    """
     import tensorflow as tf
 
-    if not hasattr(tf, "estimator"):
+    class Blocks(tf.compat.v1.train.SessionRunHook):
+        def __init__(self) -> None:
+            self._steps = 0
+            self._begin: Moment | None = None
+
+        def begin(self) -> None:
+            marks["graph"] = Moment.now()
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            marks["session"] = Moment.now()
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self._steps += 1
+            if self._steps == 1:
+                marks["first"] = Moment.now()
+            if self._steps < WARM_STEPS or (self._steps - WARM_STEPS) % block:
+                return
+            passed = Moment.now().since(self._begin) if self._begin else {}
+            tell({name: value / block for name, value in passed.items()})
+            if not sys.stdin.readline():
+                run_context.request_stop()
+            self._begin = Moment.now()
+
+    return Blocks()
+
+
+def train_in_session(made: Any, input_fn: Any, hook: Any, params: dict[str, Any]) -> None:
+    """Train by TensorFlow's own MonitoredSession: what tf.estimator does, less its checks."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        tf.compat.v1.set_random_seed(1)
+        tf.compat.v1.train.create_global_step()
+        features, labels = tf.compat.v1.data.make_one_shot_iterator(input_fn()).get_next()
+        loss, train_op = made(features, labels, "train", params)
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+            while not session.should_stop():
+                session.run([train_op, loss])
+
+
+def measured(options: argparse.Namespace) -> None:
+    """Train in this process; tell its times."""
+    if options.side in ("ours", "cerebras", "checkpoints"):
         sys.path.insert(0, str(ROOT))
-        import cerebras_tensorflow  # noqa: F401 - makes tf.estimator ours
-    estimator_class = tf.estimator.Estimator
-    imported_s = time.time() - options.begun
+        import cerebras_tensorflow as ours  # makes tf.estimator ours
+    import tensorflow as tf
+
+    kind: Any = None
+    if options.side == "cerebras":
+        kind = ours.CerebrasEstimator
+    elif options.side != "session":
+        kind = tf.estimator.Estimator
+    marks = {"start": Moment(options.begun, 0.0), "import": Moment.now()}
 
     def input_fn() -> Any:
         shape = [options.batch, options.sequence]
         ids = tf.random.stateless_uniform(shape, [1, 2], 0, options.vocabulary, tf.int32)
         return tf.data.Dataset.from_tensors(({"ids": ids}, ids)).repeat()
 
-    ends: list[float] = []
+    def made(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        marks["input"] = Moment.now()
+        loss, train_op = loss_and_train_op(features, labels, params)
+        marks["model_fn"] = Moment.now()
+        return (loss, train_op) if kind is None else tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    class Clock(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-        def after_run(self, run_context: Any, run_values: Any) -> None:
-            ends.append(time.time())
-
-    config = tf.estimator.RunConfig(
-        save_checkpoints_steps=None, save_checkpoints_secs=None, save_summary_steps=None, log_step_count_steps=None
-    )
-    shape = ("layers", "hidden", "heads", "vocabulary", "sequence")
+    hook = steps_in_blocks(marks, options.steps)
+    params = {name: getattr(options, name) for name in SHAPE}
+    answer: dict[str, Any] = {"tensorflow": tf.__version__, "by": f"{kind.__module__}" if kind else "a session"}
     with tempfile.TemporaryDirectory() as folder:
-        estimator = estimator_class(model_fn, folder, config, {name: getattr(options, name) for name in shape})
-        estimator.train(input_fn, hooks=[Clock()], steps=1 + SKIPPED + options.steps)
-    steps = [later - earlier for earlier, later in zip(ends[SKIPPED:], ends[SKIPPED + 1 :], strict=False)]
-    return {
-        "tensorflow": tf.__version__,
-        "class": estimator_class.__module__,
-        "import_s": imported_s,
-        "first_step_s": ends[0] - options.begun,
-        "step_s": statistics.median(steps),
-    }
+        if kind is None:
+            train_in_session(made, input_fn, hook, params)
+        else:
+            config = tf.estimator.RunConfig(
+                tf_random_seed=1,
+                save_checkpoints_steps=10**6 if options.side == "checkpoints" else None,
+                save_checkpoints_secs=None,
+                save_summary_steps=None,
+                log_step_count_steps=None,
+            )
+            kind(made, folder, config=config, params=params).train(input_fn, hooks=[hook])
+        performance = Path(folder) / "performance" / "performance.json"
+        if performance.exists():
+            answer["compile_s"] = json.loads(performance.read_text())["compile_time"]
+    names = ("start", *PHASES)
+    answer["phases"] = {name: marks[name].since(marks[before]) for before, name in itertools.pairwise(names)}
+    answer["phases"]["start"] = marks["first"].since(marks["start"])
+    tell(answer)
 
 
-def run(python: str, words: list[str]) -> dict[str, Any]:
-    """Measure one process of an environment."""
-    command = [python, str(Path(__file__).resolve()), *words, "--begun", repr(time.time())]
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise SystemExit(f"{python} failed:\n{done.stderr[-3000:]}")
-    return dict(json.loads(lines[-1]))
+class Side:
+    """A process that trains one side.
+
+    Raises:
+        SystemExit: From its methods, if it fails.
+    """
+
+    def __init__(self, python: str, side: str, options: argparse.Namespace, errors: Any) -> None:
+        words = [f"--{name}={getattr(options, name)}" for name in (*SHAPE, "steps")]
+        words += [f"--side={side}", f"--begun={time.time()!r}"]
+        environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+        self._errors = errors
+        self._command = [python, str(Path(__file__).resolve()), *words]
+        self._process = subprocess.Popen(
+            self._command,
+            env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+        )  # fmt: skip
+        self._answer()
+
+    def block(self) -> dict[str, float]:
+        """Run a block of steps; return the times of a step [s]."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def end(self) -> dict[str, Any]:
+        """End the run; return its phases."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        result = self._answer()
+        self._process.wait()
+        return result
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        self._errors.seek(0)
+        raise SystemExit(f"{' '.join(self._command)} failed:\n{self._errors.read()[-3000:]}")
+
+
+def pair(names: tuple[str, str], is_turned: bool, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Measure one process of each side; return what it told, with the times of a step of each block under "steps"."""
+    order = names[::-1] if is_turned else names
+    with tempfile.TemporaryFile("w+") as errors:
+        live = {
+            name: Side(options.theirs if name == "theirs" else options.ours, name, options, errors) for name in order
+        }
+        steps: dict[str, list[dict[str, float]]] = {name: [] for name in order}
+        for turn in range(options.blocks):
+            for name in order if turn % 2 == 0 else order[::-1]:
+                steps[name].append(live[name].block())
+        return {name: {**live[name].end(), "steps": steps[name]} for name in order}
+
+
+def rows(results: list[dict[str, dict[str, Any]]], name: str) -> dict[str, dict[str, list[float]]]:
+    """Return phase -> "wall" or "cpu" -> values [s] of a side: one of each process, but of each block for "step"."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for phase in (*PHASES, "start"):
+        found[phase] = {clock: [result[name]["phases"][phase][clock] for result in results] for clock in CLOCKS}
+    blocks = [block for result in results for block in result[name]["steps"]]
+    found["step"] = {clock: [block[clock] for block in blocks] for clock in CLOCKS}
+    return found
+
+
+def table(results: list[dict[str, dict[str, Any]]], names: tuple[str, str]) -> Iterator[str]:
+    """Yield the lines of the answer."""
+    for name in names:
+        one = results[0][name]
+        compiled = [result[name]["compile_s"] for result in results if "compile_s" in result[name]]
+        text = f", of whose session {statistics.median(compiled):.2f} s of the wall are compile" if compiled else ""
+        yield f"{name}: {one['by']} on TensorFlow {one['tensorflow']}{text}"
+    yield f"medians of {len(results)} pairs [s]; ratio {names[0]} / {names[1]} of medians (least - most of pairs)"
+    first, second = rows(results, names[0]), rows(results, names[1])
+    for phase in first:
+        line = f"  {phase:9}"
+        for clock in CLOCKS:
+            values, others = first[phase][clock], second[phase][clock]
+            middle, other = statistics.median(values), statistics.median(others)
+            ratios = [a / b for a, b in zip(values, others, strict=True)]
+            spread = f"({min(ratios):.2f} - {max(ratios):.2f})"
+            line += f" {clock} {middle:7.3f} / {other:7.3f} = {middle / other:5.2f} {spread:13}"
+        yield line.rstrip()
 
 
 def main() -> None:
     """Compare."""
     options = parser().parse_args()
-    if options.begun is not None:
-        print(json.dumps(measured(options)))
+    if options.side is not None:
+        measured(options)
         return
-    if options.theirs is None:
+    sides = options.sides.split(",")
+    if len(sides) != 2 or not {*sides} <= {*SIDES}:
+        raise SystemExit(f"--sides {options.sides}: expected two of {', '.join(SIDES)}, as in ours,theirs")
+    if "theirs" in sides and options.theirs is None:
         raise SystemExit("--theirs: name the Python of an environment with TensorFlow 2.15")
-    words = [f"--{name}={getattr(options, name)}" for name in ("layers", "hidden", "heads", "vocabulary")]
-    words += [f"--{name}={getattr(options, name)}" for name in ("sequence", "batch", "steps")]
-    sides: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
-    for pair in range(options.pairs):
-        order = ("ours", "theirs") if pair % 2 == 0 else ("theirs", "ours")
-        for side in order:
-            sides[side].append(run(getattr(options, side), words))
-    for side, results in sides.items():
-        print(f"{side}: {results[0]['class']} on TensorFlow {results[0]['tensorflow']}")
-        for name, factor, unit in (("step_s", 1e3, "ms"), ("import_s", 1, "s"), ("first_step_s", 1, "s")):
-            values = [result[name] * factor for result in results]
-            print(f"  {name:12} median {statistics.median(values):8.2f} {unit}   all {[round(v, 2) for v in values]}")
-    for name in ("step_s", "import_s", "first_step_s"):
-        ratios = [a[name] / b[name] for a, b in zip(sides["ours"], sides["theirs"], strict=True)]
-        ours, theirs = (statistics.median(result[name] for result in sides[side]) for side in ("ours", "theirs"))
-        print(f"ours / theirs, {name}: {ours / theirs:.3f} (pairs {[round(ratio, 3) for ratio in ratios]})")
+    names = (sides[0], sides[1])
+    results = [pair(names, number % 2 == 1, options) for number in range(options.pairs)]
+    print("\n".join(table(results, names)))
 
 
 if __name__ == "__main__":

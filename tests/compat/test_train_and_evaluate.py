@@ -156,7 +156,7 @@ def test_nothing_left_to_train_evaluates_nothing(tmp_path: Path) -> None:
     estimator.train(models.repeated, max_steps=2)
     assert tf.estimator.train_and_evaluate(
         estimator, TrainSpec(models.repeated, max_steps=2), EvalSpec(models.once)
-    ) == (None, [])
+    ) == (None, None)
 
 
 def test_training_is_the_same_with_evaluations_in_between(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_tasks_of_other_processes_are_refused(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("kind", ["LatestExporter", "BestExporter"])
 @pytest.mark.parametrize("keep", [0, -1])
 def test_exports_to_keep_must_be_positive(kind: str, keep: int) -> None:
-    with pytest.raises(ValueError, match="`exports_to_keep`, if provided, must be a positive number"):
+    with pytest.raises(ValueError, match="`exports_to_keep`, if provided, must be positive number"):
         getattr(tf.estimator, kind)("name", models.serving, exports_to_keep=keep)
 
 
@@ -277,7 +277,7 @@ def test_an_export_needs_a_receiver(trained: Any, tmp_path: Path) -> None:
     "make, text",
     [
         (lambda t: export.ServingInputReceiver(None, t), "features must be defined"),
-        (lambda t: export.ServingInputReceiver({1: t}, t), "feature keys must be strings"),
+        (lambda t: export.ServingInputReceiver({1.5: t}, t), "feature keys must be strings"),
         (lambda t: export.ServingInputReceiver({"a": 1}, t), "feature a must be a Tensor"),
         (lambda t: export.ServingInputReceiver(t, None), "receiver_tensors must be defined"),
         (lambda t: export.ServingInputReceiver(t, {1: t}), "receiver_tensors keys must be strings"),
@@ -370,7 +370,10 @@ def test_signatures_of_each_output(tmp_path: Path, output: str) -> None:
 
 @pytest.mark.parametrize(
     "seconds, steps, text",
-    [(1, 1, "Only one of `run_every_secs` and `run_every_steps` must be set"), (None, None, "One of")],
+    [
+        (1, 1, "Only one of `run_every_secs` and `run_every_steps` must be set"),
+        (None, None, "Either every_secs or every_steps should be provided"),
+    ],
 )
 def test_an_early_stopping_hook_needs_one_interval(fresh: Any, seconds: Any, steps: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from cerebras_tensorflow.system import jobs, registry, state
+from csrun.executors.embedded import step_environment
+from csrun.plan import LaunchPlan, Request, counts, layout, make_plan
 
 EXECUTORS = [pytest.param("embedded"), pytest.param("slurm", marks=pytest.mark.slurm)]
 
@@ -54,12 +60,12 @@ def started(
     """csrun_wse in the background, in a process group of its own."""
     children: list[subprocess.Popen[str]] = []
 
-    def start(*words: str) -> subprocess.Popen[str]:
+    def start(*words: str, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         child = subprocess.Popen(
             argv("csrun_wse", "--executor", executor, *words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=stderr,
             text=True,
             process_group=0,
         )
@@ -137,6 +143,21 @@ def test_a_signal_reaches_the_command_once_so_that_it_can_save(started, tmp_path
     assert child.returncode == 128 + number
 
 
+def test_ctrl_c_at_the_terminal_reaches_the_command_once(
+    home: Path, argv: Callable[..., list[str]], executor: str, tmp_path: Path
+) -> None:
+    words = argv("csrun_wse", "--executor", executor, "python", "-c", SAVING, str(tmp_path / "checkpoint"))
+    terminal = pexpect.spawn(words[0], words[1:], encoding="utf-8", timeout=60)
+    terminal.expect_exact("step 1\r\n")
+    terminal.sendintr()
+    terminal.expect_exact("asked 1 times")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 130
+    assert (tmp_path / "checkpoint").read_text() == "saved\n"
+    assert jobs.listed(home, jobs.FINISHED)[0].phase == "CANCELLED"
+
+
 def test_a_second_signal_kills(started, home: Path) -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
     child = started("python", "-c", deaf)
@@ -176,6 +197,94 @@ def test_a_system_in_the_other_mode_refuses_with_the_command_that_changes_it(wse
     done = wse("python-ws", "run.py", "--cs_ip", "10.0.0.1:9000")
     assert done.returncode == 1
     assert '-c "config execmode setup weight_streaming"' in done.stderr
+
+
+LAUNCHES = {
+    "nothing": ((), Request(1, 1)),
+    "nodes": (
+        ("--total-nodes", "4", "--single-task-nodes", "2", "--tasks-per-node", "3", "--cpus-per-task", "2", "--cyclic"),
+        Request(4, 3, 2, single_task_nodes=2, is_cyclic=True),
+    ),
+    "one-node": (
+        ("--input-workers", "2", "--weight-servers", "1", "--cpus-per-task", "1"),
+        Request(1, 4, 1, weight_servers=1),
+    ),
+}
+SITE = "DEF_NODES=2\nDEF_TASKS_PER_NODE=2\nDEF_CPUS_PER_TASK=1\nLOCAL_TASKS=8\n"
+
+
+def told(plan: LaunchPlan, home: Path, job: jobs.Job) -> dict[str, str]:
+    """The variables that tell the chief of a plan about its launch, under every executor."""
+    standing = counts(plan.tasks)
+    return {
+        "CSRUN_JOB_ID": str(job.number),
+        "CSRUN_LAYOUT": layout(plan),
+        "CSRUN_ROLE": "chief",
+        "CSRUN_TASK": "0",
+        "CSRUN_INPUT_FOLDER": str(jobs.job_folder(home, job.id)),
+        "CSRUN_INPUT_WORKERS": str(standing["input_worker"]),
+        "CSRUN_WEIGHT_SERVERS": str(standing["weight_server"]),
+        "CEREBRAS_EXECUTION_MODE": "weight_streaming",
+        **step_environment(plan, plan.tasks[0]),
+    }
+
+
+@pytest.mark.parametrize("launch", [*LAUNCHES, "site"])
+def test_every_task_of_the_plan_has_its_role_and_the_chief_is_told_the_same(wse, home: Path, launch: str) -> None:
+    if launch == "site":
+        options, request = (), Request(2, 2, 1)
+        home.mkdir()
+        (home / "site.conf").write_text(SITE)
+    else:
+        options, request = LAUNCHES[launch]
+        options = (*options, "--local-tasks", "8")
+    plan = make_plan(request, [])
+    done = wse(*options, "python-ws", "-c", "import os; print(dict(os.environ))")
+    assert done.returncode == 0, done.stderr
+    assert "folded" not in done.stderr
+    (job,) = jobs.listed(home, jobs.FINISHED)
+    seen = ast.literal_eval(done.stdout.splitlines()[-1])
+    expected = told(plan, home, job)
+    if launch in ("nothing", "one-node"):  # as many CPUs as this machine has, or as Slurm gives
+        seen["CSRUN_LAYOUT"] = json.dumps({**json.loads(seen["CSRUN_LAYOUT"]), "cpus_per_task": request.cpus_per_task})
+    assert {name: seen.get(name) for name in expected} == expected
+    ends = [json.loads(path.read_text()) for path in jobs.job_folder(home, job.id).glob("task-*.json")]
+    assert sorted((end["rank"], end["role"]) for end in ends) == [(task.rank, task.role) for task in plan.tasks]
+    assert all(end["ended_at"] and end["exit_code"] == 0 for end in ends)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_task_that_is_killed_stops_the_launch_with_its_role_and_host_and_what_to_do(
+    started, home: Path, tmp_path: Path, rank: int
+) -> None:
+    options = ("--input-workers", "1", "--weight-servers", "1", "--cpus-per-task", "1", "--local-tasks", "1")
+    child = started(*options, "python", "-c", SAVING, str(tmp_path / "checkpoint"), stderr=subprocess.STDOUT)
+    wait_for_line(child, "step 1")
+    path = jobs.job_folder(home, jobs.listed(home)[0].id) / f"task-{rank}.json"
+    while not path.exists():
+        assert child.poll() is None
+    os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode not in (0, None)
+    name = {1: "weight server 0", 2: "input worker 0"}[rank]
+    assert re.search(rf"{name} \(task {rank} on \S+\) went away without a word: killed, or its host was lost", output)
+    assert "the same command resumes from it" in output
+    (job,) = jobs.listed(home, jobs.FINISHED)
+    assert job.phase == "FAILED" and name in job.message
+
+
+def test_a_chief_that_is_killed_is_told_with_its_log_and_what_to_do(wse, home: Path) -> None:
+    done = wse("bash", "-c", "kill -KILL $$")
+    assert done.returncode == 137
+    (job,) = jobs.listed(home, jobs.FINISHED)
+    assert "the chief was ended by SIGKILL" in done.stderr
+    assert f"the log is {job.log}. " in done.stderr and "the same command resumes from it" in done.stderr
+
+
+def test_sizes_that_contradict_each_other_are_refused(wse, home: Path) -> None:
+    done = wse("--input-workers", "2", "--total-nodes", "3", "true")
+    assert done.returncode == 1
+    assert "with --total-nodes the input workers are the tasks of the nodes with several" in done.stderr
 
 
 def test_how_a_launch_ended_is_on_record(wse, home: Path) -> None:

@@ -23,18 +23,6 @@ sys.exit(130)
 """
 
 
-def test_ctrl_c_at_the_terminal_reaches_the_command_once(home: Path, argv) -> None:
-    words = argv("csrun_wse", "python", "-c", SAVING)
-    terminal = pexpect.spawn(words[0], words[1:], encoding="utf-8", timeout=30)
-    terminal.expect_exact("step 1")
-    terminal.sendintr()
-    terminal.expect_exact("asked 1 times")
-    terminal.expect(pexpect.EOF)
-    terminal.close()
-    assert terminal.exitstatus == 130
-    assert jobs.listed(home, jobs.FINISHED)[0].phase == "CANCELLED"
-
-
 def test_ctrl_c_while_waiting_leaves_the_queue(home: Path, argv) -> None:
     holder = jobs.submit(home, "cs2-embedded", "pipelined")
     holder.wait_for_wafer(lambda: True)
@@ -95,7 +83,7 @@ def test_ctrl_z_stops_the_whole_launch_and_fg_continues_it(home: Path, argv) -> 
 
 
 def test_a_reader_that_goes_away_does_not_hang_the_launch(home: Path, argv) -> None:
-    words = argv("csrun_wse", "python", "-c", "for i in range(100000): print(i)")
+    words = argv("csrun_wse", "--executor", "embedded", "python", "-c", "for i in range(100000): print(i)")
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert first.stdout is not None
     first.stdout.readline()

@@ -91,6 +91,21 @@ def test_a_flipped_bit_ends_the_run_names_the_weight_and_keeps_the_checkpoints(s
     assert not (tmp_path / "weight_store").exists()
 
 
+def test_a_flipped_bit_in_a_mapped_file_ends_a_run_also_a_resumed_one(start: Start, tmp_path: Path) -> None:
+    finish(start(tmp_path, 5, "memory_budget="))
+    process = start(tmp_path, 100000, "pause_s=0.01", "epochs=100000", "save_every=100000", "memory_budget=")
+    seen = wait_for(process, "= 20, loss")
+    with open(tmp_path / "weight_store" / "weights.scratch", "r+b", buffering=0) as file:
+        value = os.pread(file.fileno(), 1, 100)[0]
+        os.pwrite(file.fileno(), bytes([value ^ 1]), 100)  # once, between two steps, whose input takes longer than they
+    seen += finish(process)
+    assert process.returncode != 0
+    assert "Restoring parameters from" in seen
+    assert "is damaged in the weight store: bytes 0 to 4096" in seen and "goes on from the last checkpoint" in seen
+    assert checkpoints_newest_first(tmp_path)[0].endswith("-5") and is_complete(checkpoints_newest_first(tmp_path)[0])
+    assert not (tmp_path / "weight_store").exists()
+
+
 def test_a_deleted_store_costs_a_warning_and_the_run_ends_well(start: Start, tmp_path: Path) -> None:
     process = start(tmp_path, 60, "pause_s=0.01")
     seen = wait_for(process, "= 10, loss")

@@ -66,7 +66,7 @@ def main() -> None:
             min_stream_bytes=1024,
             weight_store=params.get("weight_store", "file"),
             weight_store_dir=params.get("store_dir"),
-            memory_budget=params.get("memory_budget"),
+            memory_budget=params.get("memory_budget") or None,
             use_xla="use_xla" in params,
         ),
     )

@@ -19,7 +19,7 @@ from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.session import ProgramSession
-from cerebras_tensorflow.runtime.weight_store import FileStore
+from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, WeightStore
 
 v1 = tf.compat.v1
 BATCH, SEQUENCE, VOCABULARY = 4, 16, 96
@@ -115,10 +115,17 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def train(built: Built, mode: str, steps: int, store_folder: Path | None = None, window_bytes: int = 40_000) -> Trained:
+def train(
+    built: Built,
+    mode: str,
+    steps: int,
+    store_folder: Path | None = None,
+    window_bytes: int = 40_000,
+    is_mapped: bool = False,
+) -> Trained:
     """Train in one mode; with a folder, the weights are in a file there, and every value that can be is spilled to it.
 
-    Updates are cut into slices of 4 kB.
+    Updates are cut into slices of 4 kB. A mapped file takes no spilled values.
     """
     options = StreamingOptions(
         min_stream_bytes=1024,
@@ -127,9 +134,12 @@ def train(built: Built, mode: str, steps: int, store_folder: Path | None = None,
         spill_share=1e9,
         min_spill_bytes=256,
         is_in_host_memory=mode == "weight_streaming" and store_folder is None,
+        is_store_mapped=is_mapped,
     )
     program = compile_step(built.step, mode, options, op_outputs(built.graph))
-    store = FileStore(program.stored, store_folder) if program.streamed and store_folder else None
+    store: WeightStore | None = None
+    if program.streamed and store_folder:
+        store = (MappedStore if is_mapped else FileStore)(program.stored, store_folder)
     source = iter(batches(steps))
     session = ProgramSession(program, built.graph, built.step.train_node, store, None, lambda: next(source))
     try:
@@ -142,10 +152,10 @@ def train(built: Built, mode: str, steps: int, store_folder: Path | None = None,
 
 
 def assert_same_bits(built: Built, folder: Path, steps: int = 50, window_bytes: int = 40_000) -> Trained:
-    """Train pipelined, streamed from memory and streamed from a file; all must agree in every bit. Return the last."""
+    """Train pipelined, streamed from memory, a mapped file and a file; all must agree in every bit. Return the last."""
     pipelined = train(built, "pipelined", steps)
-    for store_folder in (None, folder):
-        streamed = train(built, "weight_streaming", steps, store_folder, window_bytes)
+    for store_folder, is_mapped in ((None, False), (folder, True), (folder, False)):
+        streamed = train(built, "weight_streaming", steps, store_folder, window_bytes, is_mapped)
         assert streamed.losses == pipelined.losses
         different = [
             name for name, value in pipelined.variables.items() if value.tobytes() != streamed.variables[name].tobytes()

@@ -102,11 +102,16 @@ from cerebras_tensorflow.estimator.keras_model import model_to_estimator
 check("tf.keras.estimator.model_to_estimator is ours", tf.keras.estimator.model_to_estimator is model_to_estimator)
 from tensorflow.python.keras.layers import Flatten, concatenate
 check("private Keras layers are those of tf.keras", Flatten is tf.keras.layers.Flatten)
+from tensorflow.python.framework import ops
+check("ops.Tensor is tf.Tensor", ops.Tensor is tf.Tensor)
+check("ops.IndexedSlices is tf.IndexedSlices", ops.IndexedSlices is tf.IndexedSlices)
+slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
+check("ops.convert_to_tensor_or_indexed_slices", ops.convert_to_tensor_or_indexed_slices(slices) is slices)
 import inspect
 check("Python's own names stay as they are outside a launch", not hasattr(inspect, "getargspec"))
 print("RESULT " + json.dumps(out))
 """
-CHECKS = 49
+CHECKS = 52
 
 
 @pytest.fixture(scope="module")

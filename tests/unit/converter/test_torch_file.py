@@ -6,6 +6,8 @@ import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import ml_dtypes
@@ -97,6 +99,65 @@ def test_a_tensor_that_reaches_past_its_storage_is_refused(tmp_path: Path) -> No
             file.writestr(name, content)
     with TorchReader(tmp_path / "y.bin") as reader, pytest.raises(CorruptCheckpointError, match="reaches past"):
         reader.read("a.weight")
+
+
+def place(*numbers: int) -> bytes:
+    """A tuple of numbers as TorchWriter pickles it."""
+    return b"(" + b"".join(b"J" + struct.pack("<i", number) for number in numbers) + b"t"
+
+
+def with_pickle(path: Path, change: Callable[[bytes], bytes]) -> Path:
+    """Write the file, where it is not there, and put another pickle into it; return its path."""
+    if not path.exists():
+        write(path)
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, change(content) if name.endswith("data.pkl") else content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "message"),
+    [
+        ((3, 4), (100_000_000, -100_000_000), "not those of a tensor"),  # would be read outside of its storage
+        ((3, -4), (4, 1), "not those of a tensor"),
+        ((3, 4), (4,), "not those of a tensor"),
+        ((2**31 - 1, 2**31 - 1), (0, 0), "share memory"),  # would take 18 EB
+    ],
+)
+def test_a_place_outside_of_the_storage_is_refused(
+    shape: tuple[int, ...], strides: tuple[int, ...], message: str, tmp_path: Path
+) -> None:
+    old, new = place(3, 4) + place(4, 1), place(*shape) + place(*strides)
+    path = with_pickle(tmp_path / "x.bin", lambda content: content.replace(old, new))
+    with pytest.raises(CheckpointError, match=message):
+        TorchReader(path)
+
+
+def test_whatever_a_damaged_pickle_does_it_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    write(tmp_path / "x.bin")
+    with zipfile.ZipFile(tmp_path / "x.bin") as file:
+        whole = file.read("archive/data.pkl")
+
+    def damaged(_content: bytes) -> bytes:
+        values = np.frombuffer(whole, np.uint8).copy()
+        values[rng.integers(0, len(values), 3)] = rng.integers(0, 256, 3)
+        return values.tobytes()
+
+    for _ in range(200):
+        # A change of a name or a number may leave a sound pickle; nothing but our error may come out.
+        with suppress(CheckpointError), TorchReader(with_pickle(tmp_path / "x.bin", damaged)) as reader:
+            for name in reader.names():
+                reader.read(name)
+
+
+def test_a_pickle_without_end_is_refused(tmp_path: Path) -> None:
+    itself = b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s."  # a dict that holds itself
+    with pytest.raises(CorruptCheckpointError, match="damaged"):
+        TorchReader(with_pickle(tmp_path / "x.bin", lambda _content: itself))
 
 
 def test_a_writer_left_by_an_exception_leaves_nothing(tmp_path: Path) -> None:

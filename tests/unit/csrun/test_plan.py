@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from csrun.executors import dry_run
-from csrun.plan import CHIEF, WEIGHT_SERVER, Request, layout, make_plan, srun_options, task_environment
+from csrun.plan import (
+    CHIEF,
+    INPUT_WORKER,
+    WEIGHT_SERVER,
+    Request,
+    counts,
+    folded,
+    layout,
+    make_plan,
+    srun_options,
+    task_environment,
+)
 
 QUICKSTART = Request(14, 8, 16, single_task_nodes=2, is_cyclic=True, gres="cs:cerebras:1")
 
@@ -48,6 +59,20 @@ def test_srun_line(golden, name: str, request_: Request) -> None:
 def test_single_task_nodes_must_leave_a_node() -> None:
     with pytest.raises(ValueError, match=r"''--single-task-nodes'' \(2\) must be less than the number of nodes \(2\)"):
         make_plan(Request(2, 1, single_task_nodes=2), ["x"])
+
+
+def test_a_launch_on_one_node_may_have_every_role() -> None:
+    plan = make_plan(Request(1, 5, weight_servers=2), ["x"])
+    assert [task.role for task in plan.tasks] == [CHIEF, WEIGHT_SERVER, WEIGHT_SERVER, INPUT_WORKER, INPUT_WORKER]
+    assert [task.role_index for task in plan.tasks] == [0, 0, 1, 0, 1]
+
+
+def test_folding_keeps_the_chief_and_so_many_of_each_other_role() -> None:
+    plan = make_plan(Request(6, 8, single_task_nodes=4), ["x"])
+    tasks = folded(plan, 2)
+    assert tasks[0].role == CHIEF and counts(tasks) == {WEIGHT_SERVER: 2, INPUT_WORKER: 2}
+    assert folded(plan, 0) == plan.tasks[:1]
+    assert folded(plan, 100) == plan.tasks
 
 
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 19), st.booleans())

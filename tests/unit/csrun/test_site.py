@@ -23,6 +23,11 @@ def test_without_a_file_a_launch_is_one_task_with_all_cpus(tmp_path) -> None:
     assert here.cpus_per_task >= 1
 
 
+def test_a_site_says_how_many_tasks_one_machine_runs() -> None:
+    assert 1 <= site.parse("", "site.conf").local_tasks <= site.MOST_LOCAL_TASKS
+    assert site.parse("LOCAL_TASKS=0", "site.conf").local_tasks == 0
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

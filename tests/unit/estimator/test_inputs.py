@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cerebras_tensorflow.estimator.inputs import BatchInputs, InputPipeline, first_dim
+from cerebras_tensorflow.estimator.inputs import BatchInputs, InputPipeline, first_dim, untuned
 from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
@@ -179,6 +179,16 @@ def test_closing_without_reading_ends_the_reading_thread() -> None:
     pipeline, _, _ = opened(lambda: tf.data.Dataset.range(10**9).batch(2))
     pipeline.close()
     assert pipeline._thread is not None and not pipeline._thread.is_alive()
+
+
+def test_a_dataset_is_not_tuned_unless_its_options_ask_for_it() -> None:
+    asked = tf.data.Options()
+    asked.autotune.enabled = True
+    assert untuned(pairs()).options().autotune.enabled is False
+    assert untuned(pairs().with_options(asked)).options().autotune.enabled is True
+    with tf.Graph().as_default():  # where TensorFlow warns of asking
+        dataset = pairs().with_options(asked)
+        assert untuned(dataset) is dataset and untuned(pairs()) is not dataset
 
 
 def test_first_dim_skips_scalars() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from cerebras_tensorflow.estimator.keras_model import model_to_estimator
+from cerebras_tensorflow.estimator.keras_model import KerasModelToCerebrasEstimator, model_to_estimator
 
 X = np.random.RandomState(0).randn(32, 3).astype(np.float32)
 Y = (X[:, :1] > 0).astype(np.float32)
@@ -74,3 +74,20 @@ def test_what_is_not_a_compiled_model_is_refused() -> None:
         model_to_estimator(tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))]))
     with pytest.raises(ValueError, match="takes a model of Keras 2"):
         model_to_estimator(3)
+
+
+def test_a_cerebras_estimator_from_a_keras_model_trains_as_fit_does(tmp_path: Path) -> None:
+    keras, same = (model(tf_keras.optimizers.legacy.SGD(0.05)) for _ in range(2))
+    same.set_weights(keras.get_weights())
+    same.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    expected = same.get_layer("p").get_weights()[0]
+    asked: list[int] = []
+
+    def input_fn(params: Any) -> Any:
+        asked.append(params["batch"])
+        return rows()()
+
+    estimator = KerasModelToCerebrasEstimator(keras, model_dir=str(tmp_path), params={"batch": 8})
+    estimator.train(input_fn, steps=4)
+    assert asked == [8]
+    np.testing.assert_allclose(estimator.get_variable_value("p/kernel"), expected, rtol=1e-4, atol=1e-6)

@@ -54,7 +54,7 @@ def test_a_loss_of_shape_1_becomes_a_scalar_and_a_vector_is_refused() -> None:
         ({"predictions": {"y": 3}}, r"predictions\[y\] must be Tensor, given: 3"),
         ({"eval_metric_ops": ["accuracy"]}, "eval_metric_ops must be a dict"),
         ({"eval_metric_ops": {"a": 1}}, r"\(metric_value, update_op\) tuples, given: 1 for key: a"),
-        ({"training_hooks": ["stop"]}, "'stop' in training_hooks"),
+        ({"training_hooks": ["stop"]}, "given: stop in training_hooks"),
         ({"scaffold": 7}, "scaffold must be tf.train.Scaffold. Given: 7"),
     ],
 )

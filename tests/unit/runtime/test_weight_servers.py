@@ -114,6 +114,13 @@ def test_a_server_without_room_says_so() -> None:
         assert have_room(places, 1 << 29) and not have_room(places, 1 << 30) and not have_room([], 1)
 
 
+def test_servers_of_one_host_share_its_memory() -> None:
+    here = [Place(index, f"127.0.0.1:{index}", TOKEN, 1 << 30) for index in range(4)]
+    assert not have_room(here, 1 << 30)
+    elsewhere = [Place(index, f"node{index}:1", TOKEN, 1 << 30) for index in range(4)]
+    assert have_room(elsewhere, 1 << 31)
+
+
 def test_a_launch_without_servers_says_how_to_have_them() -> None:
     assert summon(env.read({})) == []
     with pytest.raises(StoreError, match="--single-task-nodes 2"):

@@ -70,6 +70,36 @@ def test_rows_repeat_and_keep_the_shape_of_the_ids(store: WeightStore) -> None:
     assert store.read_rows(0, np.zeros((0,), np.int32)).shape == (0, 3)
 
 
+def test_lent_rows_are_flat_and_one_longer_and_hold_what_is_given_back(store: WeightStore) -> None:
+    value = np.arange(15, dtype=np.float32).reshape(5, 3)
+    store.write(0, value)
+    store.write(2, np.array(7, np.float32))
+    for start, stop in ((0, 2), (2, 5)):
+        lent = store.lend(0, start, stop)
+        assert lent.shape == (3 * (stop - start) + 1,)
+        np.testing.assert_array_equal(lent[:-1], value[start:stop].reshape(-1))
+        lent[:-1] *= 2
+        store.write_slice(0, start, lent[:-1].reshape(-1, 3))
+    np.testing.assert_array_equal(store.read(0), 2 * value)
+    store.write_slice(0, 1, np.zeros((2, 3), np.float32))  # bounds that no update has had
+    np.testing.assert_array_equal(store.read(0)[[0, 3]], 2 * value[[0, 3]])
+    np.testing.assert_array_equal(store.read_unchecked(0), store.read(0))
+    assert store.read(2) == 7
+
+
+def test_a_snapshot_keeps_what_was_there_when_lent_rows_are_written_over(store: WeightStore) -> None:
+    value = np.arange(15, dtype=np.float32).reshape(5, 3)
+    store.write(0, value)
+    snapshot = store.snapshot()
+    lent = store.lend(0, 1, 4)
+    lent[:-1] = -1
+    store.write_slice(0, 1, lent[:-1].reshape(-1, 3))
+    held = np.concatenate([piece.copy() for piece in snapshot.pieces(0)])
+    np.testing.assert_array_equal(held.view(np.float32).reshape(5, 3), value)
+    snapshot.close()
+    np.testing.assert_array_equal(store.read(0)[1:4], np.full((3, 3), -1))
+
+
 @pytest.mark.parametrize("bad", [5, -1])
 def test_a_row_out_of_range_names_the_weight_and_its_rows(store: WeightStore, bad: int) -> None:
     store.write(0, np.zeros((5, 3), np.float32))

@@ -77,6 +77,40 @@ def test_a_flipped_bit_ends_the_run_and_names_the_weight(store: FileStore, how: 
         store.flush()
 
 
+@pytest.mark.parametrize("how", ["whole", "private", "slice", "rows", "update", "neighbour written", "saved"])
+def test_a_flipped_bit_in_a_mapped_file_ends_the_run_and_names_the_weight(how: str, tmp_path: Path) -> None:
+    store = MappedStore(SPECS, tmp_path / "store")
+    store.write(0, numbers())
+    store.write(1, np.ones(WIDTH, np.float32))
+    lent = store.lend(0, 100, 200)  # so that checksums have the bounds of an update
+    lent[:-1] += 1
+    store.write_slice(0, 100, lent[:-1].reshape(100, WIDTH))
+    with open(store._folder.path, "r+b", buffering=0) as file:
+        byte = os.pread(file.fileno(), 1, 60_001)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 16]), 60_001)  # row 150
+    with pytest.raises(StoreError, match=r"layer/kernel is damaged in the weight store: bytes 40000 to 80000") as e:
+        if how == "whole":
+            store.read(0)
+        elif how == "private":
+            store.read_private(0)
+        elif how == "slice":
+            store.read_slice(0, 199, 210)
+        elif how == "rows":
+            store.read_rows(0, np.array([[690], [120]]))
+        elif how == "update":
+            store.lend(0, 100, 200)
+        elif how == "neighbour written":
+            store.write_slice(0, 190, np.zeros((5, WIDTH), np.float32))
+        else:
+            for _ in store.snapshot().pieces(0):
+                pass
+    assert "weight_store_dir" in str(e.value) and "the last checkpoint" in str(e.value)
+    for use in (lambda: store.write(1, np.zeros(WIDTH, np.float32)), lambda: store.read(1), store.flush):
+        with pytest.raises(StoreError, match="layer/kernel is damaged"):
+            use()
+    store.close()
+
+
 def test_what_is_not_damaged_stays_readable_until_the_damage_is_met(store: FileStore) -> None:
     flip_a_bit(store, 150_001)
     np.testing.assert_array_equal(store.read_slice(0, 0, 300), numbers()[:300])

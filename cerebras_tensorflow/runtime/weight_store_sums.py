@@ -1,0 +1,105 @@
+"""Checksums of a weight that lies in memory, by pieces whose bounds follow those of its updates.
+
+The pieces cover the weight from its first byte to its last. One that is written as a whole is cut regularly; an update
+of some rows makes one piece of them, so that from the second step on a single checksum is compared before the update
+and a single one taken after it, while the bytes are in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import TypeAlias
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+PIECE_BYTES = 256 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+class DamagedPiece(Exception):
+    """Bytes that are not what was written: `start` to `stop` of the weight."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__(f"bytes {start} to {stop}")
+        self.start, self.stop = start, stop
+
+
+class Sums:
+    """CRC-32C of the pieces of one weight; for one thread at a time.
+
+    Args:
+        num_bytes: Size of the weight, of which nothing is known yet.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._cuts = [0, num_bytes] if num_bytes else [0]
+        self._sums: list[int | None] = [None] * (len(self._cuts) - 1)
+
+    def pieces(self) -> list[tuple[int, int, int | None]]:
+        """Return (first byte, byte after the last, checksum or None where it is not known) of each piece."""
+        return list(zip(self._cuts, self._cuts[1:], self._sums, strict=False))
+
+    def note(self, start: int, data: Bytes, piece_bytes: int | None = None) -> None:
+        """Take the checksums of what is being written.
+
+        Args:
+            start: First byte.
+            data: The bytes.
+            piece_bytes: Where to cut them; None: not at all.
+        """
+        if not data.size:
+            return
+        size = piece_bytes or data.size
+        starts = range(0, data.size, size)
+        self._replace(start, start + data.size, [google_crc32c.extend(0, data[at : at + size]) for at in starts], size)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Say that bytes are about to change, so that nothing is known of them until they are noted."""
+        if start < stop:
+            self._replace(start, stop, [None], stop - start)
+
+    def cut(self, whole: Bytes, at: int) -> None:
+        """Let a piece end at a byte, if none does.
+
+        Raises:
+            DamagedPiece: If the piece that has to be cut is not what was written.
+        """
+        number = bisect_right(self._cuts, at) - 1
+        if self._cuts[number] == at or at >= self._cuts[-1]:
+            return
+        start, stop = self._cuts[number], self._cuts[number + 1]
+        if self._sums[number] is None:
+            halves: list[int | None] = [None, None]
+        else:
+            check(whole, start, stop, self._sums[number])
+            halves = [google_crc32c.extend(0, whole[start:at]), google_crc32c.extend(0, whole[at:stop])]
+        self._cuts.insert(number + 1, at)
+        self._sums[number : number + 1] = halves
+
+    def between(self, start: int, stop: int) -> list[tuple[int, int, int | None]]:
+        """Return the pieces that have bytes in [start, stop)."""
+        if start >= stop:
+            return []
+        first, last = bisect_right(self._cuts, start) - 1, bisect_left(self._cuts, stop)
+        return [(self._cuts[n], self._cuts[n + 1], self._sums[n]) for n in range(first, last)]
+
+    def _replace(self, start: int, stop: int, sums: list[int | None], size: int) -> None:
+        """Put new pieces where there were others, which no cut may lead through."""
+        first, last = bisect_left(self._cuts, start), bisect_left(self._cuts, stop)
+        if self._cuts[first] != start or self._cuts[last] != stop:
+            raise ValueError(f"bytes {start} to {stop} are not whole pieces")
+        self._cuts[first:last] = range(start, stop, size)
+        self._sums[first:last] = sums
+
+
+def check(whole: Bytes, start: int, stop: int, expected: int | None) -> None:
+    """Compare a piece with its checksum.
+
+    Raises:
+        DamagedPiece: If it differs.
+    """
+    if expected is not None and google_crc32c.extend(0, whole[start:stop]) != expected:
+        raise DamagedPiece(start, stop)

@@ -1,0 +1,60 @@
+"""The tasks of a launch on this machine, besides the chief: started, watched, told when the chief is done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from csrun import worker
+from csrun.plan import Task
+from csrun.task import read_end, task_file, without_a_word
+
+END_TIMEOUT_S = 5.0
+
+
+class Standby:
+    """Processes that stand by until the block ends. Final.
+
+    Args:
+        folder: The job's, in which tasks find each other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: list[tuple[Task, subprocess.Popen[bytes]]] = []
+        self._failure = ""
+
+    def __enter__(self) -> Standby:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        (self._folder / worker.DONE_FILE).touch()
+        for _, child in self._running:
+            try:
+                child.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def start(self, task: Task, environ: Mapping[str, str]) -> None:
+        """Have a task stand by, in the wrapper that it has under Slurm too; it dies with this process."""
+        child = subprocess.Popen(
+            [sys.executable, "-m", "csrun.task", str(self._folder), "--"],
+            stdin=subprocess.DEVNULL,
+            env=dict(environ),
+            preexec_fn=worker.die_with_parent(),
+            start_new_session=True,
+        )
+        self._running.append((task, child))
+
+    def failure(self) -> str:
+        """Return what became of the first task that ended while the chief still needed it; empty when none has."""
+        if not self._failure:
+            for task, child in self._running:
+                if child.poll() is not None:
+                    end = read_end(task_file(self._folder, task.rank))
+                    self._failure = end.message if end is not None and end.message else without_a_word(task, end)
+                    break
+        return self._failure

@@ -1,0 +1,187 @@
+"""Sparse training: what a sparsifier takes out is zero in every checkpoint, and the rest is trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.compat.sparsify import SPARSIFIER_MAP, get_AdamW_aware_sparsifier_class
+from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from tests.unit.estimator import tiny
+
+KERNELS = ("w", "out")
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
+
+
+def zeros(estimator: Any) -> dict[str, np.ndarray]:
+    return {name: estimator.get_variable_value(name) == 0 for name in KERNELS}
+
+
+@pytest.mark.usefixtures("streaming")
+@pytest.mark.parametrize("kind", ["topk", "balanced-topk", "constant", "set", "checkerboard"])
+def test_half_of_the_weights_are_zero_after_training(kind: str, tmp_path: Path) -> None:
+    estimator = tiny.estimator(tmp_path)
+    estimator.train(tiny.input_fn(), max_steps=3, sparsifier=SPARSIFIER_MAP[kind](n_iter=100))
+    taken = zeros(estimator)
+    assert {name: int(taken[name].sum()) for name in KERNELS} == {"w": 128, "out": 32}
+    moments = estimator.get_variable_value("w/Adam")
+    assert moments[taken["w"]].any()  # this sparsifier leaves them
+    assert moments[~taken["w"]].any()
+
+
+@pytest.mark.usefixtures("streaming")
+def test_the_moments_of_an_aware_sparsifier_are_zero_with_their_weights(tmp_path: Path) -> None:
+    estimator = tiny.estimator(tmp_path)
+    sparsifier = get_AdamW_aware_sparsifier_class(SPARSIFIER_MAP["topk"])(n_iter=100)
+    estimator.train(tiny.input_fn(), max_steps=3, sparsifier=sparsifier)
+    taken = zeros(estimator)["w"]
+    for slot in ("w/Adam", "w/Adam_1"):
+        assert not estimator.get_variable_value(slot)[taken].any()
+        assert estimator.get_variable_value(slot)[~taken].any()
+
+
+@pytest.mark.usefixtures("streaming")
+@pytest.mark.parametrize("kind", ["topk", "constant"])
+def test_a_resumed_run_is_an_unbroken_one(kind: str, tmp_path: Path) -> None:
+    whole = tiny.estimator(tmp_path / "whole")
+    whole.train(tiny.input_fn(epochs=1), max_steps=6, sparsifier=SPARSIFIER_MAP[kind](n_iter=100))
+    for end in (2, 6):
+        broken = tiny.estimator(tmp_path / "broken")
+        skipped = 0 if end == 2 else 2
+        broken.train(
+            lambda skipped=skipped: tiny.input_fn(epochs=1)().skip(skipped),
+            max_steps=end,
+            sparsifier=SPARSIFIER_MAP[kind](n_iter=100),
+        )
+    for name in KERNELS:
+        np.testing.assert_array_equal(whole.get_variable_value(name), broken.get_variable_value(name))
+
+
+@pytest.mark.usefixtures("streaming")
+def test_set_exchanges_weights_and_keeps_their_number(tmp_path: Path) -> None:
+    estimator = tiny.estimator(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=0)
+    sparsifier = SPARSIFIER_MAP["set"](n_iter=2, zeta=0.25)
+    estimator.train(tiny.input_fn(), max_steps=5, sparsifier=sparsifier)
+    early, late = (np.asarray(estimator_value(tmp_path / f"model-ckpt-{step}", "w")) == 0 for step in (1, 5))
+    assert early.sum() == 128
+    assert sparsifier.get_num_sparsified_values("w") == 128
+    assert late.sum() >= 128  # a weight that has grown anew is zero until a gradient comes
+    assert (early & ~late).any()
+    assert (late & ~early).any()
+
+
+def estimator_value(path: Path, name: str) -> np.ndarray:
+    from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader
+
+    found = next(str(p) for p in path.parent.glob(f"{path.name}*")).partition(".index")[0].partition(".data")[0]
+    return CheckpointReader(found).get_tensor(name)
+
+
+@pytest.mark.usefixtures("streaming")
+def test_a_sparsifier_of_the_callers_own_is_asked_by_its_protocol(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class FirstRow:
+        def apply_sparsity(self, step: int) -> bool:
+            asked.append(step)
+            return step == 1
+
+        def get_masked_weights(self, step: int, weights: Mapping[str, Any], sparse_val: float) -> dict[str, Any]:
+            assert set(weights) == {"w", "out"}
+            masked = dict(weights)
+            masked["w"][0] = sparse_val
+            return masked
+
+        def get_num_sparsified_values(self, v_name: str, sparse_val: float) -> int:
+            return 64
+
+    estimator = tiny.estimator(tmp_path)
+    estimator.train(tiny.input_fn(), max_steps=3, sparsifier=FirstRow())
+    assert asked == [0, 1, 2, 3]
+    w = estimator.get_variable_value("w")
+    assert not w[0].any()
+    assert w[1:].all()
+
+
+@pytest.mark.usefixtures("streaming")
+def test_a_sparsifier_that_returns_another_shape_is_refused(tmp_path: Path) -> None:
+    class Wrong:
+        def apply_sparsity(self, step: int) -> bool:
+            return True
+
+        def get_masked_weights(self, step: int, weights: Mapping[str, Any], sparse_val: float) -> dict[str, Any]:
+            return {"w": weights["w"][:1]}
+
+    with pytest.raises(CerebrasError, match=r"returned w in the shape \(1, 64\); it is \(4, 64\)"):
+        tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=1, sparsifier=Wrong())
+
+
+def test_pipelined_runs_say_that_weights_stay_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    estimator = tiny.estimator(tmp_path)
+    with caplog.at_level(logging.WARNING, "tensorflow"):
+        estimator.train(tiny.input_fn(), max_steps=1, sparsifier=SPARSIFIER_MAP["topk"](n_iter=1))
+    assert "sparsity is there in weight streaming only" in caplog.text
+    assert not zeros(estimator)["w"].any()
+
+
+WEIGHTS = {
+    "a/kernel": np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32),
+    "b/kernel": np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32),
+    "a/bias": np.ones(64, np.float32),
+    "input_embedding/embedding_weights": np.ones((4, 4), np.float32),
+    "layer_norm/same/kernel": np.ones((4, 4), np.float32),
+}
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_only_kernels_become_sparse(value: float) -> None:
+    sparsifier = SPARSIFIER_MAP["topk"](n_iter=1, sparsity_level=0.75)
+    masked = sparsifier.get_masked_weights(0, WEIGHTS, value)
+    taken = np.isnan(masked["a/kernel"]) if np.isnan(value) else masked["a/kernel"] == 0
+    assert taken.sum() == sparsifier.get_num_sparsified_values("a/kernel", value) == 3072
+    assert np.abs(WEIGHTS["a/kernel"][taken]).max() <= np.abs(WEIGHTS["a/kernel"][~taken]).min()
+    for name in ("a/bias", "input_embedding/embedding_weights", "layer_norm/same/kernel"):
+        assert sparsifier.get_num_sparsified_values(name) == 0
+        np.testing.assert_array_equal(masked[name], WEIGHTS[name])
+
+
+@pytest.mark.parametrize("distribution", ["er", "erk"])
+def test_small_variables_keep_more_and_the_whole_share_is_taken(distribution: str) -> None:
+    sparsifier = SPARSIFIER_MAP["topk"](n_iter=1, sparsity_level=0.9, sparsity_distribution=distribution)
+    sparsifier.get_masked_weights(0, WEIGHTS)
+    taken = {name: sparsifier.get_num_sparsified_values(name) for name in ("a/kernel", "b/kernel")}
+    assert taken["b/kernel"] / 32 < taken["a/kernel"] / 4096
+    assert abs(sum(taken.values()) / 4128 - 0.9) < 0.001
+
+
+def test_a_mask_file_decides(tmp_path: Path) -> None:
+    mask = np.eye(64)
+    np.savez(tmp_path / "masks.npz", **{"a/kernel": mask})
+    sparsifier = SPARSIFIER_MAP["file"](n_iter=1, mask_file=str(tmp_path / "masks.npz"))
+    masked = sparsifier.get_masked_weights(0, WEIGHTS, 0)
+    np.testing.assert_array_equal(masked["a/kernel"], WEIGHTS["a/kernel"] * mask)
+    np.testing.assert_array_equal(masked["b/kernel"], WEIGHTS["b/kernel"])
+
+
+@pytest.mark.parametrize(
+    "kind, settings",
+    [
+        ("topk", {"n_iter": 0}),
+        ("topk", {"n_iter": 1, "sparsity_level": 1.0}),
+        ("topk", {"n_iter": 1, "sparsity_distribution": "other"}),
+        ("checkerboard", {"n_iter": 1, "sparsity_level": 0.25}),
+        ("file", {"n_iter": 1}),
+    ],
+)
+def test_settings_out_of_range_are_refused(kind: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=r"n_iter|sparsity|mask_file"):
+        SPARSIFIER_MAP[kind](**settings)
