@@ -18,7 +18,7 @@ from cerebras_tensorflow.compiler.spilling import Spill, SpillPlan
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 
-_ELEMENT_WISE = frozenset({
+ELEMENT_WISE = frozenset({
     "Add", "AddV2", "BiasAdd", "Cast", "Div", "Equal", "Erf", "Erfc", "Exp", "Greater", "GreaterEqual", "Less",
     "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mul", "Neg", "NotEqual", "Pow",
     "RealDiv", "Reciprocal", "Relu", "Relu6", "Rsqrt", "Select", "SelectV2", "Selu", "Sigmoid", "Softplus", "Sqrt",
@@ -158,7 +158,7 @@ class _Search:
         if not is_wanted and self._is_there(endpoint, attempt):
             return True
         value = self._values.get(endpoint)
-        if value is None or value.is_conditional or node.op not in _ELEMENT_WISE:
+        if value is None or value.is_conditional or node.op not in ELEMENT_WISE:
             return False
         if len(self._outputs.get(endpoint.node, ())) != 1 or len(attempt.chain) >= _MOST_OPS:
             return False

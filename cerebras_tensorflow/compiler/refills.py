@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,8 @@ class RefillNodes:
         table: The graph.
         outputs: Of each op.
         first_index: Index of the first spilled value in Program.stored.
-        sliced: Updates that are done in slices. These lie between the update's position and the next.
+        sliced: Ops that are done in slices -> the op after which all slices are done. Slices lie between the position
+            of their uses and the next.
 
     Attributes:
         nodes: The new nodes.
@@ -34,7 +35,7 @@ class RefillNodes:
     """
 
     def __init__(
-        self, table: NodeTable, outputs: Mapping[str, Sequence[Output]], first_index: int, sliced: Container[str]
+        self, table: NodeTable, outputs: Mapping[str, Sequence[Output]], first_index: int, sliced: Mapping[str, str]
     ) -> None:
         self._table = table
         self._outputs = outputs
@@ -67,7 +68,10 @@ class RefillNodes:
         self._redirect(spill.late, load.name, spill.endpoint)
         made, size = spill.made, spill.num_bytes
         self.events.append(Event("spill", index, store.name, size, made, made, ((store.name, made),)))
-        places = {use.user: use.position + (1 - _BEFORE_NEXT) * (use.user in self._sliced) for use in spill.late}
+        places = {
+            self._sliced.get(use.user, use.user): use.position + (1 - _BEFORE_NEXT) * (use.user in self._sliced)
+            for use in spill.late
+        }
         finishers = tuple(sorted(places.items(), key=lambda item: item[1]))
         first = spill.late[0].position if first_use is None else first_use
         last = finishers[-1][1]

@@ -10,9 +10,12 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.refills import RefillNodes
 from cerebras_tensorflow.compiler.schedule import Demand, find_waits, split_uses
+from cerebras_tensorflow.compiler.slice_copy import Graph, SliceCopy
+from cerebras_tensorflow.compiler.sliced_assigns import AssignSlices
 from cerebras_tensorflow.compiler.sliced_update import GRADIENT_INPUT, Slices
 from cerebras_tensorflow.compiler.store_calls import INT64, call_node, index_node
 from cerebras_tensorflow.graph.conditionals import Liveness
+from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import (
     Endpoint,
     GraphDef,
@@ -43,6 +46,8 @@ _READERS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
 )
 _PASS_ON = frozenset({"Identity", "Reshape", "Cast"})
+# Slices of an update made of assigns that are in memory at a time: one that is loaded, one that is worked on.
+_SLICES_AT_A_TIME = 2
 
 
 @dataclass
@@ -99,6 +104,7 @@ class Rewriting:
         order: list[str],
         plans: Sequence[Plan],
         window_bytes: int,
+        outputs: Mapping[str, Sequence[Output]],
         is_in_host_memory: bool = False,
         is_store_mapped: bool = False,
     ) -> None:
@@ -106,6 +112,7 @@ class Rewriting:
         self._position = {name: position for position, name in enumerate(order)}
         self._plans = plans
         self._window_bytes = window_bytes
+        self._outputs = outputs
         self._is_in_host_memory = is_in_host_memory
         self._is_store_mapped = is_store_mapped
         self._checked: set[int] = set()  # weights that their update loads, and so checks
@@ -117,11 +124,19 @@ class Rewriting:
         self._new: dict[str, NodeDef] = {}
         self._ends: list[str] = []  # what the step waits for
         self._dropped_reads: set[str] = set()
+        self._sliced: set[str] = set()  # ops and assigns that are done in slices
         self.events: list[Event] = []
         self.most_held_bytes = 0
         self.inserted: dict[str, list[str]] = {}  # original node -> new ones before it in the order
 
-    def run(self, train_node: str | None, slices: Mapping[str, Slices], refills: RefillNodes) -> None:
+    def run(
+        self,
+        train_node: str | None,
+        slices: Mapping[str, Slices],
+        assigns: Sequence[AssignSlices],
+        refills: RefillNodes,
+    ) -> None:
+        self._sliced = {*slices, *(name for cut in assigns for name in (*cut.inner, *cut.writes))}
         demand = self._demand()
         for plan in self._plans:
             self._dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
@@ -138,10 +153,12 @@ class Rewriting:
             self._loads(plan, demand)
             if plan.variable.writes and self._is_in_host_memory:
                 self._update_in_place(plan)
-            elif plan.variable.writes and plan.variable.writes[0].node not in slices:
+            elif plan.variable.writes and plan.variable.writes[0].node not in self._sliced:
                 self._update(plan)
         for cut in slices.values():
             self._sliced_update(cut, [by_handle[handle] for handle in cut.handles])
+        for group in assigns:
+            self._sliced_assigns(group, [by_handle[handle] for handle in group.handles])
         self.events.sort(key=lambda event: (event.first, event.weight))
         self._gates()
         if train_node:
@@ -199,7 +216,8 @@ class Rewriting:
         demand: list[tuple[int, int]] = []
         for plan in self._plans:
             size = plan.variable.num_bytes
-            demand += [(self._position[user], size) for _, user in plan.value_uses(self._table)]
+            uses = plan.value_uses(self._table)
+            demand += [(self._position[user], size) for _, user in uses if user not in self._sliced]
             demand += [(self._position[write.node], size) for write in plan.variable.writes[:1]]
         return Demand(demand)
 
@@ -231,6 +249,8 @@ class Rewriting:
         """Give each group of uses its own load. Reads inside a branch are grouped by branch."""
         by_branch: dict[tuple[Endpoint, ...], list[tuple[Touch, str]]] = {}
         for read, user in plan.value_uses(self._table):
+            if user in self._sliced:
+                continue
             by_branch.setdefault(read.switches, []).append((read, user))
         for switches, pairs in by_branch.items():
             positions = sorted({self._position[user] for _, user in pairs})
@@ -330,8 +350,7 @@ class Rewriting:
         """Run an optimizer op slice by slice, each on variables that exist from its load to its store."""
         node = self._table.nodes[cut.node]
         inputs = [self._input(cut.node, endpoint) for endpoint in self._table.data_inputs(cut.node)]
-        control = [text for text in node.input if text.startswith("^") and text[1:] not in self._dropped_reads]
-        control += [f"^{name}" for name in dict.fromkeys(self._extra_control.pop(cut.node, ()))]
+        control = self._waits(cut.node)
         gradient = GRADIENT_INPUT[node.op]
         dtype = self._table.nodes[cut.handles[0]].attr["dtype"].type
         shape = plans[0].variable.shape
@@ -366,6 +385,47 @@ class Rewriting:
             self.inserted.setdefault(cut.node, []).extend([piece.name, apply.name])
         self._dropped.add(cut.node)
         self._add(NodeDef(name=cut.node, op="NoOp", input=[f"^{name}" for name in applies]))
+
+    def _sliced_assigns(self, cut: AssignSlices, plans: Sequence[Plan]) -> None:
+        """Run the ops between a gradient and the assigns that it ends in slice by slice, from loads to stores."""
+        graph = Graph(self._table, self._outputs, self._add, self._slice_call, self._input, self._controls)
+        waits = [self._waits(write) for write in cut.writes]
+        stores: list[list[str]] = [[] for _ in cut.writes]
+        for number, (start, stop) in enumerate(cut.pairs):
+            after = [names[-_SLICES_AT_A_TIME] for names in stores if len(names) >= _SLICES_AT_A_TIME]
+            piece = SliceCopy(graph, cut, [plan.variable for plan in plans], start, stop, after)
+            place = cut.place + number / len(cut.pairs)
+            for index, plan in enumerate(plans):
+                first, store = piece.assign(index, waits[index])
+                stores[index].append(store)
+                assert plan.variable.shape is not None
+                size = plan.variable.num_bytes // plan.variable.shape[0] * (stop - start)
+                self.events.append(Event("update", plan.index, first, size, place, place, ((store, place),)))
+                self._ends.append(self._liveness.alive(store))
+            self.inserted.setdefault(cut.writes[-1], []).extend(piece.copies.values())
+        self._dropped.update((*cut.inner, *cut.writes))
+        for write, names in zip(cut.writes, stores, strict=True):
+            self._add(NodeDef(name=write, op="NoOp", input=[f"^{name}" for name in names]))
+
+    def _slice_call(
+        self, name: str, token: str, variable: Variable, touch: Touch, inputs: list[tuple[str, int]]
+    ) -> NodeDef:
+        """A call about rows of a variable, dead where a touch of it would be."""
+        self._liveness.inherit(name, touch.node)
+        plan = next(plan for plan in self._plans if plan.variable is variable)
+        return self._weight_call(name, token, plan, touch.switches, inputs)
+
+    def _controls(self, name: str) -> list[str]:
+        """What an op waits for, beside its inputs, as control edges."""
+        controls = [endpoint.node for endpoint in self._table.inputs[name] if endpoint.is_control]
+        kept = [control for node in controls if node not in self._sliced for control in self._control_of(node)]
+        return [f"^{control}" for control in dict.fromkeys(kept)]
+
+    def _waits(self, write: str) -> list[str]:
+        """What the update of a weight waits for, beside its inputs, as control edges."""
+        node = self._table.nodes[write]
+        control = [text for text in node.input if text.startswith("^") and text[1:] not in self._dropped_reads]
+        return control + [f"^{name}" for name in dict.fromkeys(self._extra_control.pop(write, ()))]
 
     def _slice_variable(self, plan: Plan, prefix: str, start: int, stop: int, dtype: int) -> tuple[str, str, str]:
         """A variable for some rows of a weight; return (handle, op that gives it its value, load)."""

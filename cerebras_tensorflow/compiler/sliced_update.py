@@ -81,7 +81,7 @@ def find_slices(
         handles = [handle for handle in handles if handle in touching]
         family = [touching[handle] for handle in handles]
         if family and len(family) == _NUM_VARIABLES[node.op] and all(_is_free(v, name, table) for v in family):
-            bounds = _bounds(family[0], slice_bytes)
+            bounds = slice_bounds(family[0], slice_bytes)
             if len(bounds) > fewest and len({variable.shape for variable in family}) == 1:
                 found.append(Slices(name, tuple(handles), bounds))
     return found
@@ -101,7 +101,13 @@ def _is_free(variable: Variable, node: str, table: NodeTable) -> bool:
     )
 
 
-def _bounds(variable: Variable, slice_bytes: int) -> tuple[int, ...]:
+def slice_bounds(variable: Variable, slice_bytes: int) -> tuple[int, ...]:
+    """Return the rows at which slices of a variable begin, and its number of rows.
+
+    Args:
+        variable: Of known shape.
+        slice_bytes: Size that a slice should have.
+    """
     assert variable.shape is not None
     if not variable.shape:
         return (0, 1)

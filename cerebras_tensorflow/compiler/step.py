@@ -67,5 +67,7 @@ def compile_step(
         graph_def = reads_before_writes(graph_def, step.train_node, step.sources)
     if mode == WEIGHT_STREAMING:
         weights = [weight for weight in step.weights if weight != step.global_step]  # every run reads and fetches it
-        return compile_weight_streaming(graph_def, step.train_node, step.sources, weights, options, outputs or {})
+        return compile_weight_streaming(
+            graph_def, step.train_node, step.sources, weights, options, outputs or {}, frozenset(step.roots)
+        )
     return compile_pipelined(graph_def, step.sources, outputs or {})

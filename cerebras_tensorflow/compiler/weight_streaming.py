@@ -15,6 +15,7 @@ from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.recomputing import recompute_where_cheaper
 from cerebras_tensorflow.compiler.refills import RefillNodes
 from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
+from cerebras_tensorflow.compiler.sliced_assigns import find_assign_slices, values_between_ops
 from cerebras_tensorflow.compiler.sliced_update import find_slices
 from cerebras_tensorflow.compiler.spilling import plan_spills
 from cerebras_tensorflow.graph.cost import Output
@@ -34,6 +35,7 @@ def compile_weight_streaming(
     weights: Collection[str],
     options: StreamingOptions,
     outputs: Mapping[str, Sequence[Output]],
+    roots: Container[str] = (),
 ) -> Program:
     """Return the weight-streaming Program of a step.
 
@@ -44,6 +46,7 @@ def compile_weight_streaming(
         weights: Names of the VarHandleOps that may be streamed.
         options: See StreamingOptions.
         outputs: Of each op; without them nothing can be spilled.
+        roots: Names of all ops that a run may ask for.
 
     Raises:
         CompileError: If the step cannot be done within the memory budget.
@@ -81,19 +84,25 @@ def compile_weight_streaming(
     all_in_memory = options.is_in_host_memory or options.is_store_mapped
     sizes = tuple(variable.num_bytes for variable in streamed)
     moves = None if all_in_memory else Moves(window_bytes, slice_bytes, sizes)
-    values = find_values(table, order, outputs)
+    by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
+    assigns = find_assign_slices(table, order, by_handle, outputs, roots, slice_bytes)
+    values = values_between_ops(find_values(table, order, outputs), assigns)
     if moves is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
         spilling = spill_within(values, len(order), outputs, moves, options)
-    by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
     slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes, options.is_store_mapped)}
     reads = {read.node for plan in plans for read in plan.before if read.op == "ReadVariableOp"}
     chosen = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
-    refills = RefillNodes(table, outputs, len(streamed), slices)
+    ends = {name: name for name in slices} | {
+        name: cut.writes[-1] for cut in assigns for name in (*cut.inner, *cut.writes)
+    }
+    refills = RefillNodes(table, outputs, len(streamed), ends)
     refills.add(chosen)
-    rewriting = Rewriting(table, order, plans, window_bytes, options.is_in_host_memory, options.is_store_mapped)
-    rewriting.run(train_node, slices, refills)
+    rewriting = Rewriting(
+        table, order, plans, window_bytes, outputs, options.is_in_host_memory, options.is_store_mapped
+    )
+    rewriting.run(train_node, slices, assigns, refills)
     moved = {variable.handle for variable in streamed}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
     kept = [*resident, *streamed] if options.is_in_host_memory else resident
