@@ -178,6 +178,8 @@ def _parser() -> argparse.ArgumentParser:
 def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Namespace) -> None:
     settings = check_section(_without(params["runconfig"], "model_dir"), RunSettings, "runconfig", str(options.params))
     _check_folders(settings)
+    if settings.throttle_secs:
+        logger.info("throttle_secs is ignored: train_and_eval evaluates once, when training has ended")
     sys.path.extend(path for path in settings.python_paths if path not in sys.path)
     model_dir = Path(options.model_dir)
     is_training = settings.mode in ("train", "train_and_eval")
@@ -282,7 +284,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
     }
     config = CSRunConfig(
         cs_ip=settings.cs_ip,
-        cs_config=CSConfig(**params["csconfig"], **{name: value for name, value in cluster.items() if value}),
+        cs_config=CSConfig(**params["csconfig"] | {name: value for name, value in cluster.items() if value}),
         tf_random_seed=settings.tf_random_seed,
         save_checkpoints_steps=None if settings.save_checkpoints_secs else settings.save_checkpoints_steps,
         save_checkpoints_secs=settings.save_checkpoints_secs,

@@ -29,7 +29,7 @@ class RunSettings:
     save_summary_steps: int | None = 100
     log_step_count_steps: int | None = 100
     tf_random_seed: int | None = None
-    throttle_secs: int = 0
+    throttle_secs: int = 0  # of the original's configs; train_and_eval evaluates once, so it changes nothing
     disable_input_pipeline_ckpt: bool = False  # true: a resumed run starts the data from its beginning
     memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
     num_csx: int | None = None
@@ -60,10 +60,12 @@ class CsSettings:
     """Section `csconfig`: what goes to CSConfig as it stands."""
 
     use_cbfloat16: bool = False
-    weight_store: Literal["auto", "memory", "file"] = "auto"
+    weight_store: Literal["auto", "memory", "servers", "file"] = "auto"
     weight_store_dir: str | None = None
     stream_window_bytes: int | None = None
     min_stream_bytes: int = 64 * 1024
+    use_xla: bool = False
+    memory_budget: int | str | None = None  # that of runconfig comes before it
 
 
 @dataclass(frozen=True)
