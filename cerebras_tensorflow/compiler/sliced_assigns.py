@@ -82,7 +82,9 @@ def find_assign_slices(
             continue
         if not all(_fits(table, endpoint, user, family, members, outputs) for user, endpoint in _taken(table, members)):
             continue
-        bounds = slice_bounds(max(family, key=lambda variable: variable.num_bytes), slice_bytes)
+        shape = family[0].shape
+        assert shape is not None
+        bounds = slice_bounds(shape, max(variable.num_bytes for variable in family), slice_bytes)
         if len(bounds) > 2:
             found.append(AssignSlices(writes, tuple(variable.handle for variable in family), inner, place, bounds))
     return found

@@ -81,7 +81,9 @@ def find_slices(
         handles = [handle for handle in handles if handle in touching]
         family = [touching[handle] for handle in handles]
         if family and len(family) == _NUM_VARIABLES[node.op] and all(_is_free(v, name, table) for v in family):
-            bounds = slice_bounds(family[0], slice_bytes)
+            shape = family[0].shape
+            assert shape is not None
+            bounds = slice_bounds(shape, family[0].num_bytes, slice_bytes)
             if len(bounds) > fewest and len({variable.shape for variable in family}) == 1:
                 found.append(Slices(name, tuple(handles), bounds))
     return found
@@ -101,20 +103,19 @@ def _is_free(variable: Variable, node: str, table: NodeTable) -> bool:
     )
 
 
-def slice_bounds(variable: Variable, slice_bytes: int) -> tuple[int, ...]:
-    """Return the rows at which slices of a variable begin, and its number of rows.
+def slice_bounds(shape: tuple[int, ...], num_bytes: int, slice_bytes: int) -> tuple[int, ...]:
+    """Return the rows at which slices of a value begin, and its number of rows.
 
     Args:
-        variable: Of known shape.
+        shape, num_bytes: Of the value.
         slice_bytes: Size that a slice should have.
     """
-    assert variable.shape is not None
-    if not variable.shape:
+    if not shape:
         return (0, 1)
-    rows = variable.shape[0]
-    row_elements = int(np.prod(variable.shape[1:], dtype=np.int64))
-    # As many slices as come closest to slice_bytes: a weight a little above it stays whole.
-    count = max(1, round(variable.num_bytes / slice_bytes))
+    rows = shape[0]
+    row_elements = int(np.prod(shape[1:], dtype=np.int64))
+    # As many slices as come closest to slice_bytes: a value a little above it stays whole.
+    count = max(1, round(num_bytes / slice_bytes))
     unit = _PACKET_ELEMENTS // int(np.gcd(_PACKET_ELEMENTS, max(1, row_elements)))
     step = max(unit, -(-rows // count) // unit * unit)
     if rows <= step or count == 1 or (rows * row_elements) % _PACKET_ELEMENTS:

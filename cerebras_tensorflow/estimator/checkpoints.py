@@ -23,12 +23,13 @@ from cerebras_tensorflow.saver import checkpoint_names, retention, soundness
 from cerebras_tensorflow.saver.asynchronous import AsynchronousWriter
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
+from cerebras_tensorflow.saver.interface import TensorWriter
 from cerebras_tensorflow.units import format_bytes
 
 _MEMORY_SHARE = 0.5  # of the free memory, that the copies of a save may take
 
 # Name, dtype, shape, and an array or the pieces of its bytes.
-_Value: TypeAlias = tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]
+NamedValue: TypeAlias = tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]
 
 
 def newest_whole(model_dir: str) -> str | None:
@@ -124,15 +125,14 @@ class CheckpointSaver:
         """Return the path of the checkpoint of a step."""
         return f"{self._prefix}-{step}{self._suffix}"
 
-    def prewrite(self, values: Iterable[tuple[str, np.ndarray]]) -> str:
+    def prewrite(self, values: Iterable[NamedValue]) -> str:
         """Write initial values as the checkpoint of step 0, one at a time; return its path.
 
         `save` of step 0 enters it in the state file; until then a run that dies has saved nothing.
         """
         path = self.path(0)
         with open_writer(path) as writer:
-            for name, value in values:
-                writer.add(name, value)
+            self._add(writer, values)
         soundness.trust(path)
         self._prewritten_step = 0
         return path
@@ -196,15 +196,18 @@ class CheckpointSaver:
         with contextlib.closing(snapshot):
             self._write(path, saved_at_s, snapshot.take())
 
-    def _write(self, path: str, saved_at_s: float, values: Iterable[_Value]) -> None:
+    def _write(self, path: str, saved_at_s: float, values: Iterable[NamedValue]) -> None:
         with open_writer(path) as writer:
-            for name, dtype, shape, value in values:
-                if isinstance(value, np.ndarray):
-                    self._check_cancelled(path)
-                    writer.add(name, value)
-                else:
-                    writer.add_chunks(name, dtype, shape, self._until_cancelled(path, value))
+            self._add(writer, values)
         self._record(path, saved_at_s)
+
+    def _add(self, writer: TensorWriter, values: Iterable[NamedValue]) -> None:
+        for name, dtype, shape, value in values:
+            if isinstance(value, np.ndarray):
+                self._check_cancelled(writer.path)
+                writer.add(name, value)
+            else:
+                writer.add_chunks(name, dtype, shape, self._until_cancelled(writer.path, value))
 
     def _record(self, path: str, saved_at_s: float) -> None:
         soundness.trust(path)
@@ -234,7 +237,7 @@ def is_h5(config: Any, mode: str) -> bool:
     return mode == WEIGHT_STREAMING and is_appliance and env.read().job_id is None
 
 
-def _one_by_one(session: ProgramSession, names: Container[str]) -> Iterator[_Value]:
+def _one_by_one(session: ProgramSession, names: Container[str]) -> Iterator[NamedValue]:
     for spec in session.weights():
         if spec.name in names:
             value = session.read(spec.name)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.compiler.sliced_initializers import SlicedInitializers
+from cerebras_tensorflow.compiler.sliced_update import slice_bounds
+from cerebras_tensorflow.estimator.checkpoints import NamedValue
 from cerebras_tensorflow.estimator.model_call import Model
 from cerebras_tensorflow.estimator.warm_start import WarmStart, WarmStartSettings, checkpoint_of, plan_warm_start
 from cerebras_tensorflow.graph.nodes import GraphDef, prune
 from cerebras_tensorflow.graph.randomness import INITIALIZATION_STEP, SEEDED_COUNTER, counter_feed, make_stateless
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import as_bytes
 
 _TOGETHER_BYTES = 16 << 20  # of values that are made in one run: TensorFlow prepares each kind of run
+_SLICE_BYTES = 16 << 20  # of a value that is made in slices
 
 
 def initialize(session: ProgramSession, model: Model, settings: WarmStartSettings | None) -> None:
@@ -37,6 +44,38 @@ def initial_values(model: Model, settings: WarmStartSettings | None) -> Iterator
     Random initializers draw by (seed, op), so a value does not depend on which others were drawn before it.
     """
     yield from _values(model, settings, _initializers(model, settings))
+
+
+def initial_rows(model: Model, settings: WarmStartSettings | None) -> Iterator[NamedValue]:
+    """Yield what `initial_values` does, large values in slices where their initializers allow it: bit for bit the same.
+
+    Drawn whole, a vocabulary takes its size several times over.
+    """
+    made = _initializers(model, settings)
+    slices, bounds = _slices(made)
+    with _session_of(replace(made, graph_def=slices.graph_def)) as session:
+        for name, cuts in bounds.items():
+            variable = made.variables[name]
+            shape = tuple(variable.shape.as_list())
+            feeds = [slices.feeds(made.feeds, start, (stop - start, *shape[1:])) for start, stop in pairwise(cuts)]
+            rows = (as_bytes(session.run(slices.outputs[name], feed)) for feed in feeds)
+            yield name, np.dtype(variable.dtype.base_dtype.as_numpy_dtype), shape, rows
+        rest = {name: variable for name, variable in made.variables.items() if name not in bounds}
+        for name, value in _drawn(session, replace(made, variables=rest)):
+            yield name, value.dtype, value.shape, value
+    for name, value in _warm(model, settings, made.warm):
+        yield name, value.dtype, value.shape, value
+
+
+def _slices(made: _Initializers) -> tuple[SlicedInitializers, Mapping[str, tuple[int, ...]]]:
+    """Return the initializers with copies that make slices, and where to cut the variables that have some."""
+    slices, bounds = SlicedInitializers(made.graph_def), {}
+    for name, variable in made.variables.items():
+        shape = tuple(variable.shape.as_list())
+        cuts = slice_bounds(shape, _num_bytes(variable), _SLICE_BYTES)
+        if len(cuts) > 2 and slices.add(name, made.tensors[name], shape):
+            bounds[name] = cuts
+    return slices, bounds
 
 
 @dataclass(frozen=True)
@@ -73,21 +112,38 @@ def _initializers(model: Model, settings: WarmStartSettings | None) -> _Initiali
 def _values(model: Model, settings: WarmStartSettings | None, made: _Initializers) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, value) of the variables of the initializers, then of those of the warm start."""
     if made.variables:
-        graph = tf.Graph()
-        with graph.as_default():
-            tf.graph_util.import_graph_def(made.graph_def, name="")
-        config = tf.compat.v1.ConfigProto()
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        with tf.compat.v1.Session(graph=graph, config=config) as session:
-            for names in _groups(made.variables):
-                values = session.run([graph.get_tensor_by_name(made.tensors[name]) for name in names], made.feeds)
-                yield from zip(names, map(np.asarray, values), strict=True)
-    if settings is not None and made.warm.sources:
+        with _session_of(made) as session:
+            yield from _drawn(session, made)
+    yield from _warm(model, settings, made.warm)
+
+
+@contextmanager
+def _session_of(made: _Initializers) -> Iterator[Any]:
+    """A session on the initializers' graph."""
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(made.graph_def, name="")
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        yield session
+
+
+def _drawn(session: Any, made: _Initializers) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, value) of the variables of the initializers."""
+    for names in _groups(made.variables):
+        values = session.run([made.tensors[name] for name in names], made.feeds)
+        yield from zip(names, map(np.asarray, values), strict=True)
+
+
+def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, value) of the variables that a warm start gives."""
+    if settings is not None and warm.sources:
         with open_checkpoint(checkpoint_of(settings)) as reader:
-            for name, source in made.warm.sources.items():
+            for name, source in warm.sources.items():
                 yield name, reader.read(source)
-    if settings is not None and made.warm.by_vocabulary:
-        yield from _by_vocabulary(model.saved_names(), settings, made.warm.by_vocabulary)
+    if settings is not None and warm.by_vocabulary:
+        yield from _by_vocabulary(model.saved_names(), settings, warm.by_vocabulary)
 
 
 def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -95,8 +151,7 @@ def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
     group: list[str] = []
     group_bytes = 0
     for name, variable in variables.items():
-        elements = int(np.prod(variable.shape.as_list(), dtype=np.int64))
-        num_bytes = elements * variable.dtype.base_dtype.size
+        num_bytes = _num_bytes(variable)
         if group and group_bytes + num_bytes > _TOGETHER_BYTES:
             yield group
             group, group_bytes = [], 0
@@ -104,6 +159,10 @@ def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
         group_bytes += num_bytes
     if group:
         yield group
+
+
+def _num_bytes(variable: Any) -> int:
+    return int(np.prod(variable.shape.as_list(), dtype=np.int64)) * int(variable.dtype.base_dtype.size)
 
 
 def _by_vocabulary(

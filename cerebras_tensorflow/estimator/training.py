@@ -18,7 +18,7 @@ from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries, weight_stores
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
-from cerebras_tensorflow.estimator.initialize import initial_values, initialize
+from cerebras_tensorflow.estimator.initialize import initial_rows, initialize
 from cerebras_tensorflow.estimator.inputs import InputPipeline, first_dim
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model_call import (
@@ -185,7 +185,7 @@ class _Run:
         initial: str | None = None
         if self._start is None and is_streaming:
             begin = time.perf_counter()
-            initial = saver.prewrite(initial_values(model, self._request.warm_start))
+            initial = saver.prewrite(initial_rows(model, self._request.warm_start))
             run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
             model = self._call_model()
         ops = training_ops(model)
