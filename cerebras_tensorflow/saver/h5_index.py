@@ -6,9 +6,12 @@ To us the index gives any tensor at once, without opening HDF5, and finds trunca
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +101,23 @@ def read(fd: int) -> H5Index | None:
     body = os.pread(fd, body_size, end)
     if crc32c(body) != body_crc:
         raise ValueError("the index fails its checksum")
+    with _without_garbage_collection():
+        return _parse(body, end, rest_crc)
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """While very many objects come to stay, looking through them again and again takes longer than making them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _parse(body: bytes, end: int, rest_crc: int) -> H5Index:
     content = json.loads(body)
     if content.get("version") != _VERSION:
         raise ValueError(f"the index has version {content.get('version')}; this program reads {_VERSION}")
@@ -113,7 +133,7 @@ def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H
     type_name, dims, offset, num_bytes, crc, shard = values
     if not isinstance(type_name, str) or not isinstance(crc, str) or not isinstance(dims, list):
         raise ValueError(f"tensor {name!r} is described by {str(values)[:80]}")
-    if any(type(number) is not int for number in (offset, num_bytes, shard)):
+    if type(offset) is not int or type(num_bytes) is not int or type(shard) is not int:
         raise ValueError(f"tensor {name!r} has an offset, size or shard that is no whole number: {str(values)[:80]}")
     record = H5Record(type_name, tuple(dims), offset, num_bytes, int(crc, 16), shard)
     check_shape(record.shape)

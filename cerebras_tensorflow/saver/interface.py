@@ -242,11 +242,11 @@ def check_shape(shape: tuple[int, ...]) -> None:
     Raises:
         ValueError: If a dim is no size, or no array can have so many.
     """
-    if len(shape) > _MAX_RANK or any(type(dim) is not int or not 0 <= dim < 1 << 62 for dim in shape):
-        raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")
     largest = 1
     for dim in shape:
-        largest *= max(dim, 1)
+        if type(dim) is not int or not 0 <= dim < 1 << 62 or len(shape) > _MAX_RANK:
+            raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")
+        largest *= dim or 1
     # NumPy counts the other dims of an empty array too.
     if largest >= 1 << 59:
         raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")
