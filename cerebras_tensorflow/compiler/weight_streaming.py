@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from cerebras_tensorflow.compiler.budget import Moves, overhead_bytes, spill_within
+from cerebras_tensorflow.compiler.emission import Plan
 from cerebras_tensorflow.compiler.liveness import find_values
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.recomputing import recompute_where_cheaper
 from cerebras_tensorflow.compiler.refills import RefillNodes
-from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Plan, Rewriting
+from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Rewriting
 from cerebras_tensorflow.compiler.sliced_assigns import find_assign_slices, values_between_ops
 from cerebras_tensorflow.compiler.sliced_update import find_slices
 from cerebras_tensorflow.compiler.spilling import plan_spills
