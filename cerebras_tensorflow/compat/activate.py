@@ -9,15 +9,12 @@
 
 from __future__ import annotations
 
-import logging
 from types import ModuleType
 from typing import Any
 
 from cerebras_tensorflow.compat import finder, lazy_keras, python_names
 from cerebras_tensorflow.compat.names import ESTIMATOR_MODULES
 from cerebras_tensorflow.config import env
-
-logger = logging.getLogger(__name__)
 
 _done: set[str] = set()
 
@@ -53,6 +50,9 @@ def launched() -> None:
     finder.FINDER.watch("numpy", python_names.restore_numpy)
     finder.FINDER.watch("scipy.sparse", python_names.restore_scipy)
     finder.FINDER.watch("nltk.util", python_names.restore_nltk)
+    import logging  # every command of ours imports this module, and only this path logs
+
+    logger = logging.getLogger(__name__)
     logger.info("Names that Python and NumPy no longer have are there for this script: %s.", ", ".join(given))
 
 

@@ -7,7 +7,6 @@ Keras 2 (tf_keras) is left alone: its optimizers register with tf.saved_model wh
 
 from __future__ import annotations
 
-import importlib.abc
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
@@ -15,7 +14,7 @@ from types import FrameType, ModuleType
 from cerebras_tensorflow.compat import finder
 
 
-class _Deferral(importlib.abc.MetaPathFinder):
+class _Deferral(finder.MetaPathFinder):
     """Refuses Keras to the import statement of TensorFlow's own __init__, and to nobody else."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:

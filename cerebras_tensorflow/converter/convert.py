@@ -64,6 +64,9 @@ class Conversion:
         self._source, self._target = family(source), family(target)
         self._is_sparse = is_sparse
         tensors = model.tensors(config)
+        # Some files of Hugging Face models hold all in a dict under `model`, as those of a training run do.
+        is_wrapped = self._source == HF and all(name.startswith("model.") for name in reader.names())
+        self._wrapper = "model." if is_wrapped else ""
         self._by_key = {tensor.key: tensor for tensor in tensors}
         self._stored = {self._bare(name): name for name in reader.names()}
         self._check_matched(tensors, drop_unmatched_keys)
@@ -136,7 +139,7 @@ class Conversion:
     def _bare(self, name: str) -> str:
         """A name of the source without the prefix that some files carry, and as today's files have it."""
         if self._source == HF:
-            name = name.removeprefix(self._model.hf_prefix)
+            name = name.removeprefix(self._wrapper).removeprefix(self._model.hf_prefix)
         if self._source in (CS, CS_OLD):
             # One from the file's dict, another from the wrapper that releases since 1.8 put around the model.
             name = name.removeprefix("model.").removeprefix("model.")

@@ -32,7 +32,8 @@ def _bert_config(model: Config, is_upgrade: bool) -> Config:
         )
     if is_upgrade:
         return model | {"pooler_nonlinearity": encoder, "mlm_nonlinearity": "gelu"}
-    pooler, head = model.get("pooler_nonlinearity", encoder), model.get("mlm_nonlinearity", encoder)
+    # Absent or null: as the encoder.
+    pooler, head = (model.get(key) or encoder for key in ("pooler_nonlinearity", "mlm_nonlinearity"))
     if pooler != encoder:
         raise ConfigConversionError(
             "pooler_nonlinearity was introduced in CS 1.8. Before that, it had to be the same as "

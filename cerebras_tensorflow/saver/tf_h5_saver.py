@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.saver import convert
+from cerebras_tensorflow.saver import convert, mapped
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.h5_sharded import ShardedH5Writer
 from cerebras_tensorflow.saver.h5_update import update
@@ -146,14 +146,23 @@ def save(
             target.add(name, value)
 
 
-def load(path: str | os.PathLike[str], names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the values of all tensors, or of some.
+def load(
+    path: str | os.PathLike[str], names: Iterable[str] | None = None, is_mapped: bool = False
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the values of all tensors, or of some, each checked against its checksum.
+
+    Args:
+        path: Of any kind that `open_checkpoint` reads.
+        names: All by default.
+        is_mapped: Return large values as copy-on-write maps of the file, as `mapped.read` says: at the rate of reading
+            the file, and without memory for a second copy. The file must not be updated in place while they live.
 
     Raises:
         CheckpointError, KeyError: As `open_checkpoint` and `TensorReader.read`.
     """
     with open_checkpoint(path) as reader:
-        return {name: reader.read(name) for name in (reader.names() if names is None else names)}
+        wanted = reader.names() if names is None else names
+        return {name: mapped.read(reader, name) if is_mapped else reader.read(name) for name in wanted}
 
 
 def tensorflow_to_h5(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pexpect
+import psutil
 import pytest
 
 from cerebras_tensorflow.system import jobs, registry, state
@@ -271,6 +272,38 @@ def test_a_task_that_is_killed_stops_the_launch_with_its_role_and_host_and_what_
     assert "the same command resumes from it" in output
     (job,) = jobs.listed(home, jobs.FINISHED)
     assert job.phase == "FAILED" and name in job.message
+
+
+# Asks for the weight servers as a weight-streaming run does, then waits like the script above.
+ASKING = (
+    """
+import os, pathlib
+folder = pathlib.Path(os.environ["CSRUN_INPUT_FOLDER"])
+(folder / "weight-request").touch()
+while not (folder / "weight-server-0.json").exists(): os.sched_yield()
+"""
+    + SAVING
+)
+
+
+def test_a_server_that_is_killed_stops_the_launch_with_its_log_after_the_chief_has_saved(
+    started, home: Path, tmp_path: Path
+) -> None:
+    options = ("--weight-servers", "1", "--cpus-per-task", "1", "--local-tasks", "1")
+    child = started(*options, "python", "-c", ASKING, str(tmp_path / "checkpoint"), stderr=subprocess.STDOUT)
+    wait_for_line(child, "step 1")
+    folder = str(jobs.job_folder(home, jobs.listed(home)[0].id))
+    words = ["-m", "cerebras_tensorflow.runtime.weight_server_process", folder, "0"]
+    (server,) = [
+        process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == words
+    ]
+    server.kill()
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode not in (0, None)
+    told = rf"weight server 0 \(task 1 on \S+\) was ended by SIGKILL; its log is {folder}/weight-server-0\.log\. "
+    assert re.search(told + ".*the same command resumes from it", output), output
+    assert (tmp_path / "checkpoint").read_text() == "saved\n"
+    assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
 
 
 def test_a_chief_that_is_killed_is_told_with_its_log_and_what_to_do(wse, home: Path) -> None:

@@ -128,7 +128,7 @@ def _check_nonlinearities(config: Config, source: str) -> None:
     """Of a CS config on its way out: transformers has one nonlinearity, and tanh in the pooler."""
     encoder = config.get("encoder_nonlinearity", "gelu")
     # 1.7 knew neither key: the pooler followed the encoder, and the head of masked tokens had gelu.
-    pooler = config.get("pooler_nonlinearity", encoder if source != "cs-1.7" else "tanh")
+    pooler = config.get("pooler_nonlinearity") or (encoder if source != "cs-1.7" else "tanh")
     if pooler != "tanh":
         raise ConfigConversionError(
             f"Can't convert config with pooler_nonlinearity={pooler}. Only tanh is supported. (Where the config does "

@@ -106,6 +106,16 @@ def test_a_tensor_that_no_rule_knows_is_refused_unless_dropped(
     assert "proceeding even though some keys weren't matched" in caplog.text
 
 
+def test_tensors_under_a_key_model_are_found(source: Path) -> None:
+    with TorchWriter(source / "pytorch_model.bin", key="model") as writer:
+        for name, value in gpt2_weights().items():
+            writer.add(name, value)
+    assert convert(source) == 0
+    with open_any(source / "out" / "pytorch_model_to_cs-1.8.mdl") as reader:
+        found = reader.read("model.embedding_layer.word_embeddings.weight")
+    np.testing.assert_array_equal(found, gpt2_weights()["transformer.wte.weight"])
+
+
 def test_a_missing_tensor_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = gpt2_weights()
     del weights["transformer.h.0.mlp.c_fc.bias"]

@@ -60,6 +60,12 @@ def test_what_cs_1_7_cannot_express_is_refused(
     assert not (tmp_path / "params_train_to_cs-1.7.yaml").exists()
 
 
+def test_a_nonlinearity_that_is_null_is_the_encoders(tmp_path: Path) -> None:
+    model = {"encoder_nonlinearity": "gelu", "pooler_nonlinearity": None, "mlm_nonlinearity": None}
+    assert convert(tmp_path, "bert", "cs-1.8", "cs-1.7", model) == 0
+    assert result(tmp_path, "cs-1.7") == model
+
+
 def convert_weights(folder: Path, name: str, source: str, target: str, weights: Path, *flags: str) -> Path:
     words = ["convert", "--model", name, "--src-fmt", source, "--tgt-fmt", target, "--verify", *flags]
     config = folder / "params_train.yaml"
