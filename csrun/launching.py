@@ -90,7 +90,9 @@ def make_executor(name: str, program: tuple[str, ...], here: Site, parsed: Parse
     if tolerates:
         _tell("csrun: --tolerate-node-failure has no effect on one machine")
     most = parsed.number("local-tasks")
-    return Embedded(here.local_tasks if most is None else most)
+    # Whoever says how many of a role there shall be is given them.
+    asked = [parsed.number(option) or 0 for option in ("input-workers", "weight-servers")]
+    return Embedded(max(here.local_tasks, *asked) if most is None else most)
 
 
 def command_hints(command: Sequence[str]) -> Hints:

@@ -57,8 +57,9 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
         num_flops: Floating-point operations of a step.
     """
     # Optimizer state stays outside the wafer (published: MemoryX applies the update); only weights and gradients cross.
-    weights = sum(event.num_bytes for event in program.events if event.kind == "load")
-    read = {event.weight for event in program.events if event.kind != "update"}
+    state = _optimizer_state(program)
+    weights = sum(event.num_bytes for event in program.events if event.kind == "load" and event.weight not in state)
+    read = {event.weight for event in program.events if event.kind != "update"} - state
     gradients = sum(e.num_bytes for e in program.events if e.kind == "update" and e.weight in read)
     transmitted = batch_bytes + weights + gradients
     peak = facts.HALF_PRECISION_FLOPS.value
@@ -73,3 +74,17 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
             f"links: {facts.IO_BYTES_PER_S.value:.3g} B/s ({facts.IO_BYTES_PER_S.status})",
         ),
     )
+
+
+def _optimizer_state(program: Program) -> set[int]:
+    """Return the weights that are slots of others, by the names that optimizers give them: `kernel/Adam`.
+
+    An optimizer that is made of assigns reads its slots as a model reads its weights.
+    """
+    names = {spec.name for spec in (*program.streamed, *program.resident)}
+    parts = {index: spec.name.split("/") for index, spec in enumerate(program.streamed)}
+    return {
+        index
+        for index, words in parts.items()
+        if any("/".join(words[:count]) in names for count in range(1, len(words)))
+    }

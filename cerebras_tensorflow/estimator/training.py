@@ -37,6 +37,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf import performance
 from cerebras_tensorflow.perf.meter import Meter
 from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.saver import retention
 from cerebras_tensorflow.saver.atomic import FolderLock
 
@@ -139,6 +140,7 @@ class _Run:
         self._signals = signals
         self._session: ProgramSession | None = None
         self._compiled: Compiled | None = None
+        self._store: WeightStore | None = None
         self._programming_s = 0.0
         self._session_config = running.session_config_of(request.config, target.mode)  # before any session
         if not request.is_cerebras:  # whose two modes need not agree to the last bit: TensorFlow may fuse ops
@@ -166,6 +168,8 @@ class _Run:
             self._pipeline.close()
             if self._session is not None:
                 self._session.close()
+            elif self._store is not None:
+                self._store.close()
 
     def _run(self) -> None:
         is_streaming = self._target.mode == WEIGHT_STREAMING
@@ -184,11 +188,14 @@ class _Run:
         is_streaming = self._target.mode == WEIGHT_STREAMING
         initial: str | None = None
         if self._start is None and is_streaming:
+            self._prepare(model, training_ops(model))
             begin = time.perf_counter()
             initial = saver.prewrite(initial_rows(model, self._request.warm_start))
             run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
             model = self._call_model()
         ops = training_ops(model)
+        if self._compiled is None:
+            self._prepare(model, ops)
         watch = TrainingHook(
             model.spec.loss,
             self._last_step,
@@ -206,6 +213,14 @@ class _Run:
                 while not session.should_stop():
                     session.run([model.spec.train_op, model.spec.loss])
         return watch
+
+    def _prepare(self, model: Model, ops: TrainingOps) -> None:
+        """Compile the step and open its store: what can be refused is refused before anything is written."""
+        request = self._request
+        compiled = running.compile_model(model, ops.step, self._target.mode, request.config, request.compile_dir)
+        settings = running.cs_config_of(request.config)
+        self._store = weight_stores.open_store(compiled.program, settings, request.model_dir, is_training=True)
+        self._compiled = compiled
 
     def _newest_checkpoint(self, saver: CheckpointSaver) -> str | None:
         saver.wait()
@@ -271,18 +286,16 @@ class _Run:
         self, model: Model, ops: TrainingOps, saver: CheckpointSaver, initial: str | None
     ) -> ProgramSession:
         spec, request = model.spec, self._request
-        compiled = running.compile_model(model, ops.step, self._target.mode, request.config, request.compile_dir)
+        assert self._compiled is not None
         scaffold = getattr(spec, "scaffold", None)
         if scaffold is not None and self._target.mode != WEIGHT_STREAMING:
             scaffold.finalize()  # hooks may use its saver
         begin = time.perf_counter()
-        settings = running.cs_config_of(request.config)
-        store = weight_stores.open_store(compiled.program, settings, request.model_dir, is_training=True)
         self._pipeline.start()
         session = ProgramSession(
-            compiled.program, model.graph, model.train_node, store, self._session_config, self._next_batch
+            self._compiled.program, model.graph, model.train_node, self._store, self._session_config, self._next_batch
         )
-        self._session, self._compiled = session, compiled
+        self._session = session
         session.run(ops.local_init)
         if self._start is not None:
             run_log.info("Restoring parameters from %s", self._start)

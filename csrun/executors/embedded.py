@@ -35,7 +35,7 @@ class Embedded(Executor):
     """
 
     def __init__(self, most_tasks: int) -> None:
-        self._most_tasks = most_tasks
+        self.most_tasks = most_tasks
 
     def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Return the command itself."""
@@ -52,7 +52,7 @@ class Embedded(Executor):
         launch.tell(f"srun: job {job.number} queued and waiting for resources")
         launch.wait_for_wafer(lambda what: launch.tell(f"csrun: {what}"))
         launch.tell(f"srun: job {job.number} has been allocated resources")
-        chief, *others = tasks = folded(plan, self._most_tasks)
+        chief, *others = tasks = folded(plan, self.most_tasks)
         if len(tasks) < len(plan.tasks):
             launch.tell(_what_is_folded(plan, tasks))
         common = {

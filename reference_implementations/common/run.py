@@ -20,6 +20,7 @@ from typing import Any
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.saver import soundness
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
+from reference_implementations.common import cluster
 from reference_implementations.common.sections import MODES, RunSettings
 from reference_implementations.common.settings import check_section, check_sections, read_yaml, write_yaml
 
@@ -142,14 +143,6 @@ def _check_model_dir(model_dir: str) -> None:
         raise SettingsError(f"model_dir {model_dir!r} is not writable; choose another with --model_dir")
 
 
-def _check_folders(settings: RunSettings) -> None:
-    """A task that does not see a folder would fail later, and elsewhere."""
-    for name in ("mount_dirs", "python_paths"):
-        for path in getattr(settings, name):
-            if not Path(path).is_dir():
-                raise SettingsError(f"{name}: there is no folder {path!r} here; every task has to see it")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Train or evaluate a model on the simulated CS-2.", allow_abbrev=False)
     parser.add_argument("-p", "--params", required=True, help="params.yaml of the model")
@@ -164,23 +157,22 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--validate_only", action="store_true", help="check that the mode supports the model; no run")
     what.add_argument("--compile_only", action="store_true", help="compile; no run")
     parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB (default: no limit)")
-    cluster = parser.add_argument_group("cluster")
-    cluster.add_argument("--num_csx", type=int, help="CS systems that share a batch")
-    cluster.add_argument("--num_wgt_servers", type=int, help="weight servers")
-    cluster.add_argument("--num_act_servers", type=int, help="activation servers")
-    cluster.add_argument("--num_workers_per_csx", type=int, help="input workers for each CS system")
-    cluster.add_argument("--mount_dirs", nargs="+", help="folders that every task has to see")
-    cluster.add_argument("--python_paths", nargs="+", help="folders to search for modules on every task")
-    cluster.add_argument("--job_labels", nargs="+", help="key=value labels of the job")
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--num_csx", type=int, help="CS systems that share a batch")
+    group.add_argument("--num_wgt_servers", type=int, help="weight servers")
+    group.add_argument("--num_act_servers", type=int, help="activation servers")
+    group.add_argument("--num_workers_per_csx", type=int, help="input workers for each CS system")
+    group.add_argument("--mount_dirs", nargs="+", help="folders that every task has to see")
+    group.add_argument("--python_paths", nargs="+", help="folders to search for modules on every task")
+    group.add_argument("--job_labels", nargs="+", help="key=value labels of the job")
     return parser
 
 
 def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Namespace) -> None:
     settings = check_section(_without(params["runconfig"], "model_dir"), RunSettings, "runconfig", str(options.params))
-    _check_folders(settings)
+    cluster.prepare(settings)
     if settings.throttle_secs:
         logger.info("throttle_secs is ignored: train_and_eval evaluates once, when training has ended")
-    sys.path.extend(path for path in settings.python_paths if path not in sys.path)
     model_dir = Path(options.model_dir)
     is_training = settings.mode in ("train", "train_and_eval")
     if is_training:
@@ -272,7 +264,7 @@ def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: Run
 def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, path: Path) -> Any:
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 
-    cluster: dict[str, Any] = {
+    given: dict[str, Any] = {
         "memory_budget": settings.memory_budget,
         "num_csx": settings.num_csx,
         "max_wgt_servers": settings.num_wgt_servers,
@@ -284,7 +276,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
     }
     config = CSRunConfig(
         cs_ip=settings.cs_ip,
-        cs_config=CSConfig(**params["csconfig"] | {name: value for name, value in cluster.items() if value}),
+        cs_config=CSConfig(**params["csconfig"] | {name: value for name, value in given.items() if value}),
         tf_random_seed=settings.tf_random_seed,
         save_checkpoints_steps=None if settings.save_checkpoints_secs else settings.save_checkpoints_steps,
         save_checkpoints_secs=settings.save_checkpoints_secs,

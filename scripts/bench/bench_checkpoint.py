@@ -1,8 +1,9 @@
 """How fast, and in how much memory, are checkpoints converted, saved and loaded? [GB/s, MB, ms]
 
 Every rate stands beside that of a plain copy, write or read of the same bytes on the same disk, taken in turns in one
-run, so that the state of disk and page cache is the same for both. Each conversion runs in a process of its own,
-whose peak resident set the kernel reports.
+run, in an order that changes from turn to turn, nothing waiting for the disk and the source in the page cache before
+each. Each conversion runs in a process of its own, whose peak resident set and processor time the kernel reports. Where
+other work shares the machine, wall times of single runs say little; then compare the least, and the processor times.
 
     python scripts/bench/bench_checkpoint.py --folder /some/disk
     python scripts/bench/bench_checkpoint.py --folder /some/disk --quick   # under five minutes on a quiet machine
@@ -23,12 +24,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from cerebras_tensorflow.saver import tf_h5_saver
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.h5_writer import H5Writer
 from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
@@ -98,62 +101,79 @@ def timed_both(run: Callable[[], object]) -> tuple[float, float]:
     return wall_s, time.process_time() - start
 
 
-def command(function: str, *arguments: str) -> tuple[float, int]:
-    """Run a conversion in a process of its own; return its wall time [s] and peak resident set [MB]."""
+@dataclass(frozen=True)
+class Usage:
+    """What a process took: wall time [s], processor time [s], peak resident set [MB]."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mb: int
+
+
+def conversion(function: str, *arguments: str) -> list[str]:
+    """Return the command line of a conversion."""
     code = f"import sys; from cerebras_tensorflow.saver.cli import {function} as f; sys.exit(f(sys.argv[1:]))"
+    return [sys.executable, "-c", code, *arguments, "--quiet"]
+
+
+def used(command: list[str], source: Path) -> Usage:
+    """Run a command that reads a file; return what it took, the disk quiet and the file cached before."""
     os.sync()
-    start = time.monotonic()
+    subprocess.run(["cat", str(source)], stdout=subprocess.DEVNULL, check=True)
     environment = dict(os.environ, PYTHONPATH=str(Path(__file__).resolve().parents[2]))
-    with subprocess.Popen([sys.executable, "-c", code, *arguments, "--quiet"], env=environment) as process:
+    start = time.monotonic()
+    with subprocess.Popen(command, env=environment) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{function} failed")
-    return time.monotonic() - start, usage.ru_maxrss // 1024
-
-
-def copy_with_fsync(source: Path, target: Path) -> None:
-    """`cp`, then what makes it durable: our files are durable too when they get their name."""
-    subprocess.run(["cp", str(source), str(target)], check=True)
-    with open(target, "rb+") as file:
-        os.fsync(file.fileno())
+        raise SystemExit(f"{' '.join(command)} failed")
+    return Usage(time.monotonic() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss // 1024)
 
 
 def convert(folder: Path, size_gb: float, repeats: int) -> None:
     """Print rates and memory of both directions beside `cp`."""
-    source = folder / "source"
+    source, h5 = folder / "source", folder / "source.h5"
     write_source(source, int(size_gb * GB))
     data = Path(f"{source}.data-00000-of-00001")
-    rows: dict[str, list[float]] = {"cp": [], "cp + fsync": [], "tensorflow-to-h5": [], "h5-to-tensorflow": []}
-    peaks = {"tensorflow-to-h5": 0, "h5-to-tensorflow": 0}
-    for _ in range(repeats):
-        rows["cp"].append(timed(lambda: subprocess.run(["cp", str(data), str(folder / "copy")], check=True)))
-        (folder / "copy").unlink()
-        rows["cp + fsync"].append(timed(lambda: copy_with_fsync(data, folder / "copy")))
-        (folder / "copy").unlink()
-        wall_s, peak = command("tensorflow_to_h5", str(source), str(folder / "x.h5"))
-        rows["tensorflow-to-h5"].append(wall_s)
-        peaks["tensorflow-to-h5"] = max(peaks["tensorflow-to-h5"], peak)
-        wall_s, peak = command("h5_to_tensorflow", str(folder / "x.h5"), str(folder / "back"))
-        rows["h5-to-tensorflow"].append(wall_s)
-        peaks["h5-to-tensorflow"] = max(peaks["h5-to-tensorflow"], peak)
-        if Path(f"{folder}/back.data-00000-of-00001").stat().st_size != data.stat().st_size:
-            raise SystemExit("the round trip changed the size")
-        for name in os.listdir(folder):
-            if not name.startswith("source"):
-                (folder / name).unlink()
-    durable = statistics.median(rows["cp + fsync"])
-    plain = statistics.median(rows["cp"])
-    print(f"conversion of {size_gb:g} GB with one tensor of {LARGE_BYTES / GB:g} GB, median of {repeats}")
-    for name, walls in rows.items():
-        median = statistics.median(walls)
-        if name in peaks:
-            judge(f"{name}, {size_gb:g} GB, time against cp", median / plain, 1.3, "x")
-            judge(f"{name}, {size_gb:g} GB, peak resident set", peaks[name], 400, "MB")
-        text = f"  {name:18} {median:7.2f} s  {size_gb / median:5.2f} GB/s  spread {min(walls):.2f}-{max(walls):.2f} s"
-        if name in peaks:
-            text += f"  {median / plain:4.2f} x cp  {median / durable:4.2f} x cp + fsync  peak {peaks[name]} MB"
-        print(text)
+    used(conversion("tensorflow_to_h5", str(source), str(h5)), data)
+    out = folder / "out"
+    to_h5, to_tensorflow = [str(source), f"{out}.h5"], [str(h5), str(out)]
+    durably = 'cp "$0" "$1" && sync "$1"'
+    runs = {
+        "cp": (["cp", str(data), str(out)], data),
+        "cp + fsync": (["sh", "-c", durably, str(data), str(out)], data),
+        "tensorflow-to-h5": (conversion("tensorflow_to_h5", *to_h5), data),
+        "tensorflow-to-h5 --sync": (conversion("tensorflow_to_h5", *to_h5, "--sync"), data),
+        "h5-to-tensorflow": (conversion("h5_to_tensorflow", *to_tensorflow), h5),
+        "h5-to-tensorflow --sync": (conversion("h5_to_tensorflow", *to_tensorflow, "--sync"), h5),
+    }
+    rows: dict[str, list[Usage]] = {name: [] for name in runs}
+    for turn in range(repeats):
+        names = list(runs)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            rows[name].append(used(*runs[name]))
+            written = [path for path in folder.iterdir() if path.name.startswith("out")]
+            if sum(path.stat().st_size for path in written) < data.stat().st_size:
+                raise SystemExit(f"{name} lost bytes")
+            for path in written:
+                path.unlink()
+    print(
+        f"conversion of {size_gb:g} GB with one tensor of {LARGE_BYTES / GB:g} GB, median of {repeats}, page cache warm"
+    )
+    wall_s = {name: statistics.median(usage.wall_s for usage in row) for name, row in rows.items()}
+    cpu_s = {name: statistics.median(usage.cpu_s for usage in row) for name, row in rows.items()}
+    for name, row in rows.items():
+        print(
+            f"  {name:23} {wall_s[name]:7.2f} s  {size_gb / wall_s[name]:5.2f} GB/s  spread "
+            f"{min(usage.wall_s for usage in row):.2f}-{max(usage.wall_s for usage in row):.2f} s  "
+            f"processor {cpu_s[name]:5.2f} s  {wall_s[name] / wall_s['cp']:5.2f} x cp  "
+            f"{wall_s[name] / wall_s['cp + fsync']:5.2f} x cp + fsync  peak {max(usage.peak_mb for usage in row)} MB"
+        )
+    for name in ("tensorflow-to-h5", "h5-to-tensorflow"):
+        base = f"{name}, {size_gb:g} GB"
+        judge(f"{base}, time against cp", wall_s[name] / wall_s["cp"], 1.3, "x")
+        judge(f"{base} --sync, time against cp + fsync", wall_s[f"{name} --sync"] / wall_s["cp + fsync"], 1.3, "x")
+        judge(f"{base}, peak resident set", max(usage.peak_mb for usage in rows[name]), 400, "MB")
     for path in folder.iterdir():
         path.unlink()
 
@@ -275,26 +295,30 @@ def published_writer(path: Path, arrays: dict[str, np.ndarray]) -> None:
 def loading(folder: Path, size_gb: float, repeats: int) -> None:
     """Print the time of one named tensor, and the rate of all, beside `cat`."""
     write_source(folder / "c", int(size_gb * GB))
-    command("tensorflow_to_h5", str(folder / "c"), str(folder / "c.h5"))
-    print(f"loading from {size_gb:g} GB, page cache warm, median of {repeats}")
+    data = Path(f"{folder / 'c'}.data-00000-of-00001")
+    used(conversion("tensorflow_to_h5", str(folder / "c"), str(folder / "c.h5")), data)
+    print(f"loading from {size_gb:g} GB, page cache warm, cat to /dev/null, median of {repeats}")
     for path in (folder / "c", folder / "c.h5"):
         file = path if path.suffix else Path(f"{path}.data-00000-of-00001")
-        one, every, streamed, cat = [], [], [], []
+        one, every, streamed, cat, mapped = [], [], [], [], []
         for _ in range(repeats):
             cat.append(timed(lambda file=file: subprocess.run(f"cat {file} > /dev/null", shell=True, check=True)))
             one.append(timed(lambda path=path: read_one(path)))
             every.append(timed(lambda path=path: read_all(path)))
             streamed.append(timed(lambda path=path: verify(path)))
+            mapped.append(timed(lambda path=path: tf_h5_saver.load(path, is_mapped=True)))
         label = "HDF5" if path.suffix else "TensorFlow"
         rate, cat_rate = size_gb / statistics.median(streamed), size_gb / statistics.median(cat)
-        arrays_rate = size_gb / statistics.median(every)
+        arrays_rate, mapped_rate = size_gb / statistics.median(every), size_gb / statistics.median(mapped)
         print(
             f"  {label:10} one small tensor {statistics.median(one) * 1000:6.1f} ms   cat {cat_rate:5.2f} GB/s   "
             f"all, verified: through one buffer {rate:5.2f} GB/s, {rate / cat_rate:4.2f} x cat; "
-            f"into new arrays {arrays_rate:5.2f} GB/s"
+            f"as arrays that map the file {mapped_rate:5.2f} GB/s, {mapped_rate / cat_rate:4.2f} x cat; "
+            f"into new arrays {arrays_rate:5.2f} GB/s, {arrays_rate / cat_rate:4.2f} x cat"
         )
         judge(f"{label}: one small tensor", statistics.median(one) * 1000, 10, "ms")
-        judge(f"{label}: rate of all of it against cat", rate / cat_rate, 0.8, "x", True)
+        judge(f"{label}: rate of all of it, through one buffer, against cat", rate / cat_rate, 0.8, "x", True)
+        judge(f"{label}: rate of load(is_mapped=True) against cat", mapped_rate / cat_rate, 0.8, "x", True)
     for path in folder.iterdir():
         path.unlink()
 
@@ -332,8 +356,8 @@ def many(folder: Path) -> None:
             write_s = timed(
                 lambda names=names, path=path, writer=writer: save_all(writer(path), dict.fromkeys(names, value))
             )
-            open_s, open_cpu_s = timed_both(lambda path=path: open_checkpoint(path).close())
-            read_s, read_cpu_s = timed_both(lambda path=path: read_all(path))
+            open_s, open_cpu_s = min(timed_both(lambda path=path: open_checkpoint(path).close()) for _ in range(3))
+            read_s, read_cpu_s = min(timed_both(lambda path=path: read_all(path)) for _ in range(3))
             print(
                 f"  {label:10} {count:7} tensors: save {write_s:5.2f} s  open {open_s:5.2f} s  "
                 f"open and read all {read_s:5.2f} s, of which processor {read_cpu_s:5.2f} s"

@@ -152,7 +152,7 @@ def test_who_is_no_administrator_may_look_but_not_change(
     refused = as_nobody("system standby --yes")
     assert refused.returncode == 1
     assert "only administrators" in refused.stderr
-    at_prompt = "from csrun.shell import prompts; import encodings.idna, prompt_toolkit.shortcuts\n"
+    at_prompt = "from csrun.shell import prompts; import encodings.idna, getpass, prompt_toolkit.shortcuts\n"
     at_prompt += "prompts.make_prompt(None)\n" + code.replace("cli.main(['-c', sys.argv[1]])", "cli.main([])")
     terminal = pexpect.spawn(sys.executable, ["-c", at_prompt], encoding="utf-8", timeout=20)
     terminal.expect_exact("cs>")

@@ -112,6 +112,7 @@ def smallest_budget(folder: Path) -> str:
         estimator(folder, deep_model_fn, memory_budget="1MB").train(input_fn, steps=2)
     match = re.match(r"memory_budget is 1\.0 MB, and this step needs (?:at least )?([\d.]+ [MG]B)", str(raised.value))
     assert match, str(raised.value)
+    assert not [path for path in folder.rglob("*") if path.is_file()]  # refused before anything is written
     return match[1]
 
 

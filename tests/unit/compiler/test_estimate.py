@@ -37,6 +37,16 @@ def test_every_load_crosses_the_links_and_each_trained_weight_sends_one_gradient
     assert result.transmitted_bytes == 3 * 10**6 + 3000
 
 
+def test_slots_that_an_optimizer_of_assigns_reads_stay_outside_the_wafer() -> None:
+    events = (
+        Event("load", 0, "forward", 10**6, 0, 1),
+        Event("load", 1, "slot", 10**6, 7, 7),
+        Event("update", 0, "update", 10**6, 8, 8),
+        Event("update", 1, "update/slot", 10**6, 8, 8),
+    )
+    assert estimate(program(*events), 8, 3000, 0).transmitted_bytes == 2 * 10**6 + 3000
+
+
 def test_rows_that_are_gathered_count_their_gradient_only() -> None:
     events = (Event("gather", 0, "rows", 0, 0, 0), Event("update", 0, "update", 10**6, 7, 7))
     assert estimate(program(*events), 1, 0, 0).transmitted_bytes == 10**6

@@ -1,7 +1,10 @@
 import pytest
 
-from csrun.launching import command_hints, parse_labels
-from csrun.options import UsageError
+from csrun import site
+from csrun.executors.embedded import Embedded
+from csrun.launching import command_hints, make_executor, parse_labels
+from csrun.manual import WSE_OPTIONS
+from csrun.options import UsageError, parse
 
 
 @pytest.mark.parametrize(
@@ -20,3 +23,19 @@ def test_a_command_without_an_address_means_the_embedded_system() -> None:
 def test_a_label_needs_a_key() -> None:
     with pytest.raises(UsageError, match="KEY=VALUE"):
         parse_labels(["=x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        ([], 2),
+        (["--input-workers", "5"], 5),
+        (["--weight-servers", "3"], 3),
+        (["--input-workers=5", "--local-tasks=1"], 1),
+    ],
+)
+def test_workers_that_are_asked_for_by_number_are_not_folded(words: list[str], most: int) -> None:
+    executor = make_executor(
+        "embedded", ("x",), site.parse("LOCAL_TASKS=2", "site.conf"), parse([*words, "x"], WSE_OPTIONS)
+    )
+    assert isinstance(executor, Embedded) and executor.most_tasks == most

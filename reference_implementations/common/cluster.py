@@ -1,0 +1,50 @@
+"""What the options of the cluster do here: folders are checked, the job is labelled, the rest is told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.system import jobs
+from reference_implementations.common.sections import RunSettings
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(settings: RunSettings) -> None:
+    """Make this process, and the job that it belongs to, as `runconfig` says.
+
+    Raises:
+        SettingsError: If a folder is not there; it would fail later, and on another task.
+    """
+    for name in ("mount_dirs", "python_paths"):
+        for path in getattr(settings, name):
+            if not Path(path).is_dir():
+                raise SettingsError(f"{name}: there is no folder {path!r} here; every task has to see it")
+    sys.path.extend(path for path in settings.python_paths if path not in sys.path)
+    if settings.job_labels:
+        label_job(dict(label.split("=", 1) for label in settings.job_labels))
+    tell_ignored(settings)
+
+
+def label_job(labels: dict[str, str]) -> None:
+    """Label the launch that this process belongs to, as `csctl label job` does."""
+    environment = env.read()
+    if environment.job_id is None or not environment.job_id.isdigit():
+        logger.info("job_labels are ignored: this run is no job of a launcher; start it with csrun_wse")
+        return
+    job = jobs.record(environment.home, int(environment.job_id))
+    jobs.set_labels(environment.home, job.id, labels)
+
+
+def tell_ignored(settings: RunSettings) -> None:
+    """Log the sizes of a cluster that the launcher decides on, not the run."""
+    given = {name: getattr(settings, name) for name in ("num_wgt_servers", "num_act_servers", "num_workers_per_csx")}
+    if (settings.num_csx or 1) > 1:
+        given = {"num_csx": settings.num_csx, **given}
+    stated = ", ".join(f"{name}={value}" for name, value in given.items() if value)
+    if stated:
+        logger.info("%s: no change here, one simulated CS-2 runs the model; csrun_wse's options say what else", stated)
