@@ -168,11 +168,11 @@ _CANNED = (
     "BaselineClassifier BaselineEstimator BaselineRegressor BinaryClassHead DNNClassifier DNNEstimator "
     "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor Head "
     "LinearClassifier LinearEstimator LinearRegressor LogisticRegressionHead MultiClassHead MultiHead MultiLabelHead "
-    "PoissonRegressionHead RegressionHead add_metrics classifier_parse_example_spec regressor_parse_example_spec"
+    "PoissonRegressionHead RegressionHead classifier_parse_example_spec regressor_parse_example_spec"
 )
 _EXPERIMENTAL_ABSENT = (
-    "KMeans LinearSDCA RNNClassifier RNNEstimator dnn_logit_fn_builder linear_logit_fn_builder call_logit_fn "
-    "build_raw_supervised_input_receiver_fn InMemoryEvaluatorHook make_stop_at_checkpoint_step_hook"
+    "KMeans LinearSDCA RNNClassifier RNNEstimator dnn_logit_fn_builder linear_logit_fn_builder "
+    "build_raw_supervised_input_receiver_fn InMemoryEvaluatorHook"
 )
 _TPU = "InputPipelineConfig RunConfig TPUConfig TPUEstimator TPUEstimatorSpec"
 
@@ -192,7 +192,9 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
     yield from group(_OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate")
     yield from group(_OURS + "exporters", _EXPORTERS)
     yield from group("tensorflow", " ".join(f"{name}=compat.v1.train.{name}" for name in f"{_HOOKS} VocabInfo".split()))
-    yield from group(_OURS + "early_stopping", _EARLY_STOPPING, ".experimental")
+    yield from group(_OURS + "extending", "add_metrics")
+    yield from group(_OURS + "extending", "call_logit_fn", ".experimental")
+    yield from group(_OURS + "early_stopping", f"{_EARLY_STOPPING} make_stop_at_checkpoint_step_hook", ".experimental")
     yield from group(_OURS + "export", _RECEIVERS, ".export")
     yield from group(_OURS + "export_outputs", _OUTPUTS, ".export")
     if is_v1:

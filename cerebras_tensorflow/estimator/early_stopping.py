@@ -38,6 +38,17 @@ def make_early_stopping_hook(
     return _StopWhenAsked(should_stop_fn, run_every_secs, run_every_steps)
 
 
+def make_stop_at_checkpoint_step_hook(estimator: Any, last_step: int, wait_after_file_check_secs: int = 30) -> Any:
+    """Return a hook that ends a run at a step. One process trains here: there are no others to wait for.
+
+    Args:
+        estimator: The estimator.
+        last_step: Global step.
+        wait_after_file_check_secs: Accepted; nothing is waited for.
+    """
+    return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
+
+
 def stop_if_higher_hook(
     estimator: Any,
     metric_name: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cerebras_tensorflow.estimator.calls import parameters_of
@@ -88,6 +88,20 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
     ) -> Iterator[Any]:
         """Predict, as CerebrasEstimator.predict without a CS system."""
         return super().predict(input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
+
+    def export_savedmodel(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        strip_default_attrs: bool = False,
+    ) -> bytes:
+        """Export as export_saved_model does: its name in TensorFlow 1. Defaults are always stripped from the graph."""
+        return self.export_saved_model(
+            export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
+        )
 
     def _assert_members_are_not_overridden(self) -> None:
         """Refuse subclasses that override what they must not, as tf.estimator does."""

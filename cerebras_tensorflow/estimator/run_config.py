@@ -38,10 +38,12 @@ class RunConfig:
             interface outside csrun, where scripts read with CheckpointReader; else TensorFlow's, as tf.train reads it.
 
     Raises:
-        ValueError: If a value is out of range, or both kinds of save interval are given.
+        ValueError: If a value is out of range, both kinds of save interval are given, or TF_CONFIG has a cluster
+            without exactly one chief or without this task (RunConfig only).
         TypeError: If a setting is unknown.
     """
 
+    _checks_cluster = True
     _OTHERS: ClassVar[dict[str, Any]] = {
         "train_distribute": None,
         "device_fn": None,
@@ -95,6 +97,8 @@ class RunConfig:
         _check_ranges({**self._settings, "model_dir": self._model_dir})
         tf_config = env.tf_config()
         self._cluster: dict[str, Any] = tf_config.get("cluster", {})
+        if self._checks_cluster:
+            _check_cluster(self._cluster, tf_config.get("task", {}))
         self._service = tf_config.get("service")
         self._task_type = tf_config.get("task", {}).get("type", "worker")
         self._task_id = int(tf_config.get("task", {}).get("index", 0))
@@ -230,6 +234,35 @@ def _check_ranges(settings: Mapping[str, Any]) -> None:
         raise ValueError(f'device_fn must be callable with exactly one argument "op", given: {device_fn}')
 
 
+def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
+    """Check TF_CONFIG as tf.estimator does.
+
+    Raises:
+        ValueError: If its cluster has no chief or several, or the task is not of it.
+    """
+    if not cluster:
+        return
+    chiefs = cluster.get("chief", cluster.get("master"))
+    if not chiefs:
+        raise ValueError('If "cluster" is set in TF_CONFIG, it must have one "chief" node.')
+    if len(chiefs) > 1:
+        raise ValueError('The "cluster" in TF_CONFIG must have only one "chief" node.')
+    for key, name in (("type", "task type"), ("index", "task index")):
+        if task.get(key) is None:
+            raise ValueError(f'If "cluster" is set in TF_CONFIG, {name} must be set.')
+    kind, index = task["type"], int(task["index"])
+    if index < 0:
+        raise ValueError("Task index must be non-negative number.")
+    if kind == EVALUATOR:
+        return
+    note = "Note that these values may be coming from the TF_CONFIG environment variable."
+    shown = f"in the cluster_spec:\n{dict(cluster)}\n\n{note}"
+    if kind not in cluster:
+        raise ValueError(f"{kind} is not a valid task_type {shown}")
+    if index >= len(cluster[kind]):
+        raise ValueError(f"{index} is not a valid task_id for task_type {kind} {shown}")
+
+
 class CSRunConfig(RunConfig):
     """A RunConfig that names the CS system.
 
@@ -241,6 +274,8 @@ class CSRunConfig(RunConfig):
         stack_params: Settings of the original's compiler; kept, not used.
         **kwargs: As RunConfig, but the seed, which is 1 unless given.
     """
+
+    _checks_cluster = False  # in an input worker TF_CONFIG names the workers alone
 
     def __init__(
         self,

@@ -109,6 +109,11 @@ def train_and_evaluate(
             shown = {"estimator": "Estimator", "train_spec": "TrainSpec", "eval_spec": "EvalSpec"}[name]
             raise TypeError(f"`{name}` must have type `tf.estimator.{shown}`. Got: {type(value)}")
     task = env.tf_config().get("task", {}).get("type")
+    index = int(env.tf_config().get("task", {}).get("index", 0))
+    if task == "evaluator" and index > 0:
+        raise ValueError(
+            f"For distributed training, there can only be one `evaluator` task (with task id 0).  Given task id {index}"
+        )
     if task in ("ps", "evaluator"):
         raise ValueError(
             f"TF_CONFIG gives this process the task {task!r}, but train_and_evaluate trains and evaluates in one "

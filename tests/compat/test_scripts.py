@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,34 @@ def test_release_1_8_compiles(tmp_path: Path, strategy: str, option: str) -> Non
     appliance(tmp_path, "CSX", strategy, "-m", "train", option)
     folders = list((tmp_path / "model" / "compiled").glob("tfcs_*"))
     assert len(folders) == (1 if option == "--compile_only" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interpreter", ["python", "python-ws"])
+def test_a_script_for_tensorflow_1_that_knows_no_cs_system(tmp_path: Path, interpreter: str) -> None:
+    script = str(SCRIPTS / "plain_estimator.py")
+    text = run(
+        tmp_path, [sys.executable, "-c", LAUNCH, interpreter, script, "--model_dir", str(tmp_path / "model")], [ROOT]
+    )
+    assert "RESULT ['acc', 'auc', 'fn', 'global_step', 'loss'] 6" in text
+    assert "ROWS 64" in text
+    for name in ("ex", "ex2", "export/best"):
+        assert len(list((tmp_path / "model" / name).iterdir())) == 1
+    assert "True" in next(line for line in text.splitlines() if line.startswith("CK"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", ["segmentation", "translation"])
+def test_models_with_other_parts_give_the_same_losses_in_both_modes(tmp_path: Path, name: str, policy: str) -> None:
+    script = str(SCRIPTS / f"{name}.py")
+    found = {}
+    for interpreter in ("python", "python-ws"):
+        folder = str(tmp_path / interpreter)
+        words = [sys.executable, "-c", LAUNCH, interpreter, script, "--policy", policy, "-o", folder]
+        text = run(tmp_path, [*words, "-m", "train"], [ROOT])
+        losses = re.findall(r"loss = ([\d.]+) \(", text)
+        text = run(tmp_path, [*words, "-m", "eval_all"], [ROOT])
+        found[interpreter] = [*losses, *(line for line in text.splitlines() if line.startswith("RESULT"))]
+    assert len(found["python"]) == 4 + 3
+    assert found["python"] == found["python-ws"]
