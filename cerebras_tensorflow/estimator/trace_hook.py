@@ -92,4 +92,12 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         # The trace holds everything; the picture is a convenience that needs matplotlib.
         with contextlib.suppress(SettingsError):
             write_picture(path.with_suffix(".png"), timeline)
+        moves_s = timeline.busy_s((LOAD, STORE))
         run_log.info("Trace of step %d: %s (open it in ui.perfetto.dev)", self._step, path)
+        if moves_s:
+            run_log.info(
+                "Loads and stores took %.3f of its %.3f seconds, %.0f%% of that beside computation.",
+                moves_s,
+                timeline.end_s,
+                100 * timeline.overlap(),
+            )

@@ -1,0 +1,60 @@
+"""The trace of a measured step of a file store shows that moves go on beside computation, and says how much of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
+from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
+from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Span
+
+v1 = tf.compat.v1
+BATCH, WIDTH, LAYERS, STEP = 256, 512, 8, 3
+
+
+def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """Layers of a megabyte each, with enough to compute for each."""
+    x = features
+    for layer in range(LAYERS):
+        x = tf.tanh(tf.matmul(x, v1.get_variable(f"w{layer}", [WIDTH, WIDTH])))
+    loss = tf.reduce_mean(tf.square(x))
+    return CSEstimatorSpec(
+        mode, loss=loss, train_op=v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+    )
+
+
+def input_fn(params: Any) -> Any:
+    """The same batch each time."""
+    x = np.random.default_rng(1).normal(size=(BATCH, WIDTH)).astype(np.float32)
+    return tf.data.Dataset.from_tensors((x, x)).repeat()
+
+
+def meet(some: Span, other: Span) -> bool:
+    return some.begin_s < other.end_s and other.begin_s < some.end_s
+
+
+def test_moves_of_a_file_store_overlap_computation(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
+    monkeypatch.setenv("CEREBRAS_TRACE_STEP", str(STEP))
+    settings = CSConfig(weight_store="file", memory_budget="1000GB", stream_window_bytes=4_000_000)  # not mapped
+    config = CSRunConfig(cs_config=settings, save_summary_steps=None, log_step_count_steps=None)
+    with caplog.at_level(logging.INFO):
+        CerebrasEstimator(model_fn, str(tmp_path), config=config, params={}).train(input_fn, steps=STEP)
+    (timeline,) = read_chrome_trace(tmp_path / "trace" / f"step_{STEP}.json")
+    work = [span for span in timeline.spans if span.stream in (COMPUTE, UPDATE)]
+    for stream in (LOAD, STORE):
+        moves = [span for span in timeline.spans if span.stream == stream]
+        assert len(moves) >= 3 * LAYERS
+        assert any(meet(move, other) for move in moves for other in work), stream
+    assert 0 < timeline.overlap() <= 1
+    said = re.search(r"(\d+)% of that beside computation", caplog.text)
+    assert said and int(said[1]) == pytest.approx(100 * timeline.overlap(), abs=1)
