@@ -72,7 +72,11 @@ def texts_of(options: argparse.Namespace) -> Iterator[str]:
         kind = _READERS[Path(options.dataset).suffix]
         found = datasets.load_dataset(kind, data_files={options.split: options.dataset}, split=options.split)
     if isinstance(found, datasets.DatasetDict):
+        if options.split not in found:
+            raise SettingsError(f"--split {options.split}: the dataset has {', '.join(found)}")
         found = found[options.split]
+    if options.text_field not in found.column_names:
+        raise SettingsError(f"--text_field {options.text_field}: the dataset has {', '.join(found.column_names)}")
     for row in found:
         yield row[options.text_field]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from cerebras_tensorflow.errors import SettingsError
 Sample = TypeVar("Sample")
 FEATURES = ("input_ids", "input_mask", "labels")
 HDF5, TFRECORD = "hdf5", "tfrecord"
+_OURS = re.compile(r"data-\d{5}\.(h5|tfrecord)")
 _PATTERNS = {HDF5: ("*.h5", "*.hdf5"), TFRECORD: ("*.tfrecord*",)}
 _PROCESSORS = {"GptHDF5DataProcessor": HDF5, "GptTfRecordsProcessor": TFRECORD}
 
@@ -126,6 +128,7 @@ def write_hdf5(samples: Iterable[np.ndarray], folder: str, samples_per_file: int
             file.attrs["n_examples"] = len(chunk)
         os.replace(f"{path}.part", path)
         paths.append(path)
+    _remove_others(folder, paths)
     return paths
 
 
@@ -155,7 +158,16 @@ def write_examples(
                 writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
         os.replace(f"{path}.part", path)
         paths.append(path)
+    _remove_others(folder, paths)
     return paths
+
+
+def _remove_others(folder: str, paths: Sequence[str]) -> None:
+    """Remove what an earlier, longer writing of the same kind left in the folder: a run would read it too."""
+    kept = {os.path.basename(path): Path(path).suffix for path in paths}
+    for path in Path(folder).glob("data-*"):
+        if path.name not in kept and path.suffix in kept.values() and _OURS.fullmatch(path.name):
+            path.unlink()
 
 
 def _chunks(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:

@@ -99,6 +99,16 @@ def test_what_cannot_be_read_is_told(changes: dict[str, Any], message: str, tmp_
         token_dataset(EvalTextInput(**settings))
 
 
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_shorter_writing_leaves_nothing_of_a_longer_one(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "data-mine.h5").touch()
+    for num_tokens, count in ((81, 5), (33, 2)):
+        paths = WRITERS[kind](windows(range(num_tokens), SEQUENCE), str(tmp_path), 4)
+        assert len(paths) == count
+        assert sorted(map(str, tmp_path.glob("data-0*"))) == paths
+    assert (tmp_path / "data-mine.h5").exists()
+
+
 def test_files_of_both_kinds_need_a_word(tmp_path: Path) -> None:
     for write in WRITERS.values():
         write(windows(range(81), SEQUENCE), str(tmp_path))
