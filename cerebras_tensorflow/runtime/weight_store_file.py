@@ -249,23 +249,11 @@ class FileStore(WeightStore):
                     if not self._wait_for(index, first * BLOCK_BYTES, last * BLOCK_BYTES) and version == blocks.version:
                         raise
         except DamagedBlock as error:
-            raise self._fail(
-                StoreError(
-                    f"{spec.name} is damaged in the weight store: {error} are not what was written (checksum of block "
-                    f"{error.block}). The run stops before it trains on them. Disk or memory of this machine is at "
-                    "fault: look at its log (dmesg), choose another disk with weight_store_dir, and start again; the "
-                    "run goes on from the last checkpoint."
-                )
-            ) from error
+            raise self._fail(self._damaged(spec.name, error)) from error
         except MissingBlock:
             raise never_written(spec) from None
         except EOFError as error:
-            raise self._fail(
-                StoreError(
-                    f"{spec.name} ends early in the weight store: {error}. Somebody has truncated the file; start "
-                    "again; the run goes on from the last checkpoint."
-                )
-            ) from error
+            raise self._fail(_cut_short(spec.name, error)) from error
         except OSError as error:
             raise self._fail(self._folder.error(spec.name, error, "read from")) from error
 
@@ -297,14 +285,10 @@ class FileStore(WeightStore):
                 self._folder.warn_if_deleted()
             except OSError as error:
                 self._fail(self._folder.error(self.specs[index].name, error, "written to"))
-            except (DamagedBlock, EOFError) as error:
-                self._fail(
-                    StoreError(
-                        f"{self.specs[index].name} is damaged in the weight store: {error} are not what was written. "
-                        "The run stops before it trains on them; start again, with another disk for "
-                        "weight_store_dir; the run goes on from the last checkpoint."
-                    )
-                )
+            except DamagedBlock as error:
+                self._fail(self._damaged(self.specs[index].name, error))
+            except EOFError as error:
+                self._fail(_cut_short(self.specs[index].name, error))
             with self._changed:
                 queue.popleft()
                 self._pending_bytes -= write.data.size
@@ -320,6 +304,22 @@ class FileStore(WeightStore):
         for write in writes:
             write.done.result()
         return bool(writes)
+
+    def _damaged(self, name: str, error: DamagedBlock) -> StoreError:
+        if error.path != str(self._folder.path):
+            return StoreError(
+                f"{name} is damaged in {error.path}, the checkpoint that this run started from and reads the weight "
+                f"from until its first update: {error} are not what they were at the start (checksum of block "
+                f"{error.block}). The run stops before it trains on them. Somebody has changed the file, or its disk "
+                "is at fault (dmesg). Start again: the checkpoint is checked, and the one before it used; or restore the "
+                "file from a copy first."
+            )
+        return StoreError(
+            f"{name} is damaged in the weight store: {error} are not what was written (checksum of block "
+            f"{error.block}). The run stops before it trains on them. Disk or memory of this machine is at "
+            "fault: look at its log (dmesg), choose another disk with weight_store_dir, and start again; the "
+            "run goes on from the last checkpoint."
+        )
 
     def _fail(self, error: StoreError) -> StoreError:
         """Let every use from now on raise this error: what is in the store is not what it should be."""
@@ -350,6 +350,13 @@ class _FileSnapshot(StoreSnapshot):
         if not self._is_closed:
             self._is_closed = True
             self._store.end_snapshot()
+
+
+def _cut_short(name: str, error: EOFError) -> StoreError:
+    return StoreError(
+        f"{name} ends early in the weight store: {error}. Somebody has truncated the file; start again; the run goes "
+        "on from the last checkpoint."
+    )
 
 
 def _clusters(rows: np.ndarray, size: int) -> list[tuple[int, int]]:
