@@ -311,8 +311,8 @@ class FileStore(WeightStore):
                 f"{name} is damaged in {error.path}, the checkpoint that this run started from and reads the weight "
                 f"from until its first update: {error} are not what they were at the start (checksum of block "
                 f"{error.block}). The run stops before it trains on them. Somebody has changed the file, or its disk "
-                "is at fault (dmesg). Start again: the checkpoint is checked, and the one before it used; or restore the "
-                "file from a copy first."
+                "is at fault (dmesg). Start again: the checkpoint is checked, and the one before it used; or restore "
+                "the file from a copy first."
             )
         return StoreError(
             f"{name} is damaged in the weight store: {error} are not what was written (checksum of block "
