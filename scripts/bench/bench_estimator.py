@@ -332,8 +332,10 @@ def main() -> None:
     if "theirs" in sides and options.theirs is None:
         raise SystemExit("--theirs: name the Python of an environment with TensorFlow 2.15")
     names = (sides[0], sides[1])
-    results = [pair(names, number % 2 == 1, options) for number in range(options.pairs)]
-    print("\n".join(table(results, names)))
+    results: list[dict[str, dict[str, Any]]] = []
+    for number in range(options.pairs):
+        results.append(pair(names, number % 2 == 1, options))
+        print("\n".join(table(results, names)), flush=True)  # all pairs up to now: a long run may be broken off
 
 
 if __name__ == "__main__":
