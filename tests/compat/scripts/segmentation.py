@@ -3,6 +3,7 @@
 import launched_model as common
 import numpy as np
 import tensorflow as tf
+from cerebras.tf.cs_estimator_spec import CSEstimatorSpec
 
 v1 = tf.compat.v1
 K = tf.estimator.ModeKeys
@@ -87,7 +88,7 @@ def model_fn(features, labels, mode, params, config):
     prob = tf.sigmoid(logits)
     tf.keras.mixed_precision.experimental.set_policy("float32")
     if mode == K.PREDICT:
-        return common.CSEstimatorSpec(mode, predictions={"prob": prob})
+        return CSEstimatorSpec(mode, predictions={"prob": prob})
     v1.losses.sigmoid_cross_entropy(labels, logits)
     dice = 1 - 2 * tf.reduce_sum(prob * labels) / (tf.reduce_sum(prob + labels) + 1e-6)
     v1.losses.add_loss(0.5 * dice)
@@ -120,7 +121,7 @@ def model_fn(features, labels, mode, params, config):
             }
 
         host_call = (metrics, [labels, prob])
-    return common.CSEstimatorSpec(mode, loss=loss, train_op=train_op, host_call=host_call, predictions={"prob": prob})
+    return CSEstimatorSpec(mode, loss=loss, train_op=train_op, host_call=host_call, predictions={"prob": prob})
 
 
 if __name__ == "__main__":

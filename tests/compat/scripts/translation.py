@@ -3,6 +3,7 @@
 import launched_model as common
 import numpy as np
 import tensorflow as tf
+from cerebras.tf.cs_estimator_spec import CSEstimatorSpec
 
 v1 = tf.compat.v1
 K = tf.estimator.ModeKeys
@@ -121,7 +122,7 @@ def model_fn(features, labels, mode, params, config):
     logits = tf.matmul(tf.cast(y, tf.float32), table, transpose_b=True) + tf.reduce_sum(rel) * 0.01
     tokens = tf.argmax(logits, -1, output_type=tf.int32)
     if mode == K.PREDICT:
-        return common.CSEstimatorSpec(mode, predictions={"tokens": tokens, "len": features["len"]})
+        return CSEstimatorSpec(mode, predictions={"tokens": tokens, "len": features["len"]})
     per = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     w = tf.cast(labels >= 0, tf.float32)
     loss = tf.math.divide_no_nan(tf.reduce_sum(per * w), tf.reduce_sum(w))
@@ -129,7 +130,7 @@ def model_fn(features, labels, mode, params, config):
         safe = tf.maximum(labels, 0)
         m = tf.keras.metrics.Mean(name="m")
         m.update_state(per, sample_weight=w)
-        return common.CSEstimatorSpec(
+        return CSEstimatorSpec(
             mode,
             loss=loss,
             eval_metric_ops={
@@ -148,7 +149,7 @@ def model_fn(features, labels, mode, params, config):
     v1.summary.scalar("norm", norm)
     op = opt.apply_gradients([(g, v) for g, (_, v) in zip(clipped, grads, strict=False)], step)
     hooks = [v1.train.LoggingTensorHook({"norm": norm, "lr": rate}, every_n_iter=1)]
-    return common.CSEstimatorSpec(
+    return CSEstimatorSpec(
         mode,
         loss=loss,
         train_op=op,
