@@ -70,7 +70,7 @@ def _csrun_cpu(argv: Sequence[str]) -> int:
         return 0
     environ = {**os.environ, **interpreters.environment(command)}
     try:
-        return process.run(words if here.image or is_on_slurm else interpreters.resolved(command), environ)
+        return process.run(words if here.image or is_on_slurm else interpreters.resolved(command), environ).code
     except process.CommandError as exc:
         raise process.CommandError(f"{exc}{command_hint(parsed)}", exc.exit_code) from exc
 

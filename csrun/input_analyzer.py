@@ -93,7 +93,7 @@ def _analyse(argv: Sequence[str]) -> int:
         measuring = {env.INPUT_REPORT: str(path), env.INPUT_CPUS: counts}
         environ = {**os.environ, **interpreters.environment(command), **measuring}
         try:
-            code = process.run(program if here.image else interpreters.resolved(command), environ)
+            code = process.run(program if here.image else interpreters.resolved(command), environ).code
         except process.CommandError as exc:
             raise process.CommandError(f"{exc}{command_hint(parsed)}", exc.exit_code) from exc
         if not path.exists():

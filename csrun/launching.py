@@ -53,11 +53,11 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     phase, message = jobs.FAILED, "the launcher was interrupted"
     try:
         _tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
-        code = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), _tell))
-        phase, message = _verdict(code)
-        if phase == jobs.FAILED and 128 < code <= 128 + signal.SIGRTMAX:
-            _tell(f"csrun: {_how_killed(code)} on {job.record.host}; the log is {job.record.log}. {RESUME}")
-        return code
+        ended = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), _tell))
+        phase, message = _verdict(ended.code)
+        if phase == jobs.FAILED and ended.signal:
+            _tell(f"csrun: {_how_killed(ended.signal)} on {job.record.host}; the log is {job.record.log}. {RESUME}")
+        return ended.code
     except process.CommandError as exc:
         message = f"{exc}{command_hint(parsed)}"
         raise process.CommandError(message, exc.exit_code) from exc
@@ -139,8 +139,7 @@ def _verdict(code: int) -> tuple[str, str]:
     return jobs.FAILED, f"exit code {code}"
 
 
-def _how_killed(code: int) -> str:
-    number = code - 128
+def _how_killed(number: int) -> str:
     names = {item.value: item.name for item in signal.Signals}
     reason = " (killed by somebody, or its host was out of memory)" if number == signal.SIGKILL else ""
     return f"the chief was ended by {names.get(number, f'signal {number}')}{reason}"

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +23,19 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        code: Its exit code, 128 + n when signal n ended it.
+        signal: That n; 0 when it ended by itself, with whatever code.
+    """
+
+    code: int
+    signal: int = 0
 
 
 class CommandError(Exception):
@@ -42,8 +56,8 @@ def run(
     has_failed: Callable[[], bool] = lambda: False,
     stop: Callable[[int, signal.Signals], None] | None = None,
     kill: Callable[[int], None] | None = None,
-) -> int:
-    """Run a command to its end and return its exit code, 128 + n when signal n ended it.
+) -> Ended:
+    """Run a command to its end and return how it ended.
 
     The first SIGINT, SIGTERM or SIGHUP is passed on (a hang-up as SIGTERM), so that the command can save and stop; the
     next one kills it. When this process is killed itself, the kernel sends the child a SIGTERM.
@@ -135,17 +149,17 @@ def _attend(
     has_failed: Callable[[], bool],
     stop: Callable[[int, signal.Signals], None],
     kill: Callable[[int], None],
-) -> int:
+) -> Ended:
     """Relay output and signals until the child has ended."""
     passed_on = 0
     deadline: float | None = None
-    code: int | None = None
+    ended: Ended | None = None
     with selectors.DefaultSelector() as selector:
         selector.register(waker, selectors.EVENT_READ)
         for pipe, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
             if pipe is not None:
                 selector.register(pipe, selectors.EVENT_READ, target)
-        while code is None:
+        while ended is None:
             if not received and has_failed():
                 received.append(signal.SIGTERM)
             timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -167,18 +181,18 @@ def _attend(
             if deadline is not None and time.monotonic() >= deadline:
                 kill(child.pid)
                 deadline = None
-            code = _reap(child, terminal)
+            ended = _reap(child, terminal)
         # What a task leaves behind ends with it, as under Slurm; and what it has written is still in the pipes.
         _kill_group(child.pid)
         selector.unregister(waker)
         while selector.get_map():
             for key, _ in selector.select():
                 _relay(selector, key, copy)
-    return code
+    return ended
 
 
-def _reap(child: subprocess.Popen[bytes], terminal: int | None) -> int | None:
-    """Return the child's exit code if it has ended; stop together with it if it has been stopped (Ctrl-Z)."""
+def _reap(child: subprocess.Popen[bytes], terminal: int | None) -> Ended | None:
+    """Return how the child has ended, if it has; stop together with it if it has been stopped (Ctrl-Z)."""
     pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
     if pid == 0:
         if terminal is not None and os.tcgetpgrp(terminal) == os.getpgrp():
@@ -193,7 +207,7 @@ def _reap(child: subprocess.Popen[bytes], terminal: int | None) -> int | None:
         _signal_group(child.pid, signal.SIGCONT)
         return None
     child.returncode = os.waitstatus_to_exitcode(status)
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    return Ended(child.returncode) if child.returncode >= 0 else Ended(128 - child.returncode, -child.returncode)
 
 
 def _relay(selector: selectors.BaseSelector, key: selectors.SelectorKey, copy: BinaryIO | None) -> None:

@@ -28,7 +28,15 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """What became of a task; ended_at is None while it runs. Times are seconds since the epoch."""
+    """What became of a task.
+
+    Attributes:
+        rank, role, node, pid: Which task this was.
+        started_at, ended_at: Seconds since the epoch; ended_at is None while it runs.
+        exit_code: Of its command.
+        message: What went wrong, for people.
+        signal: Number of the signal that ended its command; 0: none.
+    """
 
     rank: int
     role: str
@@ -38,6 +46,7 @@ class TaskEnd:
     ended_at: float | None = None
     exit_code: int = 0
     message: str = ""
+    signal: int = 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,17 +59,18 @@ def main(argv: Sequence[str]) -> int:
     node = os.environ.get("SLURMD_NODENAME", socket.gethostname())
     start = TaskEnd(rank, task.role, node, os.getpid(), time.time())
     write_end(Path(folder), start)
-    code, message = 0, ""
+    code, message, number = 0, "", 0
     if task.role == CHIEF:
         try:
-            code = _run_chief(Path(folder), plan)
+            ended = _run_chief(Path(folder), plan)
+            code, number = ended.code, ended.signal
         except process.CommandError as exc:
             code, message = exc.exit_code, str(exc)
             print(message, file=sys.stderr, flush=True)
     else:
         os.environ.update(task_environment(plan, task, int(os.environ[env.JOB_ID])))
         code, message = worker.serve_when_asked(Path(folder), task.role, task.role_index, named(task, node))
-    write_end(Path(folder), replace(start, ended_at=time.time(), exit_code=code, message=message))
+    write_end(Path(folder), replace(start, ended_at=time.time(), exit_code=code, message=message, signal=number))
     if task.role == CHIEF:
         (Path(folder) / worker.DONE_FILE).touch()
         # The chief's code reaches the launcher by the file above; a bad one here would have srun kill the others.
@@ -112,7 +122,7 @@ def write_end(folder: Path, end: TaskEnd) -> None:
     draft.replace(path)
 
 
-def _run_chief(folder: Path, plan: LaunchPlan) -> int:
+def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:
     environ = {
         **os.environ,
         **task_environment(plan, plan.tasks[0], int(os.environ[env.JOB_ID])),

@@ -41,8 +41,8 @@ class Embedded(Executor):
         """Return the command itself."""
         return plan.command
 
-    def run(self, launch: Launch) -> int:
-        """Wait for the system, run the tasks, and return the chief's exit code.
+    def run(self, launch: Launch) -> process.Ended:
+        """Wait for the system, run the tasks, and return how the chief ended.
 
         Raises:
             CommandError: If another task ended before the chief was done, or the command cannot be started.
@@ -73,7 +73,7 @@ class Embedded(Executor):
         with Standby(job.folder) as standby:
             for task in others:
                 standby.start(task, {**common, **step_environment(plan, task)})
-            code = process.run(
+            ended = process.run(
                 interpreters.resolved(plan.command),
                 environ,
                 log=job.folder / "output.log",
@@ -83,10 +83,10 @@ class Embedded(Executor):
                 has_failed=lambda: bool(standby.failure()),
             )
             failure = standby.failure()
-        write_end(job.folder, replace(start, ended_at=time.time(), exit_code=code))
+        write_end(job.folder, replace(start, ended_at=time.time(), exit_code=ended.code, signal=ended.signal))
         if failure:
             raise process.CommandError(f"{failure}. {RESUME}", WORKER_FAILED)
-        return code
+        return ended
 
 
 def step_environment(plan: LaunchPlan, task: Task) -> dict[str, str]:

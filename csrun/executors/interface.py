@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from cerebras_tensorflow.system.jobs import LiveJob
 from csrun.plan import LaunchPlan
+from csrun.process import Ended
 
-RESUME = "The latest checkpoint is whole: the same command resumes from it"
+RESUME = "If it has saved a checkpoint, the same command resumes from it"
 
 
 @dataclass(frozen=True)
@@ -37,5 +38,5 @@ class Executor(ABC):
         """Return the words that are shown after `Launching:`."""
 
     @abstractmethod
-    def run(self, launch: Launch) -> int:
-        """Wait for the system, run all tasks to their end, and return the launch's exit code."""
+    def run(self, launch: Launch) -> Ended:
+        """Wait for the system, run all tasks to their end, and return how the launch ended."""

@@ -27,7 +27,7 @@ from csrun import interpreters, process
 from csrun.executors.embedded import CANCEL_GRACE_S
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.plan import CHIEF, LaunchPlan, layout, srun_options
-from csrun.process import CommandError
+from csrun.process import CommandError, Ended
 from csrun.task import STOP_FILE, named, read_end, task_file, without_a_word
 
 ANSWER_TIMEOUT_S = 5.0
@@ -66,8 +66,8 @@ class Slurm(Executor):
         """Return the srun line, as the original launcher shows it."""
         return (*srun_options(plan), *self._program)
 
-    def run(self, launch: Launch) -> int:
-        """Wait for the system, run srun with a wrapper around each task, and return the first failed task's code.
+    def run(self, launch: Launch) -> Ended:
+        """Wait for the system, run srun with a wrapper around each task, and return how the first failed task ended.
 
         Raises:
             CommandError: If the cluster cannot run the plan, or Slurm ended the job before the chief ended by itself.
@@ -88,11 +88,11 @@ class Slurm(Executor):
                 restarts += 1
                 launch.tell(f"csrun: {exc}. Starting again, {restarts} of at most {self._max_restarts} times")
 
-    def _start(self, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
+    def _start(self, launch: Launch, folder: Path, environ: Mapping[str, str]) -> Ended:
         plan, job = launch.plan, launch.job
         log = job.folder / "output.log"
         start = log.stat().st_size if log.exists() else 0
-        code = process.run(
+        ended = process.run(
             (*srun_options(plan), sys.executable, "-m", "csrun.task", str(folder), "--", *self._resolved()),
             environ,
             log=log,
@@ -100,7 +100,7 @@ class Slurm(Executor):
             stop=lambda srun, number: _stop(folder, srun, number),
             kill=lambda srun: os.kill(srun, signal.SIGTERM),
         )
-        return _verdict(folder, plan, code, _lost_nodes(log, start), log)
+        return _verdict(folder, plan, ended.code, _lost_nodes(log, start), log)
 
     def _resolved(self) -> tuple[str, ...]:
         # In a container `python` is the container's; outside it is the one that runs this launcher.
@@ -174,8 +174,8 @@ def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
         os.kill(srun, signal.SIGTERM)  # still in Slurm's queue: there is no chief that could save
 
 
-def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequence[str], log: Path) -> int:
-    """Return the code of the first task that failed by itself; srun's own when no task says anything.
+def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequence[str], log: Path) -> Ended:
+    """Return how the first task that failed by itself has ended, from what it has left.
 
     Raises:
         NodeLostError: If a node of the job was lost before the chief could end by itself.
@@ -188,7 +188,7 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     failed = sorted((end for end in found if end.exit_code), key=lambda end: end.ended_at or 0.0)
     chief_has_ended = any(end.rank == 0 and end.ended_at is not None for end in found)
     if not found and (folder / STOP_FILE).exists():
-        return 128 + int((folder / STOP_FILE).read_text(encoding="ascii"))
+        return Ended(128 + int((folder / STOP_FILE).read_text(encoding="ascii")))
     # Slurm's SIGTERM lets the chief save and end by itself; it has still not done its work.
     chief_is_done = any(end.rank == 0 and end.ended_at is not None and end.exit_code == 0 for end in found)
     if lost_nodes and not chief_is_done and not (folder / STOP_FILE).exists():
@@ -203,9 +203,9 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     if failed and failed[0].role != CHIEF:
         raise CommandError(f"{failed[0].message}. {RESUME}", failed[0].exit_code)
     if failed:
-        return failed[0].exit_code
+        return Ended(failed[0].exit_code, failed[0].signal)
     if chief_has_ended:
-        return 0
+        return Ended(0)
     raise CommandError(
         f"Slurm ended the job with code {srun_code} before the chief had ended: refused, cancelled or killed; srun's "
         f"message is above. {RESUME}",

@@ -314,6 +314,14 @@ def test_a_chief_that_is_killed_is_told_with_its_log_and_what_to_do(wse, home: P
     assert f"the log is {job.log}. " in done.stderr and "the same command resumes from it" in done.stderr
 
 
+def test_an_exit_code_beyond_128_is_no_signal(wse, home: Path) -> None:
+    done = wse("bash", "-c", "exit 140")
+    assert done.returncode == 140
+    assert "was ended by" not in done.stderr and "checkpoint" not in done.stderr
+    (job,) = jobs.listed(home, jobs.FINISHED)
+    assert (job.phase, job.message) == ("FAILED", "exit code 140")
+
+
 def test_sizes_that_contradict_each_other_are_refused(wse, home: Path) -> None:
     done = wse("--input-workers", "2", "--total-nodes", "3", "true")
     assert done.returncode == 1
