@@ -73,15 +73,20 @@ class Embedded(Executor):
         with Standby(job.folder) as standby:
             for task in others:
                 standby.start(task, {**common, **step_environment(plan, task)})
-            ended = process.run(
-                interpreters.resolved(plan.command),
-                environ,
-                log=job.folder / "output.log",
-                # The lock goes on to the child: the wafer stays taken while it saves, even if the launcher was killed.
-                keep_open=() if job.lock is None else (job.lock,),
-                kill_after_s=lambda: _grace_s(job, standby),
-                has_failed=lambda: bool(standby.failure()),
-            )
+            try:
+                ended = process.run(
+                    interpreters.resolved(plan.command),
+                    environ,
+                    log=job.folder / "output.log",
+                    # The lock goes on to the child: the wafer stays taken while it saves, even if the launcher was
+                    # killed.
+                    keep_open=() if job.lock is None else (job.lock,),
+                    kill_after_s=lambda: _grace_s(job, standby),
+                    has_failed=lambda: bool(standby.failure()),
+                )
+            except process.CommandError as exc:
+                write_end(job.folder, replace(start, ended_at=time.time(), exit_code=exc.exit_code, message=str(exc)))
+                raise
             failure = standby.failure()
         write_end(job.folder, replace(start, ended_at=time.time(), exit_code=ended.code, signal=ended.signal))
         if failure:

@@ -96,10 +96,14 @@ def test_a_command_that_a_signal_ends_gives_the_code_that_a_shell_gives(wse) -> 
     assert wse("bash", "-c", "kill -KILL $$").returncode == 137
 
 
-def test_a_command_that_is_not_there_gives_127(wse) -> None:
+def test_a_command_that_is_not_there_gives_127_and_is_on_record(wse, home: Path) -> None:
     done = wse("no_such_program_anywhere")
     assert done.returncode == 127
     assert "no_such_program_anywhere: command not found" in done.stderr
+    (job,) = jobs.listed(home, jobs.FINISHED)
+    chief = json.loads((jobs.job_folder(home, job.id) / "task-0.json").read_text())
+    assert chief["ended_at"] >= chief["started_at"]
+    assert (chief["exit_code"], chief["message"]) == (127, "no_such_program_anywhere: command not found")
 
 
 def test_output_passes_through_and_is_kept(wse, home: Path) -> None:
