@@ -38,13 +38,13 @@ def _csrun_wse(argv: Sequence[str]) -> int:
         return 0
     plan = make_plan(_request(parsed, here), command_of(parsed, "csrun_wse"))
     program = site_program(here, parsed, plan.command)
+    from csrun import launching
+
     if parsed.truth("dry-run", False):
         from csrun.executors import dry_run
 
-        print(dry_run.report(plan, program))
+        print(dry_run.report(plan, program, launching.executor_of(here, parsed, program)))
         return 0
-    from csrun import launching
-
     return launching.launch(plan, here, parsed, program)
 
 

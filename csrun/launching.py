@@ -33,7 +33,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     Raises:
         SystemNotFoundError, SystemStateError, ExecModeError: If the system cannot take the run; before anything starts.
     """
-    executor = make_executor(chosen_executor(here, parsed), program, here, parsed)
+    executor = executor_of(here, parsed, program)
     hints = command_hints(plan.command)
     labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
     system = registry.find(hints.cs_ip)
@@ -78,6 +78,11 @@ def chosen_executor(here: Site, parsed: Parsed) -> str:
 
         return "slurm" if slurm.answers() else "embedded"
     return name
+
+
+def executor_of(here: Site, parsed: Parsed, program: tuple[str, ...]) -> Executor:
+    """Return the executor that the options and the site ask for."""
+    return make_executor(chosen_executor(here, parsed), program, here, parsed)
 
 
 def make_executor(name: str, program: tuple[str, ...], here: Site, parsed: Parsed) -> Executor:

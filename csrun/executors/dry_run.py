@@ -1,18 +1,25 @@
-"""The plan on paper: the exact srun line and the roles, and nothing is started."""
+"""The plan on paper: what would be started here, the exact srun line and the roles; nothing is started."""
 
 from __future__ import annotations
 
 import shlex
 
+from csrun.executors.interface import Executor
 from csrun.plan import LaunchPlan, described, srun_options
 
 
-def report(plan: LaunchPlan, program: tuple[str, ...]) -> str:
-    """Return what a launch would do.
+def report(plan: LaunchPlan, program: tuple[str, ...], executor: Executor) -> str:
+    """Return what a launch would do; where it would not use srun, what it would do on a cluster comes last.
 
     Args:
         plan: The launch.
         program: What each task executes: the command, inside a container if the site has one.
+        executor: What would carry it out.
     """
     tasks = f"{len(plan.tasks)} tasks" if len(plan.tasks) > 1 else "1 task"
-    return f"Launching: {shlex.join((*srun_options(plan), *program))}\n{tasks}:\n{described(plan)}"
+    srun = shlex.join((*srun_options(plan), *program))
+    lines = [f"Launching: {shlex.join(executor.command_line(plan))}"]
+    here = executor.started(plan)
+    if here:
+        lines += [here, "On a Slurm cluster (--executor slurm) the same options would launch:", srun]
+    return "\n".join([*lines, f"{tasks}:", described(plan)])

@@ -41,6 +41,12 @@ class Embedded(Executor):
         """Return the command itself."""
         return plan.command
 
+    def started(self, plan: LaunchPlan) -> str:
+        """Return how many processes of each role would be started on this machine, and what is folded."""
+        tasks = folded(plan, self.most_tasks)
+        lines = [f"Started on this machine (embedded executor): {_processes(tasks)}"]
+        return "\n".join([*lines, _what_is_folded(plan, tasks)] if len(tasks) < len(plan.tasks) else lines)
+
     def run(self, launch: Launch) -> process.Ended:
         """Wait for the system, run the tasks, and return how the chief ended.
 
@@ -125,9 +131,13 @@ def _runs(numbers: list[int]) -> str:
     return ",".join(f"{number}(x{times})" if times > 1 else str(number) for number, times in words)
 
 
-def _what_is_folded(plan: LaunchPlan, tasks: tuple[Task, ...]) -> str:
+def _processes(tasks: tuple[Task, ...]) -> str:
     names = [f"{count} {role.replace('_', ' ')}(s)" for role, count in counts(tasks).items() if count]
-    processes = ", ".join(["1 chief", *names]) if names else "one process"
+    return ", ".join(["1 chief", *names])
+
+
+def _what_is_folded(plan: LaunchPlan, tasks: tuple[Task, ...]) -> str:
+    processes = _processes(tasks) if len(tasks) > 1 else "one process"
     nodes = plan.request.total_nodes
     where = f"{nodes} nodes" if nodes > 1 else "1 node"
     return (

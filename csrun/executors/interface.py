@@ -38,5 +38,9 @@ class Executor(ABC):
         """Return the words that are shown after `Launching:`."""
 
     @abstractmethod
+    def started(self, plan: LaunchPlan) -> str:
+        """Return what would be started, where that is not the plan's tasks by srun; else an empty text."""
+
+    @abstractmethod
     def run(self, launch: Launch) -> Ended:
         """Wait for the system, run all tasks to their end, and return how the launch ended."""

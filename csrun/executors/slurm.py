@@ -66,6 +66,10 @@ class Slurm(Executor):
         """Return the srun line, as the original launcher shows it."""
         return (*srun_options(plan), *self._program)
 
+    def started(self, plan: LaunchPlan) -> str:
+        """Return nothing: srun starts the plan's tasks as they stand."""
+        return ""
+
     def run(self, launch: Launch) -> Ended:
         """Wait for the system, run srun with a wrapper around each task, and return how the first failed task ended.
 

@@ -326,6 +326,20 @@ def test_an_exit_code_beyond_128_is_no_signal(wse, home: Path) -> None:
     assert (job.phase, job.message) == ("FAILED", "exit code 140")
 
 
+def test_a_dry_run_says_what_this_executor_would_start_and_the_srun_line(wse, home: Path, executor: str) -> None:
+    done = wse("--total-nodes", "4", "--tasks-per-node", "3", "--local-tasks", "2", "--dry-run", "true")
+    launching, *others = done.stdout.splitlines()
+    assert launching.startswith("Launching: srun ") == (executor == "slurm")
+    assert launching.endswith(" true")
+    if executor == "embedded":
+        assert launching == "Launching: true"
+        assert others[0] == "Started on this machine (embedded executor): 1 chief, 2 input worker(s)"
+        assert "12 tasks on 4 nodes are folded" in others[1]
+        assert others[3].startswith("srun --unbuffered") and others[3].endswith(" true")
+    assert others[-3] == "12 tasks:"
+    assert not jobs.listed(home)
+
+
 def test_sizes_that_contradict_each_other_are_refused(wse, home: Path) -> None:
     done = wse("--input-workers", "2", "--total-nodes", "3", "true")
     assert done.returncode == 1

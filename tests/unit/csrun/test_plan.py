@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from csrun.executors import dry_run
+from csrun.executors.embedded import Embedded
+from csrun.executors.slurm import Slurm
 from csrun.plan import (
     CHIEF,
     INPUT_WORKER,
@@ -53,7 +55,13 @@ def test_rank_map_block(golden) -> None:
 )
 def test_srun_line(golden, name: str, request_: Request) -> None:
     command = ("python-ws", "run.py", "--params", "a b.yaml")
-    golden(f"csrun_srun_{name}.txt", dry_run.report(make_plan(request_, command), command) + "\n")
+    golden(f"csrun_srun_{name}.txt", dry_run.report(make_plan(request_, command), command, Slurm(command)) + "\n")
+
+
+@pytest.mark.parametrize(("name", "request_"), [("folded", QUICKSTART), ("whole", Request(1, 4, 2))])
+def test_what_one_machine_would_start(golden, name: str, request_: Request) -> None:
+    command = ("python-ws", "run.py", "--params", "a b.yaml")
+    golden(f"csrun_dry_run_here_{name}.txt", dry_run.report(make_plan(request_, command), command, Embedded(8)) + "\n")
 
 
 def test_single_task_nodes_must_leave_a_node() -> None:
