@@ -182,7 +182,6 @@ def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingO
     return StreamingOptions(
         settings.min_stream_bytes,
         settings.stream_window_bytes,
-        slice_bytes=weight_stores.MAPPED_SLICE_BYTES if mapped else StreamingOptions.slice_bytes,
         is_store_mapped=mapped,
         memory_budget=budget,
         process_bytes=taken,

@@ -14,8 +14,6 @@ from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, Wei
 
 MEMORY_SHARE = 0.25
 """Of the free memory, up to which weight_store "auto" means memory, and "file" a file that is mapped."""
-MAPPED_SLICE_BYTES = 2_000_000
-"""Of an update, where the checksums are all that a move costs: a slice should stay in the processor's cache."""
 
 
 def fit_in_host_memory(weight_bytes: int, settings: CSConfig) -> bool:

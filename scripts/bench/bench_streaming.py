@@ -97,7 +97,6 @@ def main() -> None:
     from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.compiler.step import compile_step
     from cerebras_tensorflow.estimator.training import training_ops
-    from cerebras_tensorflow.estimator.weight_stores import MAPPED_SLICE_BYTES
     from cerebras_tensorflow.graph.cost import flops, op_outputs
     from cerebras_tensorflow.runtime.heap import return_large_buffers
     from cerebras_tensorflow.runtime.memory import resident_bytes
@@ -113,7 +112,6 @@ def main() -> None:
         window_bytes=options.window_mb * 10**6 if options.window_mb else None,
         memory_budget=parse_size(options.memory_budget) if options.memory_budget else None,
         process_bytes=resident_bytes(),
-        slice_bytes=MAPPED_SLICE_BYTES if options.store == "mapped" else StreamingOptions.slice_bytes,
         is_in_host_memory=options.store == "memory",
         is_store_mapped=options.store == "mapped",
     )
