@@ -340,6 +340,13 @@ def test_a_dry_run_says_what_this_executor_would_start_and_the_srun_line(wse, ho
     assert not jobs.listed(home)
 
 
+def test_a_mistyped_option_starts_nothing(wse, home: Path) -> None:
+    done = wse("--dry-rum", "true")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["ERROR: Unknown option --dry-rum; did you mean --dry-run?"]
+    assert not jobs.listed(home)
+
+
 def test_sizes_that_contradict_each_other_are_refused(wse, home: Path) -> None:
     done = wse("--input-workers", "2", "--total-nodes", "3", "true")
     assert done.returncode == 1
