@@ -106,7 +106,7 @@ def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
         elif option.kind == "flag":
             values[option.name] = _truth(word, inline) if separator else True
         else:
-            value = inline if separator else _next_value(words)
+            value = inline if separator else _next_value(words, option.kind == "number")
             if not value:
                 raise UsageError(f'ERROR: "--{option.name}" requires a non-empty argument ({option.metavar})')
             values[option.name] = _converted(option, value)
@@ -120,9 +120,10 @@ def command_hint(parsed: Parsed) -> str:
     return ""
 
 
-def _next_value(words: list[str]) -> str:
-    # A value never starts with a dash here; `--mount-dirs --cyclic` is a forgotten value.
-    return words.pop(0) if words and not words[0].startswith("-") else ""
+def _next_value(words: list[str], is_number: bool) -> str:
+    # A word with a dash is the next option, so `--mount-dirs --cyclic` is a forgotten value; -1 is a number out of range.
+    is_value = bool(words) and (not words[0].startswith("-") or (is_number and words[0][1:].isdigit()))
+    return words.pop(0) if is_value else ""
 
 
 def _converted(option: Option, value: str) -> str | int | bool:

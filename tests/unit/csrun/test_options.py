@@ -74,6 +74,12 @@ def test_a_size_is_a_number_from_one(value: str) -> None:
         parse([f"--total-nodes={value}", "python"], WSE_OPTIONS)
 
 
+@pytest.mark.parametrize("words", [["--local-tasks=-1"], ["--local-tasks", "-1"]])
+def test_a_negative_number_is_out_of_range_in_both_spellings(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="\"--local-tasks\" requires a number from 0, not '-1'"):
+        parse([*words, "true"], WSE_OPTIONS)
+
+
 def test_no_single_task_nodes_is_a_valid_number() -> None:
     assert parse(["--single-task-nodes", "0", "x"], WSE_OPTIONS).number("single-task-nodes") == 0
 
