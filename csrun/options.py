@@ -121,7 +121,7 @@ def command_hint(parsed: Parsed) -> str:
 
 
 def _next_value(words: list[str], is_number: bool) -> str:
-    # A word with a dash is the next option, so `--mount-dirs --cyclic` is a forgotten value; -1 is a number out of range.
+    # A word with a dash is the next option: `--mount-dirs --cyclic` is a forgotten value. -1 is a number out of range.
     is_value = bool(words) and (not words[0].startswith("-") or (is_number and words[0][1:].isdigit()))
     return words.pop(0) if is_value else ""
 
