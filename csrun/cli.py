@@ -143,7 +143,7 @@ def guarded(program: str, run: Callable[[], int]) -> int:
         return exc.exit_code
     except UsageError as exc:
         _say(str(exc))
-        return USAGE_ERROR
+        return exc.exit_code
     except (CerebrasError, ValueError) as exc:
         _say(f"ERROR: {exc}")
         return USAGE_ERROR

@@ -3,7 +3,8 @@ command.
 
 An unknown option is warned about and ignored, because scripts written for one release of the original carry options of
 another. A value in the next word would then be taken for the command, so the warning names what was probably meant and
-`command_hint` explains the failure that follows.
+`command_hint` explains the failure that follows. One that is nearly an option is a slip of the hand, and stops: what
+follows it, a launch instead of a `--dry-run`, may be hours.
 """
 
 from __future__ import annotations
@@ -15,8 +16,20 @@ from typing import Literal
 HELP = ("-h", "-?", "--help")
 
 
+NEAR_MISS = 0.84
+"""Likeness from which a word is a mistyped option: above that of any two options of different launchers or releases."""
+
+
 class UsageError(Exception):
     """A command line that cannot be carried out; the text is for the user."""
+
+    exit_code = 1
+
+
+class MistypedError(UsageError):
+    """An option that is nearly one of ours."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
 
     Raises:
         UsageError: If a value is missing or of the wrong kind.
+        MistypedError: If an unknown option is nearly a known one.
     """
     by_name = {name: option for option in options for name in (option.name, *option.aliases)}
     values: dict[str, str | int | bool] = {}
@@ -84,12 +98,15 @@ def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
         name, separator, inline = word.removeprefix("--").partition("=")
         option = by_name.get(name.replace("_", "-")) if word.startswith("--") else None
         if option is None:
+            if near := _nearest(name, by_name, NEAR_MISS):
+                raise MistypedError(f"ERROR: Unknown option {word}; did you mean --{near}?")
             unknown.append(word)
-            warnings.append(f"WARN: Unknown option (ignored): {word}{_did_you_mean(name, by_name)}")
+            near = _nearest(name, by_name)
+            warnings.append(f"WARN: Unknown option (ignored): {word}" + (f"; did you mean --{near}?" if near else ""))
         elif option.kind == "flag":
             values[option.name] = _truth(word, inline) if separator else True
         else:
-            value = inline if separator else _next_value(words)
+            value = inline if separator else _next_value(words, option.kind == "number")
             if not value:
                 raise UsageError(f'ERROR: "--{option.name}" requires a non-empty argument ({option.metavar})')
             values[option.name] = _converted(option, value)
@@ -103,9 +120,10 @@ def command_hint(parsed: Parsed) -> str:
     return ""
 
 
-def _next_value(words: list[str]) -> str:
-    # A value never starts with a dash here; `--mount-dirs --cyclic` is a forgotten value.
-    return words.pop(0) if words and not words[0].startswith("-") else ""
+def _next_value(words: list[str], is_number: bool) -> str:
+    # A word with a dash is the next option: `--mount-dirs --cyclic` is a forgotten value. -1 is a number out of range.
+    is_value = bool(words) and (not words[0].startswith("-") or (is_number and words[0][1:].isdigit()))
+    return words.pop(0) if is_value else ""
 
 
 def _converted(option: Option, value: str) -> str | int | bool:
@@ -124,8 +142,7 @@ def _truth(word: str, value: str) -> bool:
     return value.lower() == "true"
 
 
-def _did_you_mean(name: str, known: Mapping[str, Option]) -> str:
+def _nearest(name: str, known: Mapping[str, Option], least: float = 0.6) -> str:
     from difflib import get_close_matches  # only a mistyped option pays for it
 
-    near = get_close_matches(name.replace("_", "-"), list(known), n=1)
-    return f"; did you mean --{near[0]}?" if near else ""
+    return "".join(get_close_matches(name.replace("_", "-"), list(known), n=1, cutoff=least))

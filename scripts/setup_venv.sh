@@ -23,6 +23,7 @@ is_same() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
 
 [[ -x $venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$venv"
 if ! is_same "$requirements_stamp" "$requirements"; then
+    echo "setting up .venv (TensorFlow, about 2 GB; minutes) ..." >&2
     if [[ ",$extras," == *,interop,* ]] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         # Where the CPU build is to be had under this version it saves gigabytes; else any torch will do.
         "${pip[@]}" torch==2.13.0 2>/dev/null || "${pip[@]}" torch

@@ -106,6 +106,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--model", required=True, help="as `list` has it")
         command.add_argument("--src-fmt", required=True, help=formats)
         command.add_argument("--tgt-fmt", required=True, help=formats)
-        command.add_argument("--output-dir", help="default: beside the input")
+        command.add_argument("--output-dir", help="default: each result beside its own original")
         command.add_argument("--debug", action="store_true", help="print which names become which")
     return parser

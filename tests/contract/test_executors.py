@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from cerebras_tensorflow.system import jobs, registry, state
-from csrun.executors.embedded import step_environment
-from csrun.plan import LaunchPlan, Request, counts, layout, make_plan
+from csrun.plan import Request, make_plan
 
 EXECUTORS = [pytest.param("embedded"), pytest.param("slurm", marks=pytest.mark.slurm)]
 
@@ -218,19 +217,58 @@ LAUNCHES = {
 SITE = "DEF_NODES=2\nDEF_TASKS_PER_NODE=2\nDEF_CPUS_PER_TASK=1\nLOCAL_TASKS=8\n"
 
 
-def told(plan: LaunchPlan, home: Path, job: jobs.Job) -> dict[str, str]:
-    """The variables that tell the chief of a plan about its launch, under every executor."""
-    standing = counts(plan.tasks)
+TOLD = {
+    "nothing": {
+        "CSRUN_LAYOUT": '{"nodes": 1, "tasks_per_node": 1, "single_task_nodes": 0, "cpus_per_task": null, '
+        '"is_cyclic": false, "weight_servers": 0, "tasks": 1}',
+        "CSRUN_INPUT_WORKERS": "0",
+        "CSRUN_WEIGHT_SERVERS": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+    },
+    "nodes": {
+        "CSRUN_LAYOUT": '{"nodes": 4, "tasks_per_node": 3, "single_task_nodes": 2, "cpus_per_task": 2, '
+        '"is_cyclic": true, "weight_servers": 0, "tasks": 8}',
+        "CSRUN_INPUT_WORKERS": "6",
+        "CSRUN_WEIGHT_SERVERS": "1",
+        "SLURM_STEP_NUM_TASKS": "8",
+        "SLURM_STEP_NUM_NODES": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2),3(x2)",
+    },
+    "one-node": {
+        "CSRUN_LAYOUT": '{"nodes": 1, "tasks_per_node": 4, "single_task_nodes": 0, "cpus_per_task": 1, '
+        '"is_cyclic": false, "weight_servers": 1, "tasks": 4}',
+        "CSRUN_INPUT_WORKERS": "2",
+        "CSRUN_WEIGHT_SERVERS": "1",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "4",
+    },
+    "site": {
+        "CSRUN_LAYOUT": '{"nodes": 2, "tasks_per_node": 2, "single_task_nodes": 0, "cpus_per_task": 1, '
+        '"is_cyclic": false, "weight_servers": 0, "tasks": 4}',
+        "CSRUN_INPUT_WORKERS": "3",
+        "CSRUN_WEIGHT_SERVERS": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    },
+}
+"""The variables that tell the chief of each plan about its launch, under every executor; written out by hand."""
+
+
+def told(launch: str, home: Path, job: jobs.Job) -> dict[str, str]:
     return {
         "CSRUN_JOB_ID": str(job.number),
-        "CSRUN_LAYOUT": layout(plan),
         "CSRUN_ROLE": "chief",
         "CSRUN_TASK": "0",
-        "CSRUN_INPUT_FOLDER": str(jobs.job_folder(home, job.id)),
-        "CSRUN_INPUT_WORKERS": str(standing["input_worker"]),
-        "CSRUN_WEIGHT_SERVERS": str(standing["weight_server"]),
+        "CSRUN_INPUT_FOLDER": str(home / "jobs" / job.id),
         "CEREBRAS_EXECUTION_MODE": "weight_streaming",
-        **step_environment(plan, plan.tasks[0]),
+        "SLURM_PROCID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "0",
+        **TOLD[launch],
     }
 
 
@@ -249,7 +287,7 @@ def test_every_task_of_the_plan_has_its_role_and_the_chief_is_told_the_same(wse,
     assert "folded" not in done.stderr
     (job,) = jobs.listed(home, jobs.FINISHED)
     seen = ast.literal_eval(done.stdout.splitlines()[-1])
-    expected = told(plan, home, job)
+    expected = told(launch, home, job)
     if launch in ("nothing", "one-node"):  # as many CPUs as this machine has, or as Slurm gives
         seen["CSRUN_LAYOUT"] = json.dumps({**json.loads(seen["CSRUN_LAYOUT"]), "cpus_per_task": request.cpus_per_task})
     assert {name: seen.get(name) for name in expected} == expected
@@ -337,6 +375,13 @@ def test_a_dry_run_says_what_this_executor_would_start_and_the_srun_line(wse, ho
         assert "12 tasks on 4 nodes are folded" in others[1]
         assert others[3].startswith("srun --unbuffered") and others[3].endswith(" true")
     assert others[-3] == "12 tasks:"
+    assert not jobs.listed(home)
+
+
+def test_a_mistyped_option_starts_nothing(wse, home: Path) -> None:
+    done = wse("--dry-rum", "true")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["ERROR: Unknown option --dry-rum; did you mean --dry-run?"]
     assert not jobs.listed(home)
 
 

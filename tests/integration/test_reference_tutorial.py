@@ -14,7 +14,10 @@ FILES = ("settings.py", "model.py", "run.py", "params.yaml")
 
 
 def blocks() -> dict[str, str]:
-    """The indented block under each heading that names a file."""
+    """The first code block under each heading, which names a file, as Markdown reads it.
+
+    Such a block is indented, and goes on over blank lines until a line that is not.
+    """
     found = {}
     for section in re.split(r"^## ", TUTORIAL.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         name = re.match(r"[\w.]+", section)
@@ -23,8 +26,7 @@ def blocks() -> dict[str, str]:
         start = next(number for number, line in enumerate(lines) if line.startswith("    "))
         block = []
         for line in lines[start:]:
-            # The command line after params.yaml is not part of the file.
-            if (line and not line.startswith("    ")) or line.startswith("    csrun_wse"):
+            if line and not line.startswith("    "):
                 break
             block.append(line[4:])
         found[name[0]] = "\n".join(block).rstrip() + "\n"

@@ -1,7 +1,7 @@
 import pytest
 
-from csrun.manual import CPU_OPTIONS, WSE_OPTIONS
-from csrun.options import UsageError, command_hint, parse
+from csrun.manual import ANALYZER_OPTIONS, CPU_OPTIONS, WSE_OPTIONS
+from csrun.options import MistypedError, UsageError, command_hint, parse
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,27 @@ def test_a_double_dash_ends_the_options() -> None:
 
 
 def test_an_unknown_option_is_ignored_with_a_suggestion() -> None:
-    parsed = parse(["--totalnodes=5", "python"], WSE_OPTIONS)
-    assert parsed.warnings == ("WARN: Unknown option (ignored): --totalnodes=5; did you mean --total-nodes?",)
+    parsed = parse(["--single-nodes=5", "python"], WSE_OPTIONS)
+    assert parsed.warnings == ("WARN: Unknown option (ignored): --single-nodes=5; did you mean --single-task-nodes?",)
     assert parsed.command == ("python",)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("--dry-rum", "dry-run"), ("--dryrun", "dry-run"), ("--totalnodes=5", "total-nodes"), ("-dry-run", "dry-run")],
+)
+def test_what_is_nearly_an_option_stops(word: str, meant: str) -> None:
+    with pytest.raises(MistypedError, match=f"Unknown option {word}; did you mean --{meant}\\?"):
+        parse([word, "python", "x"], WSE_OPTIONS)
+
+
+def test_no_option_of_another_launcher_or_of_the_original_is_a_near_miss() -> None:
+    launchers = (WSE_OPTIONS, CPU_OPTIONS, ANALYZER_OPTIONS)
+    names = {name for options in launchers for option in options for name in (option.name, *option.aliases)}
+    for options in launchers:
+        own = {name for option in options for name in (option.name, *option.aliases)}
+        strange = [f"--{name}=1" for name in sorted(names - own)]
+        assert parse([*strange, "python"], options).unknown == tuple(strange)
 
 
 def test_the_value_of_an_unknown_option_becomes_the_command_and_the_hint_says_so() -> None:
@@ -54,6 +72,12 @@ def test_a_missing_value_is_refused_in_the_words_of_the_original(words: list[str
 def test_a_size_is_a_number_from_one(value: str) -> None:
     with pytest.raises(UsageError, match="total-nodes"):
         parse([f"--total-nodes={value}", "python"], WSE_OPTIONS)
+
+
+@pytest.mark.parametrize("words", [["--local-tasks=-1"], ["--local-tasks", "-1"]])
+def test_a_negative_number_is_out_of_range_in_both_spellings(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="\"--local-tasks\" requires a number from 0, not '-1'"):
+        parse([*words, "true"], WSE_OPTIONS)
 
 
 def test_no_single_task_nodes_is_a_valid_number() -> None:
