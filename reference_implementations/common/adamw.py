@@ -56,7 +56,9 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
         )
 
     def _prepare(self) -> None:
+        self._constants: dict[tuple[float, tf.DType], tf.Tensor] = {}  # of the branch that the update stands in
         self._step_size = tf.convert_to_tensor(self._learning_rate, tf.float32)
+        self._decay = self._step_size * self._weight_decay_rate
         self._moment_step_size = self._step_size
         if self._use_bias_correction:
             beta1_power, beta2_power = (tf.convert_to_tensor(power) for power in self._powers())
@@ -64,11 +66,15 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
 
     def _resource_apply_dense(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Operation:
         first_moment, second_moment = self.get_slot(variable, "m"), self.get_slot(variable, "v")
-        m = self._beta1 * first_moment + (1.0 - self._beta1) * gradient
-        v = self._beta2 * second_moment + (1.0 - self._beta2) * tf.square(gradient)
-        change = self._moment_step_size * m / (tf.sqrt(v) + self._epsilon)
+
+        def constant(value: float) -> tf.Tensor:
+            return self._constant(value, variable.dtype.base_dtype)
+
+        m = constant(self._beta1) * first_moment + constant(1.0 - self._beta1) * gradient
+        v = constant(self._beta2) * second_moment + constant(1.0 - self._beta2) * tf.square(gradient)
+        change = self._moment_step_size * m / (tf.sqrt(v) + constant(self._epsilon))
         if self._is_decayed(variable):
-            change += self._step_size * self._weight_decay_rate * variable
+            change += self._decay * variable
         if self._use_trust_ratio:
             change *= self._trust_ratio(variable, change)
         return tf.group(
@@ -76,6 +82,12 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
             second_moment.assign(v, read_value=False),
             variable.assign_sub(change, read_value=False),
         )
+
+    def _constant(self, value: float, dtype: tf.DType) -> tf.Tensor:
+        """A number as one tensor for all variables: a model has thousands."""
+        if (value, dtype) not in self._constants:
+            self._constants[(value, dtype)] = tf.constant(value, dtype)
+        return self._constants[(value, dtype)]
 
     def _resource_apply_sparse(self, gradient: tf.Tensor, variable: tf.Variable, indices: tf.Tensor) -> tf.Operation:
         rows = tf.shape(variable, out_type=indices.dtype)[0]
