@@ -2,7 +2,7 @@
 
 | name | weights that stay |
 |---|---|
-| topk | those with the largest magnitude, chosen anew at each choice |
+| topk | those with the largest magnitude at the first choice |
 | balanced-topk | the same, an equal number in each column |
 | constant | drawn once at random |
 | set | drawn at random; then the smallest are taken out and as many others let grow from zero (Mocanu et al., 2018) |
@@ -10,6 +10,9 @@
 | file | those that are not zero in a mask file |
 
 Biases and scales, embeddings and normalizations stay dense.
+
+Only "set" changes its choice. The protocol hands over no dense copy of what was taken out and no gradients, so those
+weights are zero at the next choice of topk and balanced-topk, hence the smallest again, and never grow anew.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class Sparsifier:
     """Chooses weights each n_iter steps.
 
     Args:
-        n_iter: Steps between choices, the first of which is at step 0.
+        n_iter: Steps between choices, the first of which is at step 0. Only "set" chooses other weights at later ones.
         sparsity_level: Share of the weights that is taken out, 0 to 1.
         sparsity_distribution: "uniform": that share of each variable; "er" and "erk" leave more to variables with few
             rows and columns (erk: all dims), in the way of Evci et al. (2020), with that share taken out overall.
@@ -103,6 +106,11 @@ class Sparsifier:
         """Return how many weights of a variable the last choice has taken out."""
         return self._taken.get(v_name, 0)
 
+    def expected_sparsity(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the share of each variable that a choice takes out, for those that may become sparse."""
+        shapes = {name: value.shape for name, value in weights.items() if self.should_sparsify_weight(name, value)}
+        return {name: 1 - density for name, density in self._densities(shapes).items()}
+
     def _densities(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
         if self.sparsity_distribution == "uniform":
             return dict.fromkeys(shapes, 1 - self.sparsity_level)
@@ -168,12 +176,19 @@ class Evolutionary(Sparsifier):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._current: dict[str, np.ndarray] = {}
+        self._taken_over_at: int | None = None
+
+    def take_over(self, step: int, kept: Mapping[str, np.ndarray]) -> None:
+        """Go on from the choice of the run that is resumed; that of this step has been made."""
+        self._current = dict(kept)
+        self._taken_over_at = step
 
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         before = self._current.get(name)
-        if before is None:  # of a resumed run: what has not been taken out before
-            is_sparse = step > 0 and not weight.all()
-            stays = weight != 0 if is_sparse else self._drawn(name, weight.shape, density)
+        if before is None:
+            stays = self._drawn(name, weight.shape, density)
+        elif step == self._taken_over_at:
+            stays = before
         else:
             flat = before.reshape(-1).copy()
             there = np.flatnonzero(flat)
@@ -216,6 +231,9 @@ class FromFile(Sparsifier):
             raise SettingsError("mask_file is missing: give an NPZ file of masks by variable name")
         with np.load(self.mask_file, allow_pickle=False) as masks:
             self._masks = {name: masks[name] != 0 for name in masks.files}
+
+    def expected_sparsity(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return {name: 1 - float(self._masks[name].mean()) for name in weights if name in self._masks}
 
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         mask = self._masks.get(name)

@@ -80,7 +80,7 @@ def find_assign_slices(
         place = position[writes[-1]]
         if not inner or not _is_free(table, position, family, writes, place):
             continue
-        if not all(_fits(table, endpoint, user, family, members, outputs) for user, endpoint in _taken(table, members)):
+        if not all(_fits(table, endpoint, user, family, outputs) for user, endpoint in _taken(table, members)):
             continue
         shape = family[0].shape
         assert shape is not None
@@ -168,12 +168,11 @@ def _fits(
     endpoint: Endpoint,
     user: str,
     family: Sequence[Variable],
-    members: Sequence[str],
     outputs: Mapping[str, Sequence[Output]],
 ) -> bool:
     """Whether a slice can take its part of an input: a variable of the family, a tensor of their shape, a scalar."""
     if any(touch.node == endpoint.node for variable in family for touch in variable.reads):
-        return user in members and table.nodes[user].op not in ASSIGNS
+        return table.nodes[user].op not in ASSIGNS
     made = outputs.get(endpoint.node, ())
     found = made[endpoint.port].shape if endpoint.port < len(made) else None
     if found is None:

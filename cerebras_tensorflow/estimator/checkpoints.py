@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -102,6 +102,7 @@ class CheckpointSaver:
         config: RunConfig; its checkpoint_format decides the format.
 
     Attributes:
+        write_masks: Writes what a sparsifier has taken out beside the checkpoint of the path it gets; None: nothing is.
         saved_step: Step of the last save, perhaps still being written; None before the first.
     """
 
@@ -113,6 +114,7 @@ class CheckpointSaver:
         self._names = set(names)
         self._policy = retention.Policy(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
         self._writer = AsynchronousWriter()
+        self.write_masks: Callable[[str], None] | None = None
         self.saved_step: int | None = None
         self._prewritten_step: int | None = None
 
@@ -145,6 +147,12 @@ class CheckpointSaver:
         """
         path, saved_at_s = self.path(step), time.time()
         self._writer.wait()
+        # Before the checkpoint, which is never there without them; and those of an earlier run are not its own.
+        if self.write_masks is not None:
+            self.write_masks(path)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(checkpoint_names.masks_path(path))
         if step == self._prewritten_step:
             self._record(path, saved_at_s)
         else:

@@ -245,7 +245,9 @@ class _Run:
             trainable = {variable_name(variable) for variable in model.graph.get_collection("trainable_variables")}
             shapes = {name: tuple(variable.shape.as_list()) for name, variable in saved.items()}
             chosen_from = [name for name in saved if name in trainable]
-            hooks.append(SparsityHook(self._request.sparsifier, chosen_from, shapes, self._running_session))
+            sparsity = SparsityHook(self._request.sparsifier, chosen_from, shapes, self._running_session, self._start)
+            saver.write_masks = sparsity.write_masks
+            hooks.append(sparsity)
         trace_step = env.read().trace_step
         if trace_step:
             hooks.append(TraceHook(trace_step, os.path.join(self._request.model_dir, "trace")))

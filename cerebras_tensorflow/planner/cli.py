@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from cerebras_tensorflow.planner.rates import Rates
 
 _BAD_INPUT = 2
-_MODEL = "MODEL"  # of a reference model's run.py: an object with a model_fn and sections
-_MODES = {"train": "train", "eval": "eval", "predict": "infer"}
+_MODEL = "MODEL"  # of a reference model's run.py: an object with model_fn, read_params and input_fn
+_SERVERS = "servers"
+_STORES = ("auto", "memory", _SERVERS, "file")  # those of CSConfig, whose import is slow
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,22 +51,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "model", help="file.py:model_fn or package.module:model_fn; a reference model's run.py needs no function"
     )
-    parser.add_argument("-p", "--params", help="params.yaml; its content is model_fn's params")
+    parser.add_argument(
+        "-p",
+        "--params",
+        help="params.yaml; its content is model_fn's params; csconfig and runconfig count as for a run, options first",
+    )
     parser.add_argument(
         "-i",
         "--input",
         action="append",
         default=[],
         metavar="NAME=DTYPE:DIMS",
-        help="a feature, as input_ids=int32:8x2048",
+        help="a feature, as input_ids=int32:8x2048 (default: the batch of a reference model's input_fn)",
     )
     parser.add_argument("-l", "--labels", action="append", default=[], metavar="DTYPE:DIMS", help="the labels")
-    parser.add_argument("-m", "--mode", choices=tuple(_MODES), default="train", help="what is planned (default: train)")
+    parser.add_argument(
+        "-m", "--mode", choices=("train", "eval", "predict"), help="what is planned (default: runconfig, else train)"
+    )
     parser.add_argument("--execution_mode", choices=EXECUTION_MODES, default=WEIGHT_STREAMING)
-    parser.add_argument("--weight_store", choices=("auto", "memory", "file"), default="auto", help="as in csconfig")
+    parser.add_argument("--weight_store", choices=_STORES, help="as in csconfig (default: csconfig, else auto)")
     parser.add_argument("--window_bytes", type=int, help="bytes of weights in memory at a time (stream_window_bytes)")
     parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB")
-    parser.add_argument("--store_dir", default=".", help="folder on the disk of the weight store (default: .)")
+    parser.add_argument("--store_dir", help="folder on the disk of the weight store (default: csconfig, else .)")
     parser.add_argument("--no_rates", action="store_true", help="measure nothing; leave out the time on this machine")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
     parser.add_argument("--picture", metavar="FILE", help="write it as a PNG; needs matplotlib")
@@ -75,22 +82,38 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    inputs = ShapeInputs([parse_shape(text) for text in options.input], [parse_shape(text) for text in options.labels])
+    features, labels = ([parse_shape(text) for text in texts] for texts in (options.input, options.labels))
+    inputs = ShapeInputs(features, labels) if features or labels else None
     if options.beside and not (options.trace or options.picture):
         raise SettingsError("--beside needs --trace or --picture, into which it goes")
     if options.no_rates and (options.trace or options.picture):
         raise SettingsError("--trace and --picture need rates; leave out --no_rates")
-    store_dir = Path(options.store_dir)
-    if not store_dir.is_dir():
-        raise SettingsError(f"--store_dir {store_dir} is not a folder")
-    params = _read_params(options.params)
+    content = _read_params(options.params)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     gc.disable()  # millions of objects that all stay; looking through them takes a third of the time
-    model_fn = load_model_fn(options.model)
-    from cerebras_tensorflow.estimator.cs_config import CSConfig
+    model_fn, reference = load_model(options.model)
     from cerebras_tensorflow.estimator.run_config import CSRunConfig
     from cerebras_tensorflow.perf import chrome_trace, picture
-    from cerebras_tensorflow.planner import plan, rates, report
+    from cerebras_tensorflow.planner import plan, rates, report, settings
+
+    # A reference model's own reading has the defaults, and paths beside the file.
+    params = reference.read_params(options.params) if reference is not None and options.params else content
+    mode = settings.planned_mode(params, options.mode)
+    cs_config = settings.cs_config(
+        params,
+        {
+            "weight_store": options.weight_store,
+            "stream_window_bytes": options.window_bytes,
+            "memory_budget": options.memory_budget,
+        },
+    )
+    store_dir = settings.store_folder(options.store_dir, cs_config)
+    has_rates = not options.no_rates and cs_config.weight_store != _SERVERS
+    if not has_rates and (options.trace or options.picture):
+        raise SettingsError("--trace and --picture need rates, and those of weight servers are not measured here")
+    if inputs is None and (reference is None or not options.params):
+        raise settings.no_input(params, mode, "only a reference model's run.py with --params has one to derive it from")
+    inputs = inputs or settings.batch_of(reference.input_fn(mode), params, mode, CSRunConfig())
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # of memory that nothing here takes
@@ -99,17 +122,15 @@ def _run(options: argparse.Namespace) -> None:
             inputs,
             params,
             CSRunConfig(),
-            _MODES[options.mode],
+            mode,
             options.execution_mode,
-            CSConfig(
-                weight_store=options.weight_store,
-                stream_window_bytes=options.window_bytes,
-                memory_budget=options.memory_budget,
-            ),
+            cs_config,
         )
-    measured = None if options.no_rates else rates.measure(store_dir)
+    measured = rates.measure(store_dir) if has_rates else None
     is_in_memory = planned.program.is_in_host_memory
     line = plan.timeline(planned, measured, is_in_memory, options.model) if measured is not None else None
+    if cs_config.weight_store == _SERVERS and not options.no_rates:
+        print("cs-plan: the rates of weight servers are not measured; no time on this machine", file=sys.stderr)
     _print(options, planned, measured, line, is_in_memory, report)
     if line is not None:
         lines = [line, *(chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else ())]
@@ -133,8 +154,8 @@ def _print(
         print(report.plan_text(options.model, planned, measured, line, is_in_memory))
 
 
-def load_model_fn(text: str) -> Callable[..., Any]:
-    """Return the model_fn that a text names.
+def load_model(text: str) -> tuple[Callable[..., Any], Any]:
+    """Return the model_fn that a text names, and the reference model that it belongs to, None if to none.
 
     Args:
         text: file.py:function or package.module:function; without a function, of a module with a reference MODEL.
@@ -150,12 +171,12 @@ def load_model_fn(text: str) -> Callable[..., Any]:
             functions = [key for key, value in vars(module).items() if inspect.isfunction(value)] or ["model_fn"]
             raise SettingsError(f"{place} does not say which function is its model_fn; write {place}:{functions[0]}")
         found = reference.model_fn
-        return load_model_fn(found) if isinstance(found, str) else found
+        return (load_model(found)[0] if isinstance(found, str) else found), reference
     function = getattr(module, name, None)
     if not callable(function):
         names = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
         raise SettingsError(f"{place} has no function {name!r}; it has {names or 'none'}")
-    return function
+    return function, None
 
 
 def _load_module(place: str) -> Any:

@@ -9,6 +9,7 @@ import re
 from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX, parse_data_path
 
 H5_SUFFIX = ".h5"
+MASKS_SUFFIX = ".masks.npz"
 PIPELINED = "model.ckpt"
 WEIGHT_STREAMING = "model-ckpt"
 
@@ -44,6 +45,15 @@ def files_of(path: str) -> list[str]:
     data = sorted(glob.glob(glob.escape(path) + ".data-*"))
     meta = [path + ".meta"] if os.path.isfile(path + ".meta") else []
     return files + [file for file in data if parse_data_path(file)] + shards_of(path) + meta
+
+
+def masks_path(path: str) -> str:
+    """Return the path of the file beside a checkpoint that says which weights a sparsifier has taken out.
+
+    >>> masks_path("model_dir/model-ckpt-120")
+    'model_dir/model-ckpt-120.masks.npz'
+    """
+    return path + MASKS_SUFFIX
 
 
 def shard_path(path: str, shard: int, num_shards: int) -> str:

@@ -6,17 +6,18 @@ kernel would let its writers wait for each other anyway, spinning.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 
-from cerebras_tensorflow.errors import CorruptCheckpointError
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import extents
 from cerebras_tensorflow.saver.atomic import reporting
 from cerebras_tensorflow.saver.checksum import combine, crc32c
@@ -60,15 +61,16 @@ class RangeCopier:
 
         Raises:
             CorruptCheckpointError: If the bytes of an earlier value do not give its checksum.
-            CheckpointError: If they cannot be written.
+            CheckpointError: If they cannot be read or written.
         """
         while sum(len(copy.blocks) for copy in self._pending) >= self._most_pending:
             self._finish_first()
         if source.path not in self._fds:
-            self._fds[source.path] = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+            with _reading(name, source):
+                self._fds[source.path] = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
         fd = self._fds[source.path]
         blocks = [
-            self._threads.submit(self._block, fd, source.offset, place, start, min(start + _BLOCK_BYTES, num_bytes))
+            self._threads.submit(self._block, fd, name, source, place, start, min(start + _BLOCK_BYTES, num_bytes))
             for start in range(0, num_bytes, _BLOCK_BYTES)
         ]
         self._pending.append(_Copy(name, source, num_bytes, blocks))
@@ -101,7 +103,7 @@ class RangeCopier:
         if crc != copy.source.crc:
             raise _corrupt(copy, f"its checksum is {crc:#010x}, the index says {copy.source.crc:#010x}")
 
-    def _block(self, fd: int, offset: int, place: Place, start: int, stop: int) -> int:
+    def _block(self, fd: int, name: str, source: StoredExtent, place: Place, start: int, stop: int) -> int:
         """Copy a part of a value; return its CRC-32C."""
         scratch: extents.Bytes | None = getattr(self._scratch, "buffer", None)
         if scratch is None:
@@ -109,11 +111,24 @@ class RangeCopier:
         crc = 0
         for done in range(start, stop, _PIECE_BYTES):
             piece = scratch[: min(_PIECE_BYTES, stop - done)]
-            extents.fill(fd, offset + done, piece)
+            with _reading(name, source):
+                extents.fill(fd, source.offset + done, piece)
             crc = crc32c(piece, crc)
             with reporting(place.path):
                 place.write(piece.data, done)
         return crc
+
+
+@contextlib.contextmanager
+def _reading(name: str, source: StoredExtent) -> Iterator[None]:
+    """Turn an OSError of reading a value into a CheckpointError that says where."""
+    try:
+        yield
+    except OSError as exc:
+        raise CheckpointError(
+            f"{source.path}: tensor {name!r} (from byte {source.offset} on) cannot be read: {exc.strerror or exc}. "
+            "Look at the disk that it lies on, or use another checkpoint."
+        ) from exc
 
 
 def _corrupt(copy: _Copy, problem: str) -> CorruptCheckpointError:

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver.atomic import fsync_folder, partial_path, remove_stale, reporting
 from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX, parse_data_path
-from cerebras_tensorflow.saver.checkpoint_names import checkpoint_of_shard, files_of, is_model_dir_name
+from cerebras_tensorflow.saver.checkpoint_names import (
+    MASKS_SUFFIX,
+    checkpoint_of_shard,
+    files_of,
+    is_model_dir_name,
+    masks_path,
+)
 from cerebras_tensorflow.saver.checkpoint_state import CheckpointState, read_state, write_state
 from cerebras_tensorflow.saver.h5_reader import read_index
 from cerebras_tensorflow.saver.tensor_bundle import BundleReader
@@ -116,9 +122,10 @@ def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | N
 
 
 def remove(path: str) -> None:
-    """Remove all files of a checkpoint, the one that makes it findable first and durably so."""
+    """Remove all files of a checkpoint, the one that makes it findable first and durably so, and its masks."""
     with reporting(path):
-        for file in files_of(path):
+        masks = [masks_path(path)] if os.path.exists(masks_path(path)) else []
+        for file in files_of(path) + masks:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file)
             fsync_folder(os.path.dirname(file))
@@ -128,8 +135,8 @@ def remove(path: str) -> None:
 def clean_up(model_dir: str) -> list[str]:
     """Remove what saves and removals of dead processes left in a model_dir; return the paths.
 
-    That is partial files whose process is gone, and data files of our names that no index names any more. The caller
-    holds the folder's lock (`atomic.FolderLock`), so that nobody is between a data file and its index.
+    That is partial files whose process is gone, and data files and masks of our names without their checkpoint. The
+    caller holds the folder's lock (`atomic.FolderLock`), so that nobody is between a data file and its index.
 
     Raises:
         CheckpointError: If they cannot be removed.
@@ -148,6 +155,9 @@ def clean_up(model_dir: str) -> list[str]:
 
 def _is_orphan(path: str) -> bool:
     """Whether a file holds values of a checkpoint with one of our names that does not need it; in doubt, no."""
+    if path.endswith(MASKS_SUFFIX):
+        checkpoint = path.removesuffix(MASKS_SUFFIX)
+        return is_model_dir_name(checkpoint) and not files_of(checkpoint)
     bundle, shard = parse_data_path(path), checkpoint_of_shard(path)
     owner = bundle[0] if bundle is not None else shard
     if owner is None or not is_model_dir_name(owner):

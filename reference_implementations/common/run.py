@@ -48,6 +48,19 @@ class ReferenceModel:
     eval_input_fn: Function
     predict_input_fn: Function | None = None
 
+    def read_params(self, path: str) -> dict[str, Any]:
+        """Return the checked sections of a params file, as a run without other options has them.
+
+        Raises:
+            SettingsError: As load_params.
+        """
+        return load_params(argparse.Namespace(params=path, model_dir="model_dir"), self.sections)
+
+    def input_fn(self, mode: str) -> Callable[..., Any]:
+        """Return the input_fn of the Estimator's mode: "train", "eval" or "infer"."""
+        evaluated = self.predict_input_fn or self.eval_input_fn if mode == "infer" else self.eval_input_fn
+        return _import(self.train_input_fn if mode == "train" else evaluated)
+
 
 def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
     """Do what a model's command line asks for.

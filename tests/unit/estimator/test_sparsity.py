@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.compat.sparsify import SPARSIFIER_MAP, get_AdamW_aware_sparsifier_class
-from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.errors import CerebrasError, CheckpointError, SettingsError
 from tests.unit.estimator import tiny
 
+v1 = tf.compat.v1
 KERNELS = ("w", "out")
 
 
@@ -50,20 +53,117 @@ def test_the_moments_of_an_aware_sparsifier_are_zero_with_their_weights(tmp_path
 
 
 @pytest.mark.usefixtures("streaming")
-@pytest.mark.parametrize("kind", ["topk", "constant"])
-def test_a_resumed_run_is_an_unbroken_one(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind, n_iter, has_masks", [("topk", 100, True), ("topk", 100, False), ("constant", 100, True), ("set", 2, True)]
+)
+def test_a_resumed_run_is_an_unbroken_one(kind: str, n_iter: int, has_masks: bool, tmp_path: Path) -> None:
     whole = tiny.estimator(tmp_path / "whole")
-    whole.train(tiny.input_fn(epochs=1), max_steps=6, sparsifier=SPARSIFIER_MAP[kind](n_iter=100))
+    whole.train(tiny.input_fn(epochs=1), max_steps=6, sparsifier=SPARSIFIER_MAP[kind](n_iter=n_iter))
     for end in (2, 6):
         broken = tiny.estimator(tmp_path / "broken")
         skipped = 0 if end == 2 else 2
         broken.train(
             lambda skipped=skipped: tiny.input_fn(epochs=1)().skip(skipped),
             max_steps=end,
-            sparsifier=SPARSIFIER_MAP[kind](n_iter=100),
+            sparsifier=SPARSIFIER_MAP[kind](n_iter=n_iter),
         )
+        if not has_masks:  # as in a checkpoint of another origin
+            for path in (tmp_path / "broken").glob("*.masks.npz"):
+                path.unlink()
     for name in KERNELS:
         np.testing.assert_array_equal(whole.get_variable_value(name), broken.get_variable_value(name))
+
+
+def zero_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """A model with a kernel that begins with zeros, an embedding and a vector."""
+    kernel = v1.get_variable("kernel", [4, 64], initializer=v1.zeros_initializer())
+    embedding = v1.get_variable("embedding", [64, 8], initializer=v1.random_normal_initializer(stddev=0.1))
+    scale = v1.get_variable("scale", [64], initializer=v1.ones_initializer())
+    y = tf.reduce_sum(tf.matmul(tf.matmul(features["x"], kernel) * scale, embedding), 1, keepdims=True)
+    loss = tf.reduce_mean(tf.square(y - labels))
+    train_op = v1.train.AdamOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+    return CSEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def zero_estimator(model_dir: Path) -> CerebrasEstimator:
+    config = CSRunConfig(cs_config=CSConfig(min_stream_bytes=100), save_summary_steps=None, log_step_count_steps=None)
+    return CerebrasEstimator(zero_model_fn, str(model_dir), config=config, params={})
+
+
+def first_column(value: float) -> Any:
+    """An input_fn whose first feature is always the same."""
+
+    def make() -> Any:
+        x, y = tiny.arrays()
+        x[:, 0] = value
+        return tf.data.Dataset.from_tensor_slices(({"x": x}, y)).repeat().batch(tiny.BATCH, drop_remainder=True)
+
+    return make
+
+
+@pytest.mark.usefixtures("streaming")
+@pytest.mark.parametrize("level, has_masks", [(0.0, True), (0.0, False), (0.5, True)])
+def test_a_weight_that_is_zero_and_not_taken_out_is_trained_after_a_restart(
+    level: float, has_masks: bool, tmp_path: Path
+) -> None:
+    for steps, value in ((5, 0.0), (8, 1.0)):
+        sparsifier = SPARSIFIER_MAP["constant"](n_iter=100, sparsity_level=level)
+        estimator = zero_estimator(tmp_path)
+        estimator.train(first_column(value), max_steps=steps, sparsifier=sparsifier)
+        if steps == 5:
+            assert not estimator.get_variable_value("kernel")[0].any()
+            for path in () if has_masks else tmp_path.glob("*.masks.npz"):
+                path.unlink()
+    kernel = estimator.get_variable_value("kernel")
+    assert (kernel == 0).sum() == level * 256
+    assert kernel[0].any()
+
+
+@pytest.mark.usefixtures("streaming")
+def test_a_callers_choice_on_any_variable_outlives_a_restart(tmp_path: Path) -> None:
+    class Once:
+        def apply_sparsity(self, step: int) -> bool:
+            return step == 1
+
+        def get_masked_weights(self, step: int, weights: Mapping[str, Any], sparse_val: float) -> dict[str, Any]:
+            for name in ("embedding", "scale"):
+                weights[name][:3] = sparse_val
+            return dict(weights)
+
+        def get_num_sparsified_values(self, v_name: str, sparse_val: float) -> int:
+            return 3
+
+    for steps in (3, 6):
+        estimator = zero_estimator(tmp_path)
+        estimator.train(first_column(1.0), max_steps=steps, sparsifier=Once())
+    for name in ("embedding", "scale"):
+        value = estimator.get_variable_value(name)
+        assert not value[:3].any()
+        assert value[3:].all()
+
+
+@pytest.mark.usefixtures("streaming")
+def test_masks_go_with_their_checkpoint(tmp_path: Path) -> None:
+    estimator = tiny.estimator(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=2)
+    estimator.train(tiny.input_fn(), max_steps=4, sparsifier=SPARSIFIER_MAP["topk"](n_iter=100))
+    assert sorted(path.name for path in tmp_path.glob("*.masks.npz")) == [
+        "model-ckpt-3.masks.npz",
+        "model-ckpt-4.masks.npz",
+    ]
+    (tmp_path / "model-ckpt-9.masks.npz").write_bytes(b"of a save that was killed")
+    (tmp_path / "model-ckpt-5.masks.npz").write_bytes(b"the same")
+    estimator.train(tiny.input_fn(), max_steps=6)  # without a sparsifier
+    assert not list(tmp_path.glob("*.masks.npz"))
+
+
+@pytest.mark.usefixtures("streaming")
+def test_damaged_masks_are_told(tmp_path: Path) -> None:
+    sparsifier = SPARSIFIER_MAP["topk"](n_iter=100)
+    tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=2, sparsifier=sparsifier)
+    masks = tmp_path / "model-ckpt-2.masks.npz"
+    masks.write_bytes(masks.read_bytes()[:-30])
+    with pytest.raises(CheckpointError, match=r"model-ckpt-2\.masks\.npz: the masks .* cannot be read"):
+        tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=3, sparsifier=sparsifier)
 
 
 @pytest.mark.usefixtures("streaming")

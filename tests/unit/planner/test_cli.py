@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cerebras_tensorflow.estimator.cs_config import STORES
 from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
 from cerebras_tensorflow.planner import cli
+
+GPTJ = Path(__file__).parents[3] / "reference_implementations" / "gptj"
 
 MODEL = """
 import tensorflow as tf
@@ -23,6 +26,8 @@ def model_fn(features, labels, mode, params):
         w = v1.get_variable(f"w{layer}", [1024, 1024])
         x = tf.nn.relu(tf.matmul(x, w))
     loss = tf.reduce_mean(tf.square(x - labels))
+    if mode != "train":
+        return v1.estimator_spec(mode, loss=loss)
     train_op = v1.train.AdamOptimizer(1e-3).minimize(loss, v1.train.get_global_step())
     return v1.estimator_spec(mode, loss=loss, train_op=train_op)
 """
@@ -84,6 +89,72 @@ def test_the_planned_schedule_is_written_as_trace_and_picture(model: str, tmp_pa
     assert len(read_chrome_trace(both)) == 2
 
 
+def test_the_file_s_csconfig_and_runconfig_count_and_options_come_first(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text(
+        "layers: 6\ncsconfig: {weight_store: file, memory_budget: 64GB}\nrunconfig: {mode: eval, memory_budget: 9kB}\n"
+    )
+    command = [model, "-p", str(path), *SHAPES[:4], "--no_rates", "--json"]
+    assert run(*command) == 2  # what a run with 9 kB says
+    assert "memory_budget is 9" in capsys.readouterr().err
+    assert run(*command, "--memory_budget", "8GB", "-m", "train") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["store_bytes"] == values["written_bytes"] == 3 * 6 * 4 * 1024**2
+    path.write_text("layers: 6\ncsconfig: {weight_store: file}\nrunconfig: {mode: eval}\n")
+    assert run(*command) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert (evaluated["store_bytes"], evaluated["written_bytes"]) == (6 * 4 * 1024**2, 0)
+    assert run(*command, "--weight_store", "memory") == 0
+    assert json.loads(capsys.readouterr().out)["store_bytes"] == 0
+
+
+def test_weight_servers_are_planned_as_csconfig_has_them_without_a_time(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._STORES == STORES
+    command = [model, "-p", str(tmp_path / "p.yaml"), *SHAPES[:4], "--weight_store", "servers"]
+    assert run(*command, "--json") == 0
+    printed = capsys.readouterr()
+    values = json.loads(printed.out)
+    assert values["store_bytes"] >= 3 * 6 * 4 * 1024**2 and "estimated_step_s" not in values
+    assert printed.err == "cs-plan: the rates of weight servers are not measured; no time on this machine\n"
+    assert run(*command, "--trace", str(tmp_path / "t.json")) == 2
+    assert "those of weight servers are not measured" in capsys.readouterr().err
+
+
+def test_a_reference_model_s_batch_is_that_of_its_input_fn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [str(GPTJ / "run.py"), "--no_rates", "--json", "-p"]
+    assert run(*command, str(GPTJ / "configs" / "params_tiny.yaml")) == 0
+    derived = json.loads(capsys.readouterr().out)
+    words = [word for name in ("input_ids", "input_mask") for word in ("-i", f"{name}=int32:8x128")]
+    assert run(*command, str(GPTJ / "configs" / "params_tiny.yaml"), *words, "-l", "int32:8x128") == 0
+    assert derived == json.loads(capsys.readouterr().out)
+    assert derived["batch_size"] == 8
+    assert run(*command, str(GPTJ / "configs" / "params_neox_20b_shape.yaml")) == 2
+    error = capsys.readouterr().err
+    assert "has no batch without its data" in error
+    assert "--input input_ids=int32:" in error and "--labels int32:" in error and "x2048" in error
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("csconfig: {weight_stor: file}", "unknown csconfig key 'weight_stor'"),
+        ("csconfig: {weight_store: tape}", "weight_store is 'tape': expected one of auto, memory, servers, file"),
+        ("csconfig: 3", "section 'csconfig' must hold keys and values, found 3"),
+        ("runconfig: {mode: trian}", "runconfig key 'mode' is 'trian'; expected one of train"),
+    ],
+)
+def test_settings_that_a_run_refuses_are_refused(
+    content: str, message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.yaml").write_text(f"layers: 6\n{content}\n")
+    assert run(model, "-p", str(tmp_path / "p.yaml"), *SHAPES[:4], "--no_rates") == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -91,7 +162,7 @@ def test_the_planned_schedule_is_written_as_trace_and_picture(model: str, tmp_pa
         (["no.such.module:f", *SHAPES], "there is no module no.such.module"),
         (["{model}:fn", *SHAPES], "has no function 'fn'; it has helper, model_fn"),
         (["{model}", *SHAPES], "does not say which function is its model_fn; write"),
-        (["{model}:model_fn"], "no input is given; describe each tensor of the batch with --input"),
+        (["{model}:model_fn"], "describe each tensor of the batch, as in --input input_ids=int32:8x2048"),
         (["{model}:model_fn", "-i", "x=float32:axb"], "'x=float32:axb' is not a tensor; expected [name=]dtype:dims"),
         (["{model}:model_fn", "-i", "x=floaty:3x4"], "'floaty' is not a dtype"),
         (["{model}:model_fn", "-i", "int32:3", "-i", "int32:4"], "several --input need a name each"),

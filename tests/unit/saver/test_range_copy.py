@@ -84,6 +84,23 @@ def test_a_source_that_ends_meanwhile_is_an_error(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["short"]
 
 
+@pytest.mark.parametrize(
+    "path, problem",
+    [("/proc/self/mem", "Input/output error"), ("/proc/self/no_such_file", "No such file or directory")],
+    ids=["read", "open"],
+)
+def test_a_source_that_the_system_cannot_read_is_named(tmp_path: Path, path: str, problem: str) -> None:
+    # Nothing is mapped at address 0: the kernel answers with the error of a failing disk.
+    writer = H5Writer(tmp_path / "x.h5")
+    place = writer.reserve("a", np.uint8, (2_000_000,), 0)
+    assert place is not None
+    expected = f"{path}: tensor 'a' .*cannot be read: {problem}. .*use another checkpoint"
+    with pytest.raises(CheckpointError, match=expected), RangeCopier(2) as copier:
+        copier.copy("a", StoredExtent(path, 0, 0), 2_000_000, place)
+    writer.abort()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_compressing_writer_reserves_nothing(tmp_path: Path) -> None:
     with H5Writer(tmp_path / "x.h5", "gzip") as writer:
         assert writer.reserve("a", np.uint8, (4 << 20,), 0) is None
