@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import op_def_registry  # private: no public name tells what an op is declared to be
 
 MAPS = {"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"}
 PASSING = {"PrefetchDataset", "OptionsDataset", "ModelDataset"}
