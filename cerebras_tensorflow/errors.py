@@ -2,6 +2,7 @@
 
 CerebrasError
 +-- SettingsError          a settings file or option we cannot accept (also a ValueError)
+|   +-- MissingDataError   files of an input are not there
 +-- CompileError           a graph that the requested mode cannot run
 +-- SystemStateError       the simulated CS-2 is not in a state that allows what was asked
 |   +-- ExecModeError      it is in the other execution mode
@@ -18,6 +19,18 @@ class CerebrasError(Exception):
 
 class SettingsError(CerebrasError, ValueError):
     """A setting that is unknown, of the wrong type or out of range."""
+
+
+class MissingDataError(SettingsError):
+    """Files of an input are not there.
+
+    Attributes:
+        element_spec: The batch that they would give, as Dataset.element_spec has it; None where only they would tell.
+    """
+
+    def __init__(self, message: str, element_spec: object = None) -> None:
+        super().__init__(message)
+        self.element_spec = element_spec
 
 
 class CompileError(CerebrasError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.errors import CerebrasError, MissingDataError, SettingsError
 from cerebras_tensorflow.estimator.calls import call_with
 from cerebras_tensorflow.estimator.cs_config import CSConfig
 from cerebras_tensorflow.planner.shapes import Shape, ShapeInputs
@@ -79,6 +79,10 @@ def batch_of(input_fn: Callable[..., Any], params: Any, mode: str, config: Any) 
     try:
         with tf.Graph().as_default():
             spec = call_with(input_fn, offered).element_spec
+    except MissingDataError as error:
+        if error.element_spec is None:
+            raise no_input(params, mode, f"the model's input_fn has no batch without its data ({error})") from error
+        spec = error.element_spec
     except (CerebrasError, OSError, ValueError, AttributeError, tf.errors.OpError) as error:
         raise no_input(params, mode, f"the model's input_fn has no batch without its data ({error})") from error
     features, labels = spec if isinstance(spec, tuple) else (spec, None)

@@ -50,9 +50,13 @@ def record_dataset(
         (features, labels): (B, ...) int32, or float32 where the records hold floats.
 
     Raises:
-        SettingsError: If there are no files.
+        MissingDataError: If there are no files.
     """
-    _, paths = find_files(settings.data_dir, "GptTfRecordsProcessor")
+    batch = {
+        name: tf.TensorSpec([settings.batch_size, *feature.shape], _held(feature.dtype))
+        for name, feature in specification.items()
+    }
+    _, paths = find_files(settings.data_dir, "GptTfRecordsProcessor", (batch, batch.pop(labels)))
     records = tf.data.TFRecordDataset(paths)
     if settings.shuffle:
         records = records.shuffle(settings.shuffle_buffer, seed=settings.shuffle_seed, reshuffle_each_iteration=True)
@@ -63,9 +67,12 @@ def record_dataset(
 
     def parse(records_B: tf.Tensor) -> tuple[Mapping[str, tf.Tensor], tf.Tensor]:
         values = tf.io.parse_example(tf.ensure_shape(records_B, [settings.batch_size]), specification)
-        features = {
-            name: tf.cast(value, tf.int32) if value.dtype == tf.int64 else value for name, value in values.items()
-        }
+        features = {name: tf.cast(value, _held(value.dtype)) for name, value in values.items()}
         return features, features.pop(labels)
 
     return batches.map(parse).prefetch(2)
+
+
+def _held(dtype: tf.DType) -> tf.DType:
+    """What a batch holds for what a record holds: a record has no int32."""
+    return tf.int32 if dtype == tf.int64 else dtype

@@ -31,10 +31,13 @@ def token_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dat
         (features, labels): input_ids and input_mask (B, S) int32; labels (B, S) int32.
 
     Raises:
-        SettingsError: If there are no files, they are of another kind or length, or hold less than one batch.
+        MissingDataError: If there are no files.
+        SettingsError: If they are of another kind or length, or hold less than one batch.
     """
     assert settings.data_dir is not None
-    kind, paths = find_files(settings.data_dir, settings.data_processor)
+    tokens_BS = tf.TensorSpec([settings.batch_size, settings.max_sequence_length], tf.int32)
+    spec = ({"input_ids": tokens_BS, "input_mask": tokens_BS}, tokens_BS)
+    kind, paths = find_files(settings.data_dir, settings.data_processor, spec)
     if kind == HDF5:
         return _hdf5_dataset(paths, settings, input_context)
     specification = {name: tf.io.FixedLenFeature([settings.max_sequence_length], tf.int64) for name in FEATURES}

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.errors import MissingDataError, SettingsError
 
 Sample = TypeVar("Sample")
 FEATURES = ("input_ids", "input_mask", "labels")
@@ -28,11 +28,19 @@ _PATTERNS = {HDF5: ("*.h5", "*.hdf5"), TFRECORD: ("*.tfrecord*",)}
 _PROCESSORS = {"GptHDF5DataProcessor": HDF5, "GptTfRecordsProcessor": TFRECORD}
 
 
-def find_files(data_dir: str | Sequence[str], data_processor: str | None) -> tuple[str, list[str]]:
+def find_files(
+    data_dir: str | Sequence[str], data_processor: str | None, element_spec: Any = None
+) -> tuple[str, list[str]]:
     """Return the kind of files in some folders, and their paths, sorted by folder and name.
 
+    Args:
+        data_dir: The folders.
+        data_processor: Which kind is meant; None: the one that is there.
+        element_spec: The batch that the files give, for the error that there are none.
+
     Raises:
-        SettingsError: If there are none, or of both kinds and no data_processor says which.
+        MissingDataError: If there are none.
+        SettingsError: If there are files of both kinds and no data_processor says which.
     """
     folders = [data_dir] if isinstance(data_dir, str) else list(data_dir)
     found: dict[str, list[str]] = {}
@@ -44,10 +52,13 @@ def find_files(data_dir: str | Sequence[str], data_processor: str | None) -> tup
         ]
         if paths and (data_processor is None or _PROCESSORS[data_processor] == kind):
             found[kind] = paths
-    if len(found) != 1:
-        what = f"files of {data_processor}" if data_processor else "*.h5 or *.tfrecord* files"
-        problem = "files of both kinds; data_processor says which" if found else f"no {what}"
-        raise SettingsError(f"data_dir {', '.join(map(repr, folders))}: {problem}")
+    where = f"data_dir {', '.join(map(repr, folders))}"
+    if not found:
+        kinds = [_PROCESSORS[data_processor]] if data_processor else list(_PATTERNS)
+        patterns = " or ".join(pattern for kind in kinds for pattern in _PATTERNS[kind])
+        raise MissingDataError(f"{where}: no {patterns} files", element_spec)
+    if len(found) > 1:
+        raise SettingsError(f"{where}: files of both kinds; data_processor says which")
     return next(iter(found.items()))
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.errors import MissingDataError, SettingsError
 from reference_implementations.common.sample_order import batches_of
 from reference_implementations.common.settings import check_section
 from reference_implementations.fc_mnist.settings import EvalImageInput, ImageInput, TrainImageInput
 
 _PREFIX = {"train": "train", "test": "t10k"}
+_MNIST_PIXELS = 28 * 28
 _HEADER = {"images-idx3-ubyte": (0x803, 16), "labels-idx1-ubyte": (0x801, 8)}  # magic number, header bytes
 
 
@@ -39,9 +40,17 @@ def image_dataset(settings: ImageInput, input_context: Any = None) -> tf.data.Da
         (features, labels): (B, I) float32 from 0 to 1; (B,) int32.
 
     Raises:
-        SettingsError: If a file is missing, damaged, or holds less than one batch.
+        MissingDataError: If a file is missing.
+        SettingsError: If it is damaged, or holds less than one batch.
     """
-    images, labels = load_images(settings)
+    try:
+        images, labels = load_images(settings)
+    except MissingDataError as exc:
+        if settings.data_dir is None:
+            raise
+        batch = settings.batch_size
+        spec = (tf.TensorSpec([batch, _MNIST_PIXELS], tf.float32), tf.TensorSpec([batch], tf.int32))
+        raise MissingDataError(str(exc), spec) from exc
     batches = batches_of(len(labels), settings, input_context, f"the data holds {len(labels)} images")
     images_tensor, labels_tensor = tf.constant(images), tf.constant(labels.astype(np.int32))
 
@@ -74,6 +83,8 @@ def load_images(settings: ImageInput) -> tuple[np.ndarray, np.ndarray]:
 def _read(path: Path) -> bytes:
     try:
         content = path.read_bytes()
+    except FileNotFoundError as exc:
+        raise MissingDataError(f"cannot read {str(path)!r}: {exc.strerror}") from exc
     except OSError as exc:
         raise SettingsError(f"cannot read {str(path)!r}: {exc.strerror}") from exc
     return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content

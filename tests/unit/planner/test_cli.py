@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cerebras_tensorflow.estimator.cs_config import STORES
 from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
@@ -132,10 +133,26 @@ def test_a_reference_model_s_batch_is_that_of_its_input_fn(tmp_path: Path, capsy
     assert run(*command, str(GPTJ / "configs" / "params_tiny.yaml"), *words, "-l", "int32:8x128") == 0
     assert derived == json.loads(capsys.readouterr().out)
     assert derived["batch_size"] == 8
-    assert run(*command, str(GPTJ / "configs" / "params_neox_20b_shape.yaml")) == 2
+    content = yaml.safe_load((GPTJ / "configs" / "params_tiny.yaml").read_text())
+    content["train_input"]["data_file"] = "nowhere.txt"
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert run(*command, str(path)) == 2
     error = capsys.readouterr().err
     assert "has no batch without its data" in error
-    assert "--input input_ids=int32:" in error and "--labels int32:" in error and "x2048" in error
+    assert "--input input_ids=int32:8x128" in error and "--labels int32:8x128" in error
+
+
+def test_a_reference_model_without_its_data_is_planned_with_the_batch_that_they_would_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = GPTJ.parent / "bert"
+    content = yaml.safe_load((folder / "configs" / "params_base.yaml").read_text())
+    content["model"]["num_hidden_layers"] = 1
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert run(str(folder / "run.py"), "--no_rates", "--json", "-p", str(path)) == 0
+    assert json.loads(capsys.readouterr().out)["batch_size"] == 256
 
 
 @pytest.mark.parametrize(

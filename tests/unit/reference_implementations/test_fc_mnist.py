@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import reference_implementations
-from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.errors import MissingDataError, SettingsError
 from reference_implementations.fc_mnist.data import image_dataset, load_images
 from reference_implementations.fc_mnist.model import model_fn
 from reference_implementations.fc_mnist.settings import ImageInput, TrainImageInput
@@ -71,3 +71,12 @@ def test_a_file_of_mnist_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(0x803, [2, 3, 3], np.zeros(17)))
     with pytest.raises(SettingsError, match="not an MNIST file of images, or cut short"):
         load_images(ImageInput(batch_size=1, data_dir=str(tmp_path)))
+
+
+def test_the_error_that_mnist_is_not_there_knows_its_batch(tmp_path: Path) -> None:
+    settings = ImageInput(batch_size=2, data_dir=str(tmp_path))
+    with pytest.raises(MissingDataError, match=r"cannot read .*train-images-idx3-ubyte") as caught:
+        image_dataset(settings)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(0x803, [2, 28, 28], np.zeros(2 * 784)))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(0x801, [2], np.zeros(2)))
+    assert caught.value.element_spec == image_dataset(settings).element_spec

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.errors import MissingDataError, SettingsError
 from reference_implementations.bert import data as bert
 from reference_implementations.t5 import data as t5
 
@@ -61,6 +61,17 @@ def test_samples_are_read_and_a_resumed_run_goes_on(module: ModuleType, tmp_path
             assert features["masked_lm_weights"].dtype == np.float32
     for ours, theirs in zip(batches(module, section | {"skip_steps": 4}, 2), whole[4:], strict=True):
         np.testing.assert_array_equal(ours[0]["input_ids"], theirs[0]["input_ids"])
+
+
+@pytest.mark.parametrize("module", LENGTHS, ids=["bert", "t5"])
+def test_the_error_that_there_are_no_records_knows_the_batch_that_they_would_give(
+    module: ModuleType, tmp_path: Path
+) -> None:
+    section = SETTINGS[module] | {"data_dir": str(tmp_path), "batch_size": 4}
+    with pytest.raises(MissingDataError, match=r"no \*\.tfrecord\* files") as caught:
+        module.train_input_fn({"train_input": section})
+    write(tmp_path, LENGTHS[module])
+    assert caught.value.element_spec == module.train_input_fn({"train_input": section}).element_spec
 
 
 @pytest.mark.parametrize("module", LENGTHS, ids=["bert", "t5"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.errors import MissingDataError, SettingsError
 from reference_implementations.common.text_settings import EvalTextInput, TextInput, TrainTextInput
 from reference_implementations.common.token_data import token_dataset
 from reference_implementations.common.token_files import windows, write_hdf5, write_tfrecords
@@ -88,8 +88,8 @@ def test_the_last_window_is_filled_up_with_tokens_that_do_not_count() -> None:
     [
         ({"max_sequence_length": 5}, "has shape .*expected .*max_sequence_length = 5"),
         ({"batch_size": 21}, "holds 20 samples, less than one batch of 21"),
-        ({"data_processor": "GptTfRecordsProcessor"}, "no files of GptTfRecordsProcessor"),
-        ({"data_dir": "nowhere"}, r"'nowhere': no \*.h5 or \*.tfrecord\* files"),
+        ({"data_processor": "GptTfRecordsProcessor"}, r"no \*\.tfrecord\* files"),
+        ({"data_dir": "nowhere"}, r"'nowhere': no \*\.h5 or \*\.hdf5 or \*\.tfrecord\* files"),
     ],
 )
 def test_what_cannot_be_read_is_told(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -97,6 +97,14 @@ def test_what_cannot_be_read_is_told(changes: dict[str, Any], message: str, tmp_
     settings = {"data_dir": str(tmp_path), "batch_size": 5, "max_sequence_length": SEQUENCE} | changes
     with pytest.raises(SettingsError, match=message):
         token_dataset(EvalTextInput(**settings))
+
+
+def test_the_error_that_there_are_no_files_knows_the_batch_that_they_would_give(tmp_path: Path) -> None:
+    settings = EvalTextInput(data_dir=str(tmp_path), batch_size=5, max_sequence_length=SEQUENCE)
+    with pytest.raises(MissingDataError) as caught:
+        token_dataset(settings)
+    write_hdf5(windows(range(81), SEQUENCE), str(tmp_path))
+    assert caught.value.element_spec == token_dataset(settings).element_spec
 
 
 @pytest.mark.parametrize("kind", WRITERS)
