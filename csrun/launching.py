@@ -139,8 +139,10 @@ def parse_labels(words: Sequence[str]) -> dict[str, str]:
 def _verdict(code: int) -> tuple[str, str]:
     if code == 0:
         return jobs.SUCCEEDED, ""
+    # Ctrl-C at the terminal and `kill` of the chief do not pass through this process, and a run that saves first ends
+    # by itself: the code, as every shell has it, is all that tells.
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        return jobs.CANCELLED, f"stopped by {signal.Signals(code - 128).name}"
+        return jobs.CANCELLED, f"exit code {code}: stopped by {signal.Signals(code - 128).name}"
     return jobs.FAILED, f"exit code {code}"
 
 

@@ -55,6 +55,8 @@ class Standby:
             for task, child in self._running:
                 if child.poll() is not None:
                     end = read_end(task_file(self._folder, task.rank))
-                    self._failure = end.message if end is not None and end.message else without_a_word(task, end)
+                    # A server that has died is told with its own log; a wrapper has none but the launch's.
+                    said = end.message if end is not None else ""
+                    self._failure = said or f"{without_a_word(task, end)}; the log is {self._folder / 'output.log'}"
                     break
         return self._failure

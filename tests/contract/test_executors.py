@@ -311,8 +311,8 @@ def test_a_task_that_is_killed_stops_the_launch_with_its_role_and_host_and_what_
     assert child.returncode not in (0, None)
     name = {1: "weight server 0", 2: "input worker 0"}[rank]
     assert re.search(rf"{name} \(task {rank} on \S+\) went away without a word: killed, or its host was lost", output)
-    assert "the same command resumes from it" in output
     (job,) = jobs.listed(home, jobs.FINISHED)
+    assert f"; the log is {job.log}. " in output and "the same command resumes from it" in output
     assert job.phase == "FAILED" and name in job.message
 
 
@@ -362,6 +362,13 @@ def test_an_exit_code_beyond_128_is_no_signal(wse, home: Path) -> None:
     assert "was ended by" not in done.stderr and "checkpoint" not in done.stderr
     (job,) = jobs.listed(home, jobs.FINISHED)
     assert (job.phase, job.message) == ("FAILED", "exit code 140")
+
+
+@pytest.mark.parametrize(("code", "name"), [(130, "SIGINT"), (143, "SIGTERM")])
+def test_an_exit_code_that_means_a_request_to_stop_is_a_cancelled_job(wse, home: Path, code: int, name: str) -> None:
+    assert wse("bash", "-c", f"exit {code}").returncode == code
+    (job,) = jobs.listed(home, jobs.FINISHED)
+    assert (job.phase, job.message) == ("CANCELLED", f"exit code {code}: stopped by {name}")
 
 
 def test_a_dry_run_says_what_this_executor_would_start_and_the_srun_line(wse, home: Path, executor: str) -> None:
