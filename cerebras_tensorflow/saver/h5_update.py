@@ -9,23 +9,37 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver import h5_format, h5_index
+from cerebras_tensorflow.saver import h5_format, h5_index, mapped
 from cerebras_tensorflow.saver.atomic import PartialFile, fsync_folder, reporting, write_all
 from cerebras_tensorflow.saver.checkpoint_names import shards_of
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_index import NOT_CONTIGUOUS, H5Index, H5Record
 from cerebras_tensorflow.saver.h5_reader import read_index
 from cerebras_tensorflow.saver.interface import as_bytes
+from cerebras_tensorflow.saver.writeback import pwrite_all
+
+logger = logging.getLogger(__name__)
 
 _SUFFIX = ".journal"
 _PIECE_BYTES = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Write:
+    """Bytes from a position of the journal on, that go to an offset of a checkpoint's file."""
+
+    position: int
+    offset: int
+    size: int
 
 
 def journal_path(path: str) -> str:
@@ -95,11 +109,13 @@ def replay(path: str) -> None:
                     raise ValueError(f"it writes to {', '.join(sorted(strange))}, no file of this checkpoint")
             except (ValueError, KeyError, TypeError) as exc:
                 raise CorruptCheckpointError(f"{journal}: damaged: {exc}. Use another checkpoint.") from exc
+            by_file: dict[str, list[_Write]] = {}
+            position = file.tell()
             for name, offset, size in writes:
-                _copy(file.fileno(), file.tell(), os.path.join(folder, name), offset, size)
-                file.seek(size, os.SEEK_CUR)
-            for name in sorted({name for name, _, _ in writes}):
-                _fsync(os.path.join(folder, name))
+                by_file.setdefault(name, []).append(_Write(position, offset, size))
+                position += size
+            for name in sorted(by_file):
+                _apply(file.fileno(), by_file[name], os.path.join(folder, name))
     with reporting(path), contextlib.suppress(FileNotFoundError):
         os.unlink(journal)
         fsync_folder(folder)
@@ -161,19 +177,35 @@ def _file_of(index: H5Index, main: str, record: H5Record) -> str:
     return index.shards[record.shard] if index.shards else main
 
 
-def _copy(source: int, position: int, target: str, offset: int, size: int) -> None:
-    fd = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
+def _apply(journal: int, writes: Sequence[_Write], target: str) -> None:
+    """Bring a journal's writes into a file, durably."""
+    fd = os.open(target, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.lseek(fd, offset, os.SEEK_SET)
-        for done in range(0, size, _PIECE_BYTES):
-            write_all(fd, os.pread(source, min(_PIECE_BYTES, size - done), position + done))
+        with mapped.changing(fd, [(write.offset, write.size) for write in writes]) as is_free:
+            if is_free:
+                _write(journal, writes, fd)
+                os.fsync(fd)
+            else:
+                logger.info("%s: another process has it mapped, so a changed copy takes its place", target)
+                _replace(journal, writes, fd, target)
     finally:
         os.close(fd)
 
 
-def _fsync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _replace(journal: int, writes: Sequence[_Write], old: int, target: str) -> None:
+    partial = PartialFile(f"{target}.changed")
     try:
-        os.fsync(fd)
+        status = os.fstat(old)
+        os.fchmod(partial.fd, stat.S_IMODE(status.st_mode))
+        _write(old, [_Write(0, 0, status.st_size)], partial.fd)
+        _write(journal, writes, partial.fd)
+        partial.commit(target)
     finally:
-        os.close(fd)
+        partial.discard()
+
+
+def _write(source: int, writes: Sequence[_Write], target: int) -> None:
+    for write in writes:
+        for done in range(0, write.size, _PIECE_BYTES):
+            piece = os.pread(source, min(_PIECE_BYTES, write.size - done), write.position + done)
+            pwrite_all(target, memoryview(piece), write.offset + done)

@@ -147,22 +147,23 @@ def save(
 
 
 def load(
-    path: str | os.PathLike[str], names: Iterable[str] | None = None, is_mapped: bool = False
+    path: str | os.PathLike[str], names: Iterable[str] | None = None, is_mapped: bool = True
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return the values of all tensors, or of some, each checked against its checksum.
 
     Args:
         path: Of any kind that `open_checkpoint` reads.
         names: All by default.
-        is_mapped: Return large values as copy-on-write maps of the file, as `mapped.read` says: at the rate of reading
-            the file, and without memory for a second copy. The file must not be updated in place while they live.
+        is_mapped: Return large values as copy-on-write maps of the file, as `mapped.Maps.read` says: at the rate of
+            reading the file, and without memory for a second copy. They may be written to, and `update` leaves them as
+            they are; other programs must not change the file in place meanwhile. False gives arrays of their own.
 
     Raises:
         CheckpointError, KeyError: As `open_checkpoint` and `TensorReader.read`.
     """
-    with open_checkpoint(path) as reader:
+    with open_checkpoint(path) as reader, mapped.Maps() as maps:
         wanted = reader.names() if names is None else names
-        return {name: mapped.read(reader, name) if is_mapped else reader.read(name) for name in wanted}
+        return {name: maps.read(reader, name) if is_mapped else reader.read(name) for name in wanted}
 
 
 def tensorflow_to_h5(
