@@ -67,6 +67,7 @@ setup(
         "grpcio-tools>=1.60",
         "ml_dtypes>=0.3.1",
         "hdf5plugin>=4.3",
+        "lz4>=4",
         "tabulate>=0.9",
     ],
     extras_require={

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -30,13 +31,15 @@ class PartialFile:
         target: Final path; missing parent folders are made.
 
     Raises:
-        CheckpointError: If another process is writing the same target, or the folder cannot be written.
+        CheckpointError: If another process is writing the same target, the folder cannot be written, or a folder or
+            device has the target's name.
     """
 
     def __init__(self, target: str) -> None:
         folder, name = os.path.split(os.path.abspath(target))
         self.target = os.path.join(folder, name)
         self.path = partial_path(self.target)
+        _check_replaceable(self.target)
         with reporting(self.target):
             os.makedirs(folder, exist_ok=True)
             self.fd = _create_locked(self.path, self.target)
@@ -175,11 +178,22 @@ def reporting(path: str) -> Iterator[None]:
             advice = "Nothing of it was kept. Free some space or choose another folder."
         elif exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             advice = "Choose a folder that you may write to."
+        elif exc.errno == errno.ENOENT:
+            advice = "The file system lets no file be made there; choose another folder."
         elif exc.errno in (errno.ENOTDIR, errno.EEXIST):
             advice = "A file stands where a folder is needed; choose another path."
         else:
             advice = "The checkpoint was not written."
         raise CheckpointError(f"{path}: cannot be written: {exc.strerror or exc}. {advice}") from exc
+
+
+def _check_replaceable(target: str) -> None:
+    """Check that a target is a file or nothing: a rename would also replace /dev/null."""
+    with contextlib.suppress(OSError):
+        mode = os.stat(target).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+            raise CheckpointError(f"{target}: is {kind}, no file; choose another path")
 
 
 def _create_locked(path: str, target: str) -> int:

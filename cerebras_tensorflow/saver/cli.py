@@ -100,7 +100,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         type=int,
         default=2,
-        help="threads that copy, and compress with gzip; default: 2",
+        help="threads that copy, or compress; default: 2",
     )
     parser.add_argument(
         "--sync",
@@ -246,8 +246,10 @@ def _check_space(target: str, num_bytes: int) -> None:
     folder = dirname(abspath(target))
     while not exists(folder):
         folder = dirname(folder)
-    free = shutil.disk_usage(folder).free
-    if free < num_bytes:
+    disk = shutil.disk_usage(folder)
+    # /proc and its like have no size at all; what is wrong there shows when the file is made.
+    free = disk.free
+    if disk.total and free < num_bytes:
         raise CheckpointError(
             f"{target}: needs {format_bytes(num_bytes)}, {folder} has {format_bytes(free)} free. Free some space or "
             "choose another folder."

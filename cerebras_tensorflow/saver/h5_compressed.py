@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import struct
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -40,14 +42,16 @@ def _blocks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tu
         yield start, tuple(min(size, dim - at) for size, dim, at in zip(chunk_shape, shape, start, strict=True))
 
 
-class Deflater:
+class Packer:
     """Compresses chunks in several threads: HDF5 itself would do so in one.
 
     Args:
+        pack: Gives a chunk as HDF5's filter would store it.
         num_threads: At most twice as many chunks are in memory.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, pack: Callable[[bytes], bytes], num_threads: int) -> None:
+        self._pack = pack
         self._ahead = 2 * num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="checkpoint-compress")
         self._pending: deque[tuple[h5d.DatasetID, tuple[int, ...], Future[bytes]]] = deque()
@@ -56,7 +60,7 @@ class Deflater:
         """Compress a whole chunk, and write it in its turn."""
         while len(self._pending) >= self._ahead:
             self._write_first()
-        self._pending.append((dataset, start, self._threads.submit(zlib.compress, chunk.tobytes(), GZIP_LEVEL)))
+        self._pending.append((dataset, start, self._threads.submit(self._pack, chunk.tobytes())))
 
     def finish(self) -> None:
         """Write what is pending."""
@@ -73,6 +77,27 @@ class Deflater:
         dataset.write_direct_chunk(start, packed.result())
 
 
+def packer(compression: str, num_threads: int) -> Packer | None:
+    """Return what compresses in threads; None where nothing does: no compression, or LZ4 without the package lz4."""
+    if compression == "gzip":
+        return Packer(lambda chunk: zlib.compress(chunk, GZIP_LEVEL), num_threads)
+    if compression == "lz4" and importlib.util.find_spec("lz4") is not None:
+        return Packer(_pack_lz4, num_threads)
+    return None
+
+
+def _pack_lz4(chunk: bytes) -> bytes:
+    """Return a chunk as filter 32004 stores it: size of the whole, of a block, of the packed block, the block itself.
+
+    A chunk is one block; one that does not shrink is stored as it is.
+    """
+    import lz4.block
+
+    packed = lz4.block.compress(chunk, store_size=False)
+    stored = packed if len(packed) < len(chunk) else chunk
+    return struct.pack(">QII", len(chunk), len(chunk), len(stored)) + stored
+
+
 def write_compressed(
     dataset: h5d.DatasetID,
     name: str,
@@ -80,11 +105,11 @@ def write_compressed(
     shape: tuple[int, ...],
     chunk_dims: tuple[int, ...],
     chunks: Iterable[BytesLike],
-    deflater: Deflater | None,
+    packer: Packer | None,
 ) -> int:
     """Write a tensor one HDF5 chunk at a time; return the CRC of its uncompressed bytes.
 
-    Without a deflater, HDF5's own filters compress it.
+    Without a packer, HDF5's own filters compress it.
     """
     source = _Rebuffer(chunks)
     crc = 0
@@ -94,19 +119,19 @@ def write_compressed(
         if piece is None:
             raise ValueError(f"{name}: the chunks hold too few bytes for {dtype} {shape}")
         crc = crc32c(piece, crc)
-        if deflater is not None:
+        if packer is not None:
             values = piece.view(dtype).reshape(count)
             if count != chunk_dims:  # HDF5 stores whole chunks, also at an edge
                 values = np.pad(values, [(0, size - some) for size, some in zip(chunk_dims, count, strict=True)])
-            deflater.write(dataset, start, values)
+            packer.write(dataset, start, values)
             continue
         file_space = dataset.get_space()
         file_space.select_hyperslab(start, count)
         dataset.write(h5s.create_simple(count), file_space, piece.view(dtype).reshape(count), type_id)
     if source.take(1) is not None:
         raise ValueError(f"{name}: the chunks hold too many bytes for {dtype} {shape}")
-    if deflater is not None:
-        deflater.finish()
+    if packer is not None:
+        packer.finish()
     return crc
 
 

@@ -35,7 +35,7 @@ class H5Writer(TensorWriter):
     Args:
         path: Final path. A file that stands there stays until the new one is complete.
         compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
-        jobs: Threads that compress, for gzip; the file does not depend on it.
+        jobs: Threads that compress (LZ4: with the package lz4); the file does not depend on it.
         is_durable: Whether `commit` waits for the disk.
 
     Raises:
@@ -58,7 +58,7 @@ class H5Writer(TensorWriter):
         h5_update.replay(self.path)
         self._io = MetadataFile(self._partial.fd)
         self._behind = WriteBehind(self._partial.fd, is_durable)
-        self._deflater = h5_compressed.Deflater(jobs) if compression == "gzip" else None
+        self._packer = h5_compressed.packer(compression, jobs)
         self._file = h5py.File(
             self._io,
             "w",
@@ -124,8 +124,8 @@ class H5Writer(TensorWriter):
     def abort(self) -> None:
         if self._partial is not None:
             self._behind.stop()
-            if self._deflater is not None:
-                self._deflater.close()
+            if self._packer is not None:
+                self._packer.close()
             # HDF5 flushes at close; into a file that is about to go.
             self._io.drop_writes()
             with contextlib.suppress(OSError, RuntimeError, ValueError):
@@ -148,9 +148,7 @@ class H5Writer(TensorWriter):
         dataset, num_bytes = self._append(name, type_name, stored_shape, shape, chunk_shape)
         if chunk_shape is not None:
             offset = h5_index.NOT_CONTIGUOUS
-            crc = h5_compressed.write_compressed(
-                dataset, name, stored, stored_shape, chunk_shape, chunks, self._deflater
-            )
+            crc = h5_compressed.write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks, self._packer)
         else:
             offset = self._room(dataset, num_bytes)
             crc = _write_contiguous(self._behind, name, offset, num_bytes, chunks, self.path)

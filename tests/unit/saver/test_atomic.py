@@ -96,3 +96,13 @@ def test_a_parent_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointError, match="file stands where a folder is needed"):
         atomic.PartialFile(str(tmp_path / "file" / "weights"))
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """As root, a rename would replace /dev/null too."""
+    os.mkfifo(tmp_path / "pipe")
+    for target, kind in ((tmp_path / "pipe", "pipe"), (tmp_path, "a folder"), (Path("/dev/null"), "a device")):
+        with pytest.raises(CheckpointError, match=kind):
+            atomic.PartialFile(str(target))
+    assert (tmp_path / "pipe").is_fifo()
+    assert Path("/dev/null").is_char_device()

@@ -183,7 +183,7 @@ def bad_input_from_h5(tmp_path: Path, source: str) -> dict[str, tuple[list[str],
         "layout misses": ([str(good), target, "--layout", str(tmp_path / "misses")], "no rule for tensor"),
         "layout repeats": ([str(good), target, "--layout", str(tmp_path / "repeats")], "2 rules for tensor"),
         "parent is a file": ([str(good), str(good / "out")], "file stands where a folder is needed"),
-        "no permission": ([str(good), "/proc/out"], "/proc/out"),
+        "no permission": ([str(good), "/proc/out"], "lets no file be made there"),
         "no jobs": ([str(good), target, "--jobs", "0"], "expected 1 or more"),
     }
 

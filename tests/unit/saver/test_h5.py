@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver import h5_blocks, tf_h5_saver
+from cerebras_tensorflow.saver import h5_blocks, h5_compressed, tf_h5_saver
 from cerebras_tensorflow.saver.checkpoint_reader import is_complete, open_checkpoint
 from cerebras_tensorflow.saver.checksum import crc32c
 from cerebras_tensorflow.saver.h5_foreign import ForeignH5Reader
@@ -97,17 +97,31 @@ def test_the_same_values_make_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
+@pytest.mark.parametrize("compression", ["gzip", "lz4"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (700_000,), (3, 5, 100_000), (1000, 1001)])
-def test_gzip_in_threads_makes_the_file_that_one_thread_makes(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    value = np.random.default_rng(6).integers(0, 9, shape).astype(np.int32)
+def test_compression_in_threads_makes_the_file_that_one_thread_makes(
+    tmp_path: Path, shape: tuple[int, ...], compression: str
+) -> None:
+    rng = np.random.default_rng(6)
+    value, noise = rng.integers(0, 9, shape).astype(np.int32), rng.integers(0, 1 << 31, shape).astype(np.int32)
     for jobs in (1, 3):
-        with H5Writer(tmp_path / f"{jobs}.h5", "gzip", jobs) as writer:
+        with H5Writer(tmp_path / f"{jobs}.h5", compression, jobs) as writer:
             writer.add("x", value)
             writer.add("again", value)
+            writer.add("noise", noise)  # does not shrink
     assert (tmp_path / "1.h5").read_bytes() == (tmp_path / "3.h5").read_bytes()
     with h5py.File(tmp_path / "3.h5") as file:
         np.testing.assert_array_equal(file["x"][()], value)
+        np.testing.assert_array_equal(file["noise"][()], noise)
     np.testing.assert_array_equal(tf_h5_saver.load(tmp_path / "3.h5")["again"], value)
+
+
+def test_lz4_without_its_package_is_the_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5_compressed.importlib.util, "find_spec", lambda name: None)
+    value = np.arange(700_000)
+    tf_h5_saver.save(tmp_path / "c.h5", {"x": value}, compression="lz4")
+    assert (tmp_path / "c.h5").stat().st_size < value.nbytes
+    np.testing.assert_array_equal(tf_h5_saver.load(tmp_path / "c.h5")["x"], value)
 
 
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
