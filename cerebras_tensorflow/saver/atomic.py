@@ -193,7 +193,7 @@ def _check_replaceable(target: str) -> None:
         mode = os.stat(target).st_mode
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
-            raise CheckpointError(f"{target}: is {kind}, no file; choose another path")
+            raise CheckpointError(f"{target}: cannot be written: {kind} stands there; choose another path")
 
 
 def _create_locked(path: str, target: str) -> int:
