@@ -24,7 +24,7 @@ from cerebras_tensorflow.graph.program import (
 )
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
 from cerebras_tensorflow.runtime.heap import give_back
-from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
+from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store import WeightStore
 from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
 
@@ -79,6 +79,7 @@ class ProgramSession:
         self._feed_names: dict[frozenset[str], bool] = {}
         self._pending: dict[int, np.ndarray] = {}
         self._pending_bytes = 0
+        self._copies = ResidentCopies(self._program_graph)
         if store is not None:
             give_back()
 
@@ -200,7 +201,8 @@ class ProgramSession:
     def snapshot(self, names: Iterable[str]) -> SessionSnapshot:
         """Return variables as they are now, readable in another thread while steps go on; close it before the session.
 
-        Resident variables are copied; for streamed ones see runtime/store_snapshot.py.
+        Resident variables are copied, into the memory of the last snapshot if that has been closed; for streamed ones
+        see runtime/store_snapshot.py.
 
         Raises:
             StoreError: If the store has no room for a snapshot, or its last one has not been closed.
@@ -213,20 +215,22 @@ class ProgramSession:
                 held.release(index)  # values of the step that is over
         try:
             self._flush()
-            names = [name for name in self._resident if name in wanted]
-            values = self._session.run([f"{read_name(self._resident[name])}:0" for name in names])
-            resident = {name: _owned(np.asarray(value)) for name, value in zip(names, values, strict=True)}
+            tensor = self._program_graph.get_tensor_by_name
+            values = {name: tensor(f"{read_name(index)}:0") for name, index in self._resident.items() if name in wanted}
+            resident = self._copies.take(self._session, values)
         except BaseException:
             if held is not None:
                 held.close()
             raise
-        return SessionSnapshot(resident, streamed, held)
+        return SessionSnapshot(resident, streamed, held, self._copies.give_back)
 
     def snapshot_bytes(self, names: Iterable[str]) -> int:
-        """Return the host memory that a snapshot takes at most [B]."""
+        """Return the host memory that a snapshot takes at most, beside what the last one left for it [B]."""
         wanted = set(names)
         resident = sum(spec.num_bytes for spec in self.program.variables if spec.name in wanted)
-        return resident + (self._store.snapshot_bytes if self._store is not None else 0)
+        return max(resident - self._copies.kept_bytes, 0) + (
+            self._store.snapshot_bytes if self._store is not None else 0
+        )
 
     def weights(self) -> Iterator[WeightSpec]:
         """The variables of the Program."""
@@ -236,6 +240,7 @@ class ProgramSession:
     def close(self) -> None:
         """Release the session and the store."""
         self._session.close()
+        self._copies.drop()
         store, self._store = self._store, None
         if store is not None:
             store.close()
@@ -328,11 +333,6 @@ class ProgramSession:
         part.node.extend(missing)
         with self._program_graph.as_default():
             tf.graph_util.import_graph_def(part, input_map=known, name="")
-
-
-def _owned(value: np.ndarray) -> np.ndarray:
-    """Return an array that nobody else can change; TensorFlow has copied a fetched variable's value already."""
-    return value if value.flags.owndata else np.array(value)
 
 
 def session_settings(session_config: Any, is_streaming: bool) -> Any:

@@ -2,12 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
+from cerebras_tensorflow.runtime.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
+
+_COPYING_OPS = 2  # more do not make memory faster
+_KEPT_SHARE = 0.5  # of the free memory, that copies may hold on to between two saves
+
+
+class ResidentCopies:
+    """Copies resident variables into memory that it keeps from one save to the next.
+
+    Training stops for the copying, and memory that is new to the process costs several times what copying into it does.
+
+    Args:
+        graph: The session's; gets ops that copy.
+    """
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self._graph = graph
+        self._kept: dict[str, np.ndarray] = {}
+        self._ops: dict[tuple[str, ...], list[Any]] = {}
+        self._arrays: dict[str, np.ndarray] = {}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory that is there for the next copies [B]."""
+        return sum(array.nbytes for array in self._kept.values())
+
+    def take(self, session: Any, values: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
+        """Return copies of tensors' values, which stay as they are; `give_back` ends that.
+
+        Args:
+            session: The TensorFlow session.
+            values: By name.
+        """
+        names = tuple(values)
+        if names not in self._ops:
+            self._ops[names] = self._copying_ops(values)
+        self._arrays, self._kept = self._kept, {}
+        try:
+            session.run(self._ops[names])
+            return {name: self._arrays[name] for name in names}
+        finally:
+            self._arrays = {}
+
+    def give_back(self, copies: Mapping[str, np.ndarray]) -> None:
+        """Let the next copies be made where these are, which nobody reads any more; unless memory is scarce."""
+        if sum(array.nbytes for array in copies.values()) <= _KEPT_SHARE * free_memory_bytes():
+            self._kept = dict(copies)
+
+    def drop(self) -> None:
+        """Give up what is kept."""
+        self._kept = {}
+
+    def _copying_ops(self, values: Mapping[str, tf.Tensor]) -> list[Any]:
+        """Return ops that copy about the same number of bytes each. TensorFlow hands them the values without a copy."""
+        shares: list[list[str]] = [[] for _ in range(_COPYING_OPS)]
+        sizes = [0] * _COPYING_OPS
+        for name, value in sorted(values.items(), key=lambda item: _num_elements(item[1]), reverse=True):
+            lightest = sizes.index(min(sizes))
+            shares[lightest].append(name)
+            sizes[lightest] += _num_elements(value)
+        with self._graph.as_default(), tf.device("/cpu:0"):
+            return [
+                tf.numpy_function(functools.partial(self._copy, names), [values[name] for name in names], tf.int32)
+                for names in shares
+                if names
+            ]
+
+    def _copy(self, names: Sequence[str], *values: np.ndarray) -> np.int32:
+        for name, value in zip(names, values, strict=True):
+            array = self._arrays.get(name)
+            if array is None or (array.shape, array.dtype) != (value.shape, value.dtype):
+                array = self._arrays[name] = np.empty(value.shape, value.dtype)
+            np.copyto(array, value)
+        return np.int32(0)
+
+
+def _num_elements(value: tf.Tensor) -> int:
+    return int(value.shape.num_elements() or 1)
 
 
 class SessionSnapshot:
@@ -17,25 +98,31 @@ class SessionSnapshot:
         resident: Name -> a copy of the value.
         streamed: The streamed variables, by their index in the store.
         store: The store's snapshot; None if nothing is streamed.
+        give_back: Called with the copies when they are not needed any more.
     """
 
     def __init__(
-        self, resident: Mapping[str, np.ndarray], streamed: Mapping[int, WeightSpec], store: StoreSnapshot | None
+        self,
+        resident: Mapping[str, np.ndarray],
+        streamed: Mapping[int, WeightSpec],
+        store: StoreSnapshot | None,
+        give_back: Callable[[Mapping[str, np.ndarray]], object],
     ) -> None:
-        self._resident = dict(resident)
+        self._resident: Mapping[str, np.ndarray] | None = dict(resident)
         self._streamed = dict(streamed)
         self._store = store
+        self._give_back = give_back
 
     def take(self) -> Iterator[tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]]:
-        """Yield (name, dtype, shape, value) of each variable, once; what was yielded before is given up.
+        """Yield (name, dtype, shape, value) of each variable; none of them may be used after `close`.
 
-        A value is an array, or the pieces of its bytes in order, each valid until the next.
+        A value is an array, or the pieces of its bytes in order, each valid until the next; a store's weight is read
+        once.
 
         Raises:
             StoreError: If the store cannot be read.
         """
-        while self._resident:
-            name, value = self._resident.popitem()
+        for name, value in (self._resident or {}).items():
             yield name, value.dtype, value.shape, value
         if self._store is not None:
             for index, spec in self._streamed.items():
@@ -43,8 +130,10 @@ class SessionSnapshot:
                 self._store.release(index)
 
     def close(self) -> None:
-        """Give up what was not taken."""
-        self._resident.clear()
+        """Give everything back."""
+        resident, self._resident = self._resident, None
+        if resident:
+            self._give_back(resident)
         store, self._store = self._store, None
         if store is not None:
             store.close()
