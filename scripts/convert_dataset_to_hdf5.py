@@ -185,6 +185,8 @@ def main() -> int:
         paths = write_samples(options)
     except SettingsError as exc:
         parser.error(str(exc))
+    except ModuleNotFoundError as exc:
+        parser.error(f"{exc}; install what the data scripts need: pip install '.[data]' in the repository")
     if not paths:
         parser.error("the texts are shorter than one sample")
     print(f"{len(paths)} file{'s' if len(paths) > 1 else ''} saved in {options.output_dir}")

@@ -33,7 +33,10 @@ def main() -> int:
     missing = [path for path in options.texts if not Path(path).is_file()]
     if missing:
         parser.error(f"no such file: {missing[0]}")
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    except ModuleNotFoundError as exc:
+        parser.error(f"{exc}; install what the data scripts need: pip install '.[data]' in the repository")
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -183,3 +184,24 @@ def test_a_hugging_face_dataset_becomes_hdf5(kind: str, tmp_path: Path) -> None:
     found = read(EvalTextInput(data_dir=str(tmp_path / "out"), batch_size=1, max_sequence_length=8))
     text = bytes(np.concatenate([ids[mask == 1] for ids, _, mask in found]).astype(np.uint8).tolist())
     assert text == "".join(lines).encode()[:-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train_tokenizer.py", ("--vocab_size", "300", "--output", "t.json")),
+        ("convert_dataset_to_hdf5.py", ("--max_seq_length", "8", "--output_dir", "out", "--tokenizer", __file__)),
+    ],
+)
+def test_a_library_that_is_not_there_is_told_with_what_brings_it(
+    name: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    # As python says it where the library is not installed.
+    (tmp_path / "tokenizers.py").write_text("raise ModuleNotFoundError(\"No module named 'tokenizers'\")\n")
+    command = [sys.executable, str(ROOT / "scripts" / name), *words, str(DATA / "paradise_lost_eval.txt")]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environ)
+    assert result.returncode == 2
+    assert "error: No module named 'tokenizers'; install what the data scripts need: pip install '.[data]'" in (
+        result.stderr
+    )
