@@ -91,9 +91,10 @@ class CheckpointSaver:
     Left normally, or by an error, it waits for the checkpoint being written; left by SystemExit or KeyboardInterrupt,
     it drops it. One checkpoint is written at a time; a save that comes earlier waits.
 
-    The values are kept as they are at the save until they are written: resident variables as copies, streamed ones as
-    in runtime/store_snapshot.py. If the copies might take more than half of the free memory, or the disk of the weight
-    store has no room, training waits for the write instead, which then takes the memory of one variable.
+    The values are kept as they are at the save until they are written: resident variables as copies, whose memory stays
+    for the next save where there is twice as much free, streamed ones as in runtime/store_snapshot.py. If the copies
+    might take more than half of the free memory, or the disk of the weight store has no room, training waits for the
+    write instead, which then takes the memory of one variable.
 
     Args:
         model_dir: Where they go.
@@ -155,6 +156,8 @@ class CheckpointSaver:
                 os.unlink(checkpoint_names.masks_path(path))
         if step == self._prewritten_step:
             self._record(path, saved_at_s)
+            if self._fits(session):
+                self._writer.save(lambda: None, lambda _: session.prepare_snapshot(self._names))
         else:
             snapshot = self._snapshot(session)
             if snapshot is None:
@@ -186,9 +189,8 @@ class CheckpointSaver:
         self._writer.__exit__(kind, error, trace)
 
     def _snapshot(self, session: ProgramSession) -> SessionSnapshot | None:
-        needed = session.snapshot_bytes(self._names)
-        free = free_memory_bytes()
-        if needed > _MEMORY_SHARE * free:
+        if not self._fits(session):
+            needed, free = session.snapshot_bytes(self._names), free_memory_bytes()
             self._say_waiting(f"{format_bytes(needed)} of copies for {format_bytes(free)} of free memory")
             return None
         try:
@@ -196,6 +198,9 @@ class CheckpointSaver:
         except StoreError as error:
             self._say_waiting(str(error))
             return None
+
+    def _fits(self, session: ProgramSession) -> bool:
+        return session.snapshot_bytes(self._names) <= _MEMORY_SHARE * free_memory_bytes()
 
     def _say_waiting(self, reason: str) -> None:
         run_log.info("Training waits while the checkpoint is written: %s.", reason)

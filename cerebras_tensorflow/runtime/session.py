@@ -224,6 +224,11 @@ class ProgramSession:
             raise
         return SessionSnapshot(resident, streamed, held, self._copies.give_back)
 
+    def prepare_snapshot(self, names: Iterable[str]) -> None:
+        """Make the memory that a snapshot of these variables takes; from any thread, before the first snapshot."""
+        wanted = set(names)
+        self._copies.prepare(spec for spec in self.program.variables if spec.name in wanted)
+
     def snapshot_bytes(self, names: Iterable[str]) -> int:
         """Return the host memory that a snapshot takes at most, beside what the last one left for it [B]."""
         wanted = set(names)

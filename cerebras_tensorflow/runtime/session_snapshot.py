@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,13 @@ class ResidentCopies:
     def kept_bytes(self) -> int:
         """Memory that is there for the next copies [B]."""
         return sum(array.nbytes for array in self._kept.values())
+
+    def prepare(self, specs: Iterable[WeightSpec]) -> None:
+        """Make memory for the first copies, also in a second thread while steps go on."""
+        arrays = {spec.name: np.empty(spec.shape, dtype_from_name(spec.dtype)) for spec in specs}
+        for array in arrays.values():
+            array.fill(0)  # only what was written to is there
+        self._kept = arrays
 
     def take(self, session: Any, values: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
         """Return copies of tensors' values, which stay as they are; `give_back` ends that.

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime import session_snapshot
 from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
 
@@ -70,3 +71,15 @@ def test_scarce_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_snapshot, "free_memory_bytes", lambda: 50)
     copies.give_back(taken)
     assert copies.kept_bytes == 0
+
+
+def test_prepared_memory_takes_the_first_copies() -> None:
+    variables = Variables()
+    copies = ResidentCopies(variables.graph)
+    copies.prepare(WeightSpec(name, value.dtype.name, value.shape, value.nbytes) for name, value in VALUES.items())
+    assert copies.kept_bytes == sum(value.nbytes for value in VALUES.values())
+    taken = copies.take(variables.session, variables.values)
+    assert copies.kept_bytes == 0
+    for name, value in VALUES.items():
+        assert taken[name].dtype == value.dtype
+        np.testing.assert_array_equal(taken[name], value)
