@@ -150,6 +150,10 @@ class CheckpointHook(SessionRunHook):
         self._last_due = step
         if self._saver.saved_step != step:
             self._save(session, step)
+        else:  # listeners hear of the checkpoint that a resumed run starts with, which tf.estimator writes again
+            for listener in self._listeners:
+                listener.before_save(session, step)
+                listener.after_save(session, step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._saver.check()

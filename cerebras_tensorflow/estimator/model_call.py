@@ -12,6 +12,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator.calls import call_with, parameters_of
 from cerebras_tensorflow.estimator.inputs import BatchInputs
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.variable_length import ignore_negative_labels
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.logs import run_log
@@ -26,6 +27,7 @@ class Model:
         spec: The EstimatorSpec that it returned.
         inputs: The batch's placeholders.
         global_step: The global step variable.
+        mode: The mode in which it was called.
         ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
     """
 
@@ -33,13 +35,14 @@ class Model:
     spec: Any
     inputs: BatchInputs
     global_step: Any
+    mode: str
     ignores_negative_labels: bool = False
 
     @property
     def train_node(self) -> str | None:
-        """Name of the train op; None if there is none."""
+        """Name of the train op; None if nothing is trained, whatever the spec has."""
         op = self.spec.train_op
-        if op is None:
+        if op is None or self.mode != ModeKeys.TRAIN:
             return None
         return op_name(self.graph, op)
 
@@ -106,7 +109,7 @@ def call_model_fn(
                 raise ValueError(
                     f"model_fn should return an EstimatorSpec. It returned {spec!r:.200} ({type(spec).__name__})."
                 )
-    return Model(graph, spec, inputs, global_step, ignores_negative_labels)
+    return Model(graph, spec, inputs, global_step, mode, ignores_negative_labels)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from cerebras_tensorflow.estimator.calls import parameters_of
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
-from cerebras_tensorflow.estimator.run_config import RunConfig
+from cerebras_tensorflow.estimator.run_config import EVALUATOR, RunConfig
 
 
 class _Kind(type):
@@ -63,7 +63,16 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> Estimator:
-        """Train, as CerebrasEstimator.train without a CS system."""
+        """Train, as CerebrasEstimator.train without a CS system.
+
+        Raises:
+            ValueError: If TF_CONFIG makes this process an evaluator or a parameter server, or as it.
+        """
+        if getattr(self.config, "task_type", None) in (EVALUATOR, "ps"):
+            raise ValueError(
+                "Train has been called wrong configuration. Please use tf.estimator.train_and_evaluate which calls "
+                f"proper API according to given configuration. Current configuration: {self.config}."
+            )
         super().train(input_fn, hooks, steps, max_steps, saving_listeners, use_cs=False)
         return self
 

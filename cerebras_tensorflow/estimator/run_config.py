@@ -39,8 +39,8 @@ class RunConfig:
 
     Raises:
         ValueError: If a value is out of range, both kinds of save interval are given, or TF_CONFIG has a cluster
-            without exactly one chief or without this task (RunConfig only).
-        TypeError: If a setting is unknown.
+            without exactly one chief or without this task, or another model_dir (RunConfig only).
+        TypeError: If a setting is unknown, or TF_CONFIG's service is no dict.
     """
 
     _checks_cluster = True
@@ -80,7 +80,10 @@ class RunConfig:
         unknown = sorted(set(others) - set(self._OTHERS))
         if unknown:
             raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown[0]!r}")
+        tf_config = env.tf_config()
         self._model_dir = os.fspath(model_dir) if model_dir is not None else None
+        if self._checks_cluster:
+            self._model_dir = _model_dir_of(tf_config, self._model_dir)
         self._settings: dict[str, Any] = {
             "tf_random_seed": tf_random_seed,
             "save_summary_steps": save_summary_steps,
@@ -95,11 +98,12 @@ class RunConfig:
             **others,
         }
         _check_ranges({**self._settings, "model_dir": self._model_dir})
-        tf_config = env.tf_config()
         self._cluster: dict[str, Any] = tf_config.get("cluster", {})
         if self._checks_cluster:
             _check_cluster(self._cluster, tf_config.get("task", {}))
         self._service = tf_config.get("service")
+        if self._service is not None and not isinstance(self._service, dict):
+            raise TypeError(f'If "service" is set in TF_CONFIG, it must be a dict. Given {type(self._service)}')
         self._task_type = tf_config.get("task", {}).get("type", "worker")
         self._task_id = int(tf_config.get("task", {}).get("index", 0))
 
@@ -234,6 +238,23 @@ def _check_ranges(settings: Mapping[str, Any]) -> None:
         raise ValueError(f'device_fn must be callable with exactly one argument "op", given: {device_fn}')
 
 
+def _model_dir_of(tf_config: Mapping[str, Any], model_dir: str | None) -> str | None:
+    """Return the model_dir of the argument or of TF_CONFIG.
+
+    Raises:
+        ValueError: If TF_CONFIG's is empty, or they differ.
+    """
+    given = tf_config.get("model_dir")
+    if given == "":
+        raise ValueError("model_dir in TF_CONFIG should be non-empty.")
+    if given and model_dir and given != model_dir:
+        raise ValueError(
+            "`model_dir` provided in RunConfig construct, if set, must have the same value as the model_dir in "
+            f'TF_CONFIG. model_dir: {model_dir}\nTF_CONFIG["model_dir"]: {given}.\n'
+        )
+    return model_dir if model_dir is not None else given
+
+
 def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
     """Check TF_CONFIG as tf.estimator does.
 
@@ -241,7 +262,13 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
         ValueError: If its cluster has no chief or several, or the task is not of it.
     """
     if not cluster:
+        if task.get("type", "worker") != "worker":
+            raise ValueError('If "cluster" is not set in TF_CONFIG, task type must be WORKER.')
+        if int(task.get("index", 0)) != 0:
+            raise ValueError('If "cluster" is not set in TF_CONFIG, task index must be 0.')
         return
+    if "master" in cluster and "chief" in cluster:
+        raise ValueError("If `master` node exists in `cluster`, job `chief` is not supported.")
     chiefs = cluster.get("chief", cluster.get("master"))
     if not chiefs:
         raise ValueError('If "cluster" is set in TF_CONFIG, it must have one "chief" node.')
@@ -254,6 +281,8 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
     if index < 0:
         raise ValueError("Task index must be non-negative number.")
     if kind == EVALUATOR:
+        if "master" in cluster:
+            raise ValueError("If `master` node exists in `cluster`, task_type `evaluator` is not supported.")
         return
     note = "Note that these values may be coming from the TF_CONFIG environment variable."
     shown = f"in the cluster_spec:\n{dict(cluster)}\n\n{note}"

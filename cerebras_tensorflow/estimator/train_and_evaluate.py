@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
-from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
+from cerebras_tensorflow.estimator.evaluator import Evaluation, Evaluator, evaluate_until_the_end
 from cerebras_tensorflow.estimator.exporters import Exporter
+from cerebras_tensorflow.estimator.run_config import EVALUATOR, CSRunConfig, RunConfig
 from cerebras_tensorflow.logs import run_log
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ class EvalSpec(_EvalFields):
         steps: Batches of an evaluation; None: until the input ends.
         name: Of the evaluation, for its event files.
         exporters: Exporter, or several of them.
-        start_delay_secs: Of a separate evaluator; has no effect in one process.
-        throttle_secs: Seconds that pass at least between evaluations.
+        start_delay_secs: Seconds after which a separate evaluator begins; has no effect in one process.
+        throttle_secs: Seconds that pass at least between the beginnings of evaluations.
 
     Raises:
         ValueError: If a number is out of range, or two exporters have one name.
@@ -89,16 +90,20 @@ class EvalSpec(_EvalFields):
 
 def train_and_evaluate(
     estimator: CerebrasEstimator, train_spec: TrainSpec, eval_spec: EvalSpec
-) -> tuple[dict[str, Any] | None, list[Any] | None]:
+) -> tuple[dict[str, Any] | None, list[Any] | None] | None:
     """Train to train_spec.max_steps, evaluating after checkpoints, throttle_secs apart, and at the end.
+
+    TF_CONFIG may divide the two between processes: its task "chief" then trains only, and "evaluator" evaluates the
+    checkpoints as they come. "master" does both.
 
     Returns:
         The last metrics, and what the exporters returned after the last evaluation; (None, None) if there was nothing
-        left to train.
+        left to train. None if TF_CONFIG has a cluster.
 
     Raises:
         TypeError: If an argument is of another type.
-        ValueError: If TF_CONFIG makes this process a parameter server or an evaluator: one process does both here.
+        ValueError: If TF_CONFIG makes this process a worker or a parameter server of a cluster: one process trains
+            here.
     """
     for value, kind, name in (
         (estimator, CerebrasEstimator, "estimator"),
@@ -108,53 +113,83 @@ def train_and_evaluate(
         if not isinstance(value, kind):
             shown = {"estimator": "Estimator", "train_spec": "TrainSpec", "eval_spec": "EvalSpec"}[name]
             raise TypeError(f"`{name}` must have type `tf.estimator.{shown}`. Got: {type(value)}")
-    task = env.tf_config().get("task", {}).get("type")
-    index = int(env.tf_config().get("task", {}).get("index", 0))
-    if task == "evaluator" and index > 0:
+    task, index, cluster = _task(estimator.config)
+    if task == EVALUATOR:
+        if index > 0:
+            raise ValueError(
+                "For distributed training, there can only be one `evaluator` task (with task id 0).  Given task id "
+                f"{index}"
+            )
+        evaluate_until_the_end(estimator, eval_spec, train_spec.max_steps)
+        return None
+    if not cluster:
+        run_log.info("Running training and evaluation locally (non-distributed).")
+        return _train_with_evaluations(estimator, train_spec, eval_spec)
+    if task not in ("chief", "master"):
         raise ValueError(
-            f"For distributed training, there can only be one `evaluator` task (with task id 0).  Given task id {index}"
+            f"TF_CONFIG gives this process the task {task!r}, but one process trains here, and computes whole batches. "
+            "Start the chief alone, and the evaluator if there is one, or unset TF_CONFIG."
         )
-    if task in ("ps", "evaluator"):
-        raise ValueError(
-            f"TF_CONFIG gives this process the task {task!r}, but train_and_evaluate trains and evaluates in one "
-            "process here. Unset TF_CONFIG."
-        )
-    listener = _Evaluations(estimator, train_spec, eval_spec)
-    run_log.info("Start train and evaluate loop. The evaluate will happen after every checkpoint.")
-    estimator.train(
-        train_spec.input_fn,
-        hooks=list(train_spec.hooks),
-        max_steps=train_spec.max_steps,
-        saving_listeners=[*train_spec.saving_listeners, listener],
-    )
-    return listener.metrics, listener.exports
+    idle = {name: len(hosts) for name, hosts in cluster.items() if name in ("worker", "ps") and hosts}
+    if idle:
+        run_log.warning("This process trains alone; the others of TF_CONFIG's cluster have nothing to do: %s.", idle)
+    if task == "master":
+        _train_with_evaluations(estimator, train_spec, eval_spec)
+    else:
+        _train(estimator, train_spec, train_spec.saving_listeners)
+    return None
+
+
+def _task(config: Any) -> tuple[str, int, dict[str, Any]]:
+    """Return this process's task, its index and the cluster, by which tf.estimator's own divides the work.
+
+    Under a CSRunConfig the cluster of TF_CONFIG is the one of the input workers: it divides nothing.
+    """
+    if not isinstance(config, RunConfig):
+        return "worker", 0, {}
+    cluster = {} if isinstance(config, CSRunConfig) else config.cluster_spec.as_dict()
+    return config.task_type, config.task_id, cluster
+
+
+def _train_with_evaluations(
+    estimator: CerebrasEstimator, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> tuple[dict[str, Any] | None, list[Any] | None]:
+    run_log.info(
+        "Start train and evaluate loop. The evaluate will happen after every checkpoint. Checkpoint frequency is "
+        "determined based on RunConfig arguments: save_checkpoints_steps %s or save_checkpoints_secs %s.",
+        estimator.config.save_checkpoints_steps, estimator.config.save_checkpoints_secs,
+    )  # fmt: skip
+    listener = _Evaluations(Evaluator(estimator, eval_spec, train_spec.max_steps), eval_spec.throttle_secs)
+    _train(estimator, train_spec, [*train_spec.saving_listeners, listener])
+    last = listener.last
+    return (last.metrics, last.exports) if last is not None else (None, None)
+
+
+def _train(estimator: CerebrasEstimator, spec: TrainSpec, listeners: Sequence[Any]) -> None:
+    estimator.train(spec.input_fn, hooks=list(spec.hooks), max_steps=spec.max_steps, saving_listeners=list(listeners))
 
 
 class _Evaluations(tf.compat.v1.train.CheckpointSaverListener):
     """Evaluates and exports when a checkpoint has been saved."""
 
-    def __init__(self, estimator: CerebrasEstimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
-        self._estimator = estimator
-        self._max_steps = train_spec.max_steps
-        self._spec = eval_spec
-        self._timer = tf.compat.v1.train.SecondOrStepTimer(
-            every_secs=eval_spec.throttle_secs or None, every_steps=None if eval_spec.throttle_secs else 1
-        )
+    def __init__(self, evaluator: Evaluator, throttle_s: float) -> None:
+        self._evaluator = evaluator
+        self._throttle_s = throttle_s
         self._is_first = True
+        self._begun_s: float | None = None
         self._evaluated_step: int | None = None
-        self.metrics: dict[str, Any] | None = None
-        self.exports: list[Any] | None = None
+        self.last: Evaluation | None = None
 
     def after_save(self, session: Any, global_step_value: int) -> None:
         """Evaluate, unless this is the checkpoint that the run starts with, or the last evaluation is too near."""
         if self._is_first:
             self._is_first = False
-            self._timer.update_last_triggered_step(global_step_value)
             return
-        is_last = self._max_steps is not None and global_step_value >= self._max_steps
-        if is_last or self._timer.should_trigger_for_step(global_step_value):
-            self._timer.update_last_triggered_step(global_step_value)
-            self._evaluate(global_step_value, is_last)
+        is_due = self._begun_s is None or time.monotonic() - self._begun_s >= self._throttle_s
+        if is_due:
+            self._evaluate(global_step_value, self._evaluator.is_end(global_step_value))
+        else:
+            run_log.info("Skip the current checkpoint eval due to throttle secs (%s secs).", self._throttle_s)
 
     def end(self, session: Any, global_step_value: int) -> None:
         """Evaluate the last checkpoint, if that has not been done."""
@@ -162,22 +197,8 @@ class _Evaluations(tf.compat.v1.train.CheckpointSaverListener):
             self._evaluate(global_step_value, True)
 
     def _evaluate(self, step: int, is_last: bool) -> None:
-        self._evaluated_step = step
-        metrics = self._estimator.evaluate(
-            self._spec.input_fn, steps=self._spec.steps, hooks=list(self._spec.hooks), name=self._spec.name
-        )
-        self.metrics = metrics
-        checkpoint = self._estimator.latest_checkpoint()
-        self.exports = [
-            exporter.export(
-                self._estimator,
-                os.path.join(self._estimator.model_dir, "export", exporter.name),
-                checkpoint,
-                metrics,
-                is_last,
-            )
-            for exporter in self._spec.exporters
-        ]
+        self._begun_s, self._evaluated_step = time.monotonic(), step
+        self.last = self._evaluator.evaluate(is_last) or self.last
 
 
 def _check_input_fn(input_fn: Any) -> None:

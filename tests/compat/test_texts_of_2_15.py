@@ -82,10 +82,11 @@ def test_the_callers_hooks_see_the_evaluation_of_their_step(tmp_path: Path) -> N
     assert results["global_step"] in (5, 6)  # tf.estimator reads the step while it changes
 
 
-def test_there_is_one_evaluator(fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_one_evaluator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": "evaluator", "index": 1}}))
+    second = E.Estimator(models.linear, str(tmp_path))
     with pytest.raises(ValueError, match="there can only be one `evaluator` task"):
-        E.train_and_evaluate(fresh, E.TrainSpec(models.repeated, 1), E.EvalSpec(models.once))
+        E.train_and_evaluate(second, E.TrainSpec(models.repeated, 1), E.EvalSpec(models.once))
 
 
 def test_a_run_ends_before_the_callers_hooks_do(tmp_path: Path) -> None:
@@ -174,11 +175,35 @@ def test_what_a_model_fn_takes(model_fn: Any, text: str) -> None:
             {"cluster": {"chief": ["a:1", "c:3"]}, "task": {"type": "chief", "index": 0}},
             'must have only one "chief" node',
         ),
+        ({"task": {"type": "evaluator", "index": 0}}, 'If "cluster" is not set in TF_CONFIG, task type must be WORKER'),
+        ({"task": {"type": "worker", "index": 1}}, 'If "cluster" is not set in TF_CONFIG, task index must be 0'),
+        (
+            {"cluster": {"master": ["a:1"], **CLUSTER}, "task": {"type": "master", "index": 0}},
+            "If `master` node exists in `cluster`, job `chief` is not supported",
+        ),
+        (
+            {"cluster": {"master": ["a:1"]}, "task": {"type": "evaluator", "index": 0}},
+            "If `master` node exists in `cluster`, task_type `evaluator` is not supported",
+        ),
+        ({"model_dir": ""}, "model_dir in TF_CONFIG should be non-empty"),
     ],
 )
 def test_clusters_that_are_none(config: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ValueError, match=text):
+        E.RunConfig()
+
+
+def test_a_model_dir_of_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"model_dir": str(tmp_path)}))
+    assert E.RunConfig().model_dir == E.Estimator(models.linear).model_dir == str(tmp_path)
+    with pytest.raises(ValueError, match="must have the same value as the model_dir in TF_CONFIG"):
+        E.RunConfig(model_dir="other")
+
+
+def test_a_service_of_the_cluster_is_a_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"service": 3}))
+    with pytest.raises(TypeError, match=r'If "service" is set in TF_CONFIG, it must be a dict. Given'):
         E.RunConfig()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,8 +143,16 @@ def test_evaluations_follow_checkpoints_and_the_end(tmp_path: Path) -> None:
 def test_throttle_leaves_the_last_evaluation(tmp_path: Path) -> None:
     exporter = Exporter("mine")
     spec = EvalSpec(models.once, steps=None, exporters=exporter, throttle_secs=600)
-    tf.estimator.train_and_evaluate(estimator_in(tmp_path), TrainSpec(models.repeated, max_steps=4), spec)
-    assert exporter.calls == [(4, True)]
+    tf.estimator.train_and_evaluate(estimator_in(tmp_path), TrainSpec(models.repeated, max_steps=6), spec)
+    assert exporter.calls == [(2, False), (6, True)]
+
+
+def test_a_resumed_run_evaluates_its_first_checkpoint(tmp_path: Path) -> None:
+    estimator_in(tmp_path).train(models.repeated, max_steps=2)
+    exporter = Exporter("mine")
+    spec = EvalSpec(models.once, steps=None, exporters=exporter, throttle_secs=0)
+    tf.estimator.train_and_evaluate(estimator_in(tmp_path), TrainSpec(models.repeated, max_steps=6), spec)
+    assert exporter.calls == [(4, False), (6, True)]
 
 
 def test_without_max_steps_the_input_ends_the_loop(tmp_path: Path) -> None:
@@ -167,12 +178,88 @@ def test_training_is_the_same_with_evaluations_in_between(tmp_path: Path) -> Non
     assert np.array_equal(plain.get_variable_value("w"), between.get_variable_value("w"))
 
 
-@pytest.mark.parametrize("task", ["ps", "evaluator"])
-def test_tasks_of_other_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+# tasks of a cluster
+
+
+class TrainsOn(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
+    """Trains to further steps, one at the end of each evaluation: the other process of an evaluator."""
+
+    def __init__(self, estimator: Any, steps: list[int]) -> None:
+        self._estimator = estimator
+        self._steps = list(steps)
+
+    def end(self, session: Any) -> None:
+        if self._steps:
+            self._estimator.train(models.repeated, max_steps=self._steps.pop(0))
+
+
+def as_task(patch: pytest.MonkeyPatch, kind: str, index: int = 0) -> None:
+    cluster = {"chief": ["localhost:1"]}
+    patch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}}))
+
+
+def test_an_evaluator_evaluates_checkpoints_until_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chief = estimator_in(tmp_path).train(models.repeated, max_steps=2)
+    hook, exporter = TrainsOn(chief, [4, 5]), Exporter("mine")
+    spec = EvalSpec(models.once, None, "mine", [hook], exporter, start_delay_secs=0, throttle_secs=0)
+    as_task(monkeypatch, "evaluator")
+    assert tf.estimator.train_and_evaluate(estimator_in(tmp_path), TrainSpec(models.repeated, 5), spec) is None
+    assert exporter.calls == [(2, False), (4, False), (5, True)]
+    assert sorted(read_eval_metrics(str(tmp_path / "eval_mine"))) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("delay", [0, 0.1])
+def test_an_evaluator_waits_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delay: float
+) -> None:
+    chief = estimator_in(tmp_path).train(models.repeated, max_steps=2)
+    spec = EvalSpec(models.once, None, None, [TrainsOn(chief, [4])], None, delay, throttle_secs=delay and 60)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    as_task(monkeypatch, "evaluator")
+    with caplog.at_level(logging.INFO, "tensorflow"):
+        tf.estimator.train_and_evaluate(estimator_in(tmp_path), TrainSpec(models.repeated, 4), spec)
+    assert "Exiting evaluation, global_step=4 >= train max_steps=4" in caplog.text
+    assert ("Waiting 0.100000 secs before starting eval." in caplog.text) == bool(delay)
+    assert ("secs before starting next eval run." in caplog.text) == bool(delay)
+    assert slept[:1] == ([0.1] if delay else [])
+
+
+def test_an_evaluator_without_a_checkpoint_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    chief = estimator_in(tmp_path)
+    monkeypatch.setattr(time, "sleep", lambda wall_s: chief.train(models.repeated, max_steps=2))
+    as_task(monkeypatch, "evaluator")
+    spec = EvalSpec(models.once, start_delay_secs=0, throttle_secs=600)
+    tf.estimator.train_and_evaluate(estimator_in(tmp_path), TrainSpec(models.repeated, 2), spec)
+    assert "Estimator is not trained yet. Will start an evaluation when a checkpoint is ready." in caplog.text
+    assert sorted(read_eval_metrics(str(tmp_path / "eval"))) == [2]
+
+
+@pytest.mark.parametrize("task", ["evaluator", "ps"])
+def test_tasks_that_train_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    cluster = {"chief": ["a:1"], "ps": ["b:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": task, "index": 0}}))
+    with pytest.raises(ValueError, match="Train has been called wrong configuration"):
+        estimator_in(tmp_path).train(models.repeated, max_steps=2)
+
+
+def test_a_chief_trains_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_task(monkeypatch, "chief")
+    exporter = Exporter("mine")
     estimator = estimator_in(tmp_path)
-    monkeypatch.setenv("TF_CONFIG", f'{{"cluster": {{}}, "task": {{"type": "{task}", "index": 0}}}}')
-    with pytest.raises(ValueError, match=f"task '{task}'"):
-        tf.estimator.train_and_evaluate(estimator, TrainSpec(models.once, 1), EvalSpec(models.once))
+    spec = EvalSpec(models.once, exporters=exporter, throttle_secs=0)
+    assert tf.estimator.train_and_evaluate(estimator, TrainSpec(models.repeated, 4), spec) is None
+    assert (exporter.calls, estimator.get_variable_value("global_step")) == ([], 4)
+
+
+def test_a_task_without_a_cluster_does_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "worker", "index": 0}}))
+    metrics, _ = tf.estimator.train_and_evaluate(
+        estimator_in(tmp_path), TrainSpec(models.repeated, 2), EvalSpec(models.once)
+    )
+    assert metrics["global_step"] == 2
 
 
 # exporters

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.estimator.tiny import BATCH, SAMPLES, arrays, estimator, input_fn, v1
+from cerebras_tensorflow import CSRunConfig
+from cerebras_tensorflow.estimator.evaluation import evaluation_ops
+from cerebras_tensorflow.estimator.inputs import InputPipeline
+from cerebras_tensorflow.estimator.model_call import call_model_fn
+from tests.unit.estimator.tiny import BATCH, SAMPLES, arrays, estimator, input_fn, model_fn, v1
 
 
 def predictions_of(run: Any) -> np.ndarray:
@@ -134,3 +138,22 @@ def test_a_lookup_table_of_the_model_is_initialized(mode: str, tmp_path: Path) -
 
     estimator(tmp_path).train(input_fn(), steps=1)
     assert estimator(tmp_path, {"spec": spec}).evaluate(input_fn(), steps=1)["found"] == 5.0
+
+
+def test_a_train_op_is_no_part_of_an_evaluation(mode: str, tmp_path: Path) -> None:
+    def trains_always(mode: str, y: Any, labels: Any) -> Any:
+        if mode == "train":
+            return {}
+        step = v1.train.get_global_step()
+        return {"train_op": v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(y - labels), step)}
+
+    run = estimator(tmp_path).train(input_fn(), steps=1)
+    expected = run.evaluate(input_fn(epochs=1))
+    assert estimator(tmp_path, {"spec": trains_always}).evaluate(input_fn(epochs=1)) == expected
+    settings = CSRunConfig()
+    model = call_model_fn(
+        model_fn, InputPipeline(input_fn(), {}, "eval", settings, 1), "eval", {"spec": trains_always}, settings
+    )
+    types = {node.op for node in model.step(evaluation_ops(model).roots).graph_def.node}
+    assert "AssignAddVariableOp" in types  # of the mean loss
+    assert "ResourceApplyGradientDescent" not in types

@@ -71,7 +71,7 @@ def test_cs_run_config_keeps_its_settings_through_replace() -> None:
 
 def test_tf_config_names_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"task": {"type": "chief", "index": 3}}')
-    config = RunConfig()
+    config = CSRunConfig()
     assert (config.task_type, config.task_id, config.is_chief) == ("chief", 3, False)
 
 
