@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import signal
-import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,17 +84,36 @@ def serve(home: Path, settings: Settings) -> None:
     reachable = f"{settings.host}:{port}"
     if settings.config is not None:
         settings.config.write_text(cluster.client_config(reachable, certificate), encoding="utf-8")
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
     with ExitStack() as stack:
+        ended = stack.enter_context(_stop_signals())
         if settings.ssh is not None:
             at = stack.enter_context(served(home, name, settings.ssh))
             print(f"The shell: ssh admin@{settings.ssh.host} -p {at.port}, host key {at.fingerprint}.", flush=True)
         server.start()
         stack.callback(lambda: server.stop(grace=1.0).wait())
         print(f"Serving {name} and the jobs of {home} on {reachable}. Ctrl-C ends it.", flush=True)
-        ended.wait()
+        os.read(ended, 1)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[int]:
+    """Give a file descriptor that can be read from the first SIGINT or SIGTERM on.
+
+    Waiting for an event that a handler sets would miss a signal that another thread gets, or that comes just before the
+    wait: the handler runs in the main thread alone, and only once that one is awake.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
 
 
 def _checked_token(settings: Settings) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -116,6 +118,22 @@ def test_a_wrong_token_finds_no_system(serve, tmp_path: Path, monkeypatch: pytes
         registry.find(address)
     monkeypatch.setenv("CSAUTH_TOKEN", "secret")
     assert registry.find(address).name == "cs2-embedded"
+
+
+def test_a_signal_that_another_thread_gets_ends_the_server(server_home: Path, argv) -> None:
+    environ = {**os.environ, "CEREBRAS_HOME": str(server_home)}
+    command = argv("cs-system", "serve", "--listen", "127.0.0.1:0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("Serving ")
+        other = max(int(path.name) for path in Path(f"/proc/{child.pid}/task").iterdir())
+        assert other != child.pid
+        assert ctypes.CDLL(None).tgkill(child.pid, other, int(signal.SIGTERM)) == 0
+        try:
+            assert child.communicate(timeout=30)[0] == "Ended.\n"
+        finally:
+            child.kill()
+    assert child.returncode == 0
 
 
 def test_tls(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
