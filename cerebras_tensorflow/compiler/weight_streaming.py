@@ -19,6 +19,7 @@ from cerebras_tensorflow.compiler.rewriting import STEP_NODE, Rewriting
 from cerebras_tensorflow.compiler.sliced_assigns import find_assign_slices, values_between_ops
 from cerebras_tensorflow.compiler.sliced_update import find_slices
 from cerebras_tensorflow.compiler.spilling import plan_spills
+from cerebras_tensorflow.graph.constants import share_constants
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
@@ -108,7 +109,7 @@ def compile_weight_streaming(
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
     kept = [*resident, *streamed] if options.is_in_host_memory else resident
     dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in kept}
-    result = rewriting.graph_def()
+    result = share_constants(rewriting.graph_def(), roots)
     result.node.extend(resident_access_nodes(kept, dtypes))
     return Program(
         mode="weight_streaming",
