@@ -210,7 +210,9 @@ def _create_locked(path: str, target: str) -> int:
         # Between open and lock, a clean-up or the previous writer may have taken the name away.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):
-                os.ftruncate(fd, 0)
+                # Not of one that is empty: ext4 takes that for the rewriting of a file, and flushes it at its close.
+                if os.fstat(fd).st_size:
+                    os.ftruncate(fd, 0)
                 return fd
         os.close(fd)
 
