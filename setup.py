@@ -52,7 +52,7 @@ setup(
     packages=[*find_packages(include=["cerebras_tensorflow*", "csrun*"]), "cerebras_appliance"],
     package_dir={"cerebras_appliance": "cerebras_tensorflow/compat/roots/wheel/cerebras_appliance"},
     package_data={
-        "cerebras_tensorflow": ["**/*.md", "py.typed", "compat/roots/**/*.py"],
+        "cerebras_tensorflow": ["**/*.md", "**/*.proto", "py.typed", "compat/roots/**/*.py"],
         "csrun": ["**/*.md", "**/*.proto", "py.typed"],
     },
     install_requires=[

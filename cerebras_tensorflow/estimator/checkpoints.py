@@ -104,6 +104,7 @@ class CheckpointSaver:
 
     Attributes:
         write_masks: Writes what a sparsifier has taken out beside the checkpoint of the path it gets; None: nothing is.
+        write_graph: Writes the graph beside the checkpoint of the path it gets, in the thread that wrote that.
         saved_step: Step of the last save, perhaps still being written; None before the first.
     """
 
@@ -116,6 +117,7 @@ class CheckpointSaver:
         self._policy = retention.Policy(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
         self._writer = AsynchronousWriter()
         self.write_masks: Callable[[str], None] | None = None
+        self.write_graph: Callable[[str], None] | None = None
         self.saved_step: int | None = None
         self._prewritten_step: int | None = None
 
@@ -212,6 +214,8 @@ class CheckpointSaver:
     def _write(self, path: str, saved_at_s: float, values: Iterable[NamedValue]) -> None:
         with open_writer(path) as writer:
             self._add(writer, values)
+        if self.write_graph is not None:
+            self.write_graph(path)
         self._record(path, saved_at_s)
 
     def _add(self, writer: TensorWriter, values: Iterable[NamedValue]) -> None:

@@ -37,7 +37,7 @@ def check_settings(config: Any, mode: str, is_cs: bool, execution_mode: str) -> 
     Raises:
         ValueError: If several replicas are asked for in weight streaming, with the text of 1.8.
     """
-    if not is_cs or not wants_replicas(config):
+    if not is_cs or not wants_replicas(config, execution_mode):
         return
     if execution_mode == WEIGHT_STREAMING:
         raise ValueError("Multi-replica training is not possible in weight_streaming execution strategy.")
@@ -92,12 +92,17 @@ def checkpoint_bytes(variables: Any) -> int:
     )
 
 
-def wants_replicas(config: Any) -> bool:
-    """Whether the settings for the original's compiler ask for as many replicas as fit (target_num_replicas = -1)."""
+def wants_replicas(config: Any, execution_mode: str) -> bool:
+    """Whether the settings for the original's compiler ask for as many replicas as fit (target_num_replicas = -1).
+
+    The appliance's are options of the pipeline, by their name: scripts of 1.7 and 1.8 set them in either mode.
+    """
     stack_params = getattr(config, "stack_params", None)
     full_config = stack_params.get("config") if isinstance(stack_params, Mapping) else None
     if getattr(full_config, "target_num_replicas", 0) == -1:
         return True
+    if execution_mode == WEIGHT_STREAMING:
+        return False
     debug_args = getattr(getattr(config, "cs_config", None), "debug_args", None)
     options = getattr(getattr(debug_args, "debug_crd", None), "pipeline_options", None)
     try:

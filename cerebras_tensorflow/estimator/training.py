@@ -17,6 +17,7 @@ from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.estimator import checkpoints, restrictions, running, summaries, weight_stores
 from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
+from cerebras_tensorflow.estimator.graph_files import GraphFiles
 from cerebras_tensorflow.estimator.hooks import CheckpointHook, TrainingHook
 from cerebras_tensorflow.estimator.initialize import initial_rows, initialize
 from cerebras_tensorflow.estimator.inputs import InputPipeline, first_dim
@@ -292,6 +293,8 @@ class _Run:
         scaffold = getattr(spec, "scaffold", None)
         if scaffold is not None and self._target.mode != WEIGHT_STREAMING:
             scaffold.finalize()  # hooks may use its saver
+            has_files = getattr(request.config, "checkpoint_save_graph_def", True)
+            saver.write_graph = GraphFiles(model.graph, request.model_dir, scaffold.saver, has_files).write_beside
         begin = time.perf_counter()
         self._pipeline.start()
         session = ProgramSession(

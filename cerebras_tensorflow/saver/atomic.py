@@ -28,7 +28,7 @@ class PartialFile:
     """One file on its way to its final name.
 
     Args:
-        target: Final path; missing parent folders are made.
+        target: Final path; missing parent folders are made, and go again if nothing is committed into them.
 
     Raises:
         CheckpointError: If another process is writing the same target, the folder cannot be written, or a folder or
@@ -40,10 +40,16 @@ class PartialFile:
         self.target = os.path.join(folder, name)
         self.path = partial_path(self.target)
         _check_replaceable(self.target)
-        with reporting(self.target):
-            os.makedirs(folder, exist_ok=True)
-            self.fd = _create_locked(self.path, self.target)
+        self._made_folders = _missing_folders(folder)
+        self.fd = -1
         self.is_placed = False
+        try:
+            with reporting(self.target):
+                os.makedirs(folder, exist_ok=True)
+                self.fd = _create_locked(self.path, self.target)
+        except BaseException:
+            self._remove_made_folders()
+            raise
 
     def commit(self, target: str | None = None, is_durable: bool = True) -> None:
         """Rename the file to its target, or to another name in the same folder; made durable before.
@@ -69,7 +75,13 @@ class PartialFile:
             if not self.is_placed:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.path)
+                self._remove_made_folders()
             self._close()
+
+    def _remove_made_folders(self) -> None:
+        with contextlib.suppress(OSError):  # up to the first that holds something
+            for folder in self._made_folders:
+                os.rmdir(folder)
 
     def _close(self) -> None:
         os.close(self.fd)
@@ -187,6 +199,15 @@ def reporting(path: str) -> Iterator[None]:
         raise CheckpointError(f"{path}: cannot be written: {exc.strerror or exc}. {advice}") from exc
 
 
+def _missing_folders(folder: str) -> list[str]:
+    """Return the folders of a path that are not there, the deepest first."""
+    missing = []
+    while not os.path.lexists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing
+
+
 def _check_replaceable(target: str) -> None:
     """Check that a target is a file or nothing: a rename would also replace /dev/null."""
     with contextlib.suppress(OSError):
@@ -210,7 +231,9 @@ def _create_locked(path: str, target: str) -> int:
         # Between open and lock, a clean-up or the previous writer may have taken the name away.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):
-                os.ftruncate(fd, 0)
+                # Not of one that is empty: ext4 takes that for the rewriting of a file, and flushes it at its close.
+                if os.fstat(fd).st_size:
+                    os.ftruncate(fd, 0)
                 return fd
         os.close(fd)
 

@@ -10,6 +10,7 @@ from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX, parse_data_pat
 
 H5_SUFFIX = ".h5"
 MASKS_SUFFIX = ".masks.npz"
+META_SUFFIX = ".meta"  # of TensorFlow's graph
 PIPELINED = "model.ckpt"
 WEIGHT_STREAMING = "model-ckpt"
 
@@ -43,7 +44,7 @@ def files_of(path: str) -> list[str]:
     """Return the files of a checkpoint in the order in which they may be removed: what makes it findable goes first."""
     files = [file for file in (path + INDEX_SUFFIX, path) if os.path.isfile(file)]
     data = sorted(glob.glob(glob.escape(path) + ".data-*"))
-    meta = [path + ".meta"] if os.path.isfile(path + ".meta") else []
+    meta = [path + META_SUFFIX] if os.path.isfile(path + META_SUFFIX) else []
     return files + [file for file in data if parse_data_path(file)] + shards_of(path) + meta
 
 

@@ -58,7 +58,10 @@ class MetadataFile:
     def truncate(self, size: int) -> int:
         if self._error is None and not self._is_dropping:
             try:
-                os.ftruncate(self._fd, size)
+                # Not to the size that it has: ext4 takes a cut to 0 for the rewriting of a file, and flushes it at its
+                # close.
+                if os.fstat(self._fd).st_size != size:
+                    os.ftruncate(self._fd, size)
             except OSError as exc:
                 self._error = exc
         return size

@@ -13,6 +13,7 @@ from cerebras_tensorflow.saver.atomic import fsync_folder, partial_path, remove_
 from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX, parse_data_path
 from cerebras_tensorflow.saver.checkpoint_names import (
     MASKS_SUFFIX,
+    META_SUFFIX,
     checkpoint_of_shard,
     files_of,
     is_model_dir_name,
@@ -135,8 +136,8 @@ def remove(path: str) -> None:
 def clean_up(model_dir: str) -> list[str]:
     """Remove what saves and removals of dead processes left in a model_dir; return the paths.
 
-    That is partial files whose process is gone, and data files and masks of our names without their checkpoint. The
-    caller holds the folder's lock (`atomic.FolderLock`), so that nobody is between a data file and its index.
+    That is partial files whose process is gone, and data files, graphs and masks of our names without their checkpoint.
+    The caller holds the folder's lock (`atomic.FolderLock`), so that nobody is between a data file and its index.
 
     Raises:
         CheckpointError: If they cannot be removed.
@@ -158,6 +159,9 @@ def _is_orphan(path: str) -> bool:
     if path.endswith(MASKS_SUFFIX):
         checkpoint = path.removesuffix(MASKS_SUFFIX)
         return is_model_dir_name(checkpoint) and not files_of(checkpoint)
+    if path.endswith(META_SUFFIX):
+        checkpoint = path.removesuffix(META_SUFFIX)
+        return is_model_dir_name(checkpoint) and files_of(checkpoint) == [path]
     bundle, shard = parse_data_path(path), checkpoint_of_shard(path)
     owner = bundle[0] if bundle is not None else shard
     if owner is None or not is_model_dir_name(owner):

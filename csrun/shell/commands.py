@@ -239,7 +239,7 @@ def execute(session: Session, line: str) -> int:
                 session.say(f"`{' '.join(command.words)}` takes no arguments, found {' '.join(rest)!r}")
                 return UNKNOWN
             return command.run(session, rest)
-    session.say(f"Unknown command {line.strip()!r}. Commands that begin like it:\n{help_text(words[:1])}")
+    session.say(f"Unknown command {line.strip()!r}.\n{help_text(words[:1])}")
     return UNKNOWN
 
 

@@ -21,10 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from cerebras_tensorflow.saver.interface import TensorEntry
 from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
 
 HIDDEN, HEADS, VOCABULARY, SHARDS = 2048, 16, 50400, 4
+ROOT = Path(__file__).resolve().parents[2]
 MB = 1e6
 # As the entry point does, then tell the peak.
 STARTER = """
@@ -80,7 +83,7 @@ def convert(source: str, target: str, checkpoint: Path, config: Path, folder: Pa
     words = ["convert", "--model", "gptj", "--src-fmt", source, "--tgt-fmt", target, "--config", str(config)]
     words += ["--output-dir", str(folder), *flags, str(checkpoint)]
     begin = time.perf_counter()
-    result = subprocess.run([sys.executable, "-c", STARTER, *words], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", STARTER, *words], capture_output=True, text=True, cwd=ROOT)
     if result.returncode:
         sys.exit(result.stdout + result.stderr)
     peak_bytes = int(result.stdout.rpartition("peak_bytes ")[2])
@@ -94,7 +97,7 @@ def main() -> None:
     parser.add_argument("--dir", default=None, help="where the checkpoints lie (default: the system's)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
-        folder = Path(name)
+        folder = Path(name).resolve()
         index, num_bytes, largest_bytes = make(folder, options.gigabytes * 1e9)
         bound_bytes = 2 * largest_bytes + 200e6
         print(

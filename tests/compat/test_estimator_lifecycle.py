@@ -671,3 +671,18 @@ def test_without_an_interval_nothing_is_saved(tmp_path: Path) -> None:
     assert estimator.latest_checkpoint() is None
     with pytest.raises(ValueError, match="There should be a CheckpointSaverHook to use saving_listeners"):
         estimator.train(models.repeated, max_steps=4, saving_listeners=[Listener()])
+
+
+def test_a_checkpoint_has_its_graph_beside_it(trained: Any) -> None:
+    path = trained.latest_checkpoint()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        saver = tf.compat.v1.train.import_meta_graph(path + ".meta")
+        saver.restore(session, path)
+        values = {variable.op.name: session.run(variable) for variable in tf.compat.v1.global_variables()}
+        operations = {operation.name for operation in tf.compat.v1.get_default_graph().get_operations()}
+    assert values["global_step"] == 20
+    assert np.array_equal(values["w"], trained.get_variable_value("w"))
+    assert {"MatMul", "save/restore_all", "GradientDescent"} <= operations
+    folder = Path(trained.model_dir)
+    assert (folder / "graph.pbtxt").read_text(encoding="utf-8").startswith("node {")
+    assert len(list(folder.glob("*.meta"))) == len(list(folder.glob("*.index")))

@@ -58,9 +58,8 @@ def start(request: pytest.FixtureRequest, home: Path, params: Path, monkeypatch:
 
 
 def saved(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a folder, of either mode, by step."""
-    found = {path.name.removesuffix(".index") for path in folder.glob("model*ckpt-*") if path.suffix != ".tmp"}
-    found = {name.partition(".data")[0] for name in found}
+    """The checkpoints of a folder in TensorFlow's format, of either mode, by step."""
+    found = {path.name.removesuffix(".index") for path in folder.glob("model*ckpt-*.index")}
     return {int(name.rpartition("-")[2]): folder / name for name in found}
 
 

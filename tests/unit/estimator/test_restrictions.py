@@ -57,8 +57,11 @@ def test_replicas_train_in_pipelined_mode_only(
 def test_the_appliance_asks_for_replicas_in_its_debug_args(text: str) -> None:
     debug_args = messages.DebugArgs()
     debug_args.debug_crd.pipeline_options.full_config = text
-    assert restrictions.wants_replicas(CSRunConfig(cs_config=SimpleNamespace(debug_args=debug_args)))
-    assert not restrictions.wants_replicas(CSRunConfig(cs_config=SimpleNamespace(debug_args=messages.DebugArgs())))
+    asking = CSRunConfig(cs_config=SimpleNamespace(debug_args=debug_args))
+    silent = CSRunConfig(cs_config=SimpleNamespace(debug_args=messages.DebugArgs()))
+    assert restrictions.wants_replicas(asking, "pipelined")
+    assert not restrictions.wants_replicas(asking, "weight_streaming")  # which has no pipeline to give options for
+    assert not restrictions.wants_replicas(silent, "pipelined")
 
 
 def big_model() -> Any:

@@ -106,3 +106,17 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
             atomic.PartialFile(str(target))
     assert (tmp_path / "pipe").is_fifo()
     assert Path("/dev/null").is_char_device()
+
+
+def test_folders_that_were_made_go_again_with_what_was_not_committed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    partial = atomic.PartialFile(str(tmp_path / "there" / "new" / "deep" / "x"))
+    other = atomic.PartialFile(str(tmp_path / "there" / "new" / "y"))
+    partial.discard()
+    assert (tmp_path / "there" / "new").exists()
+    assert not (tmp_path / "there" / "new" / "deep").exists()
+    other.commit()
+    assert (tmp_path / "there" / "new" / "y").exists()
+    atomic.PartialFile(str(tmp_path / "away" / "x")).discard()
+    atomic.PartialFile(str(tmp_path / "there" / "x")).discard()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["there"]

@@ -140,12 +140,12 @@ def test_bad_input_is_one_line_and_exit_2_and_leaves_nothing(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     arguments, message = bad_input(tmp_path, source)[case]
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = content_of(tmp_path)
     assert cli.tensorflow_to_h5(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("tensorflow-to-h5: error: ")
     assert message in error
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert content_of(tmp_path) == before
 
 
 def bad_input_from_h5(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
@@ -178,7 +178,7 @@ def bad_input_from_h5(tmp_path: Path, source: str) -> dict[str, tuple[list[str],
         "target is a folder": ([str(good), str(tmp_path)], "a folder"),
         "missing shard": ([str(tmp_path / "holed.h5"), target], "holed-00001-of-00002.h5"),
         "truncated": ([str(tmp_path / "cut.h5"), target], "it was cut short"),
-        "flipped": ([str(tmp_path / "flipped.h5"), target], "its checksum is"),
+        "flipped": ([str(tmp_path / "flipped.h5"), str(tmp_path / "new" / "deep" / "out")], "its checksum is"),
         "duplicate names": ([str(tmp_path / "twice.h5"), target], "two tensors are called 'a/b'"),
         "layout misses": ([str(good), target, "--layout", str(tmp_path / "misses")], "no rule for tensor"),
         "layout repeats": ([str(good), target, "--layout", str(tmp_path / "repeats")], "2 rules for tensor"),
@@ -186,6 +186,11 @@ def bad_input_from_h5(tmp_path: Path, source: str) -> dict[str, tuple[list[str],
         "no permission": ([str(good), "/proc/out"], "lets no file be made there"),
         "no jobs": ([str(good), target, "--jobs", "0"], "expected 1 or more"),
     }
+
+
+def content_of(folder: Path) -> dict[Path, bytes | None]:
+    """Every file of a folder with its bytes, and the folders in it."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 CASES_FROM_H5 = [
@@ -200,12 +205,12 @@ def test_bad_input_from_h5_is_one_line_and_exit_2_and_leaves_nothing(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     arguments, message = bad_input_from_h5(tmp_path, source)[case]
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = content_of(tmp_path)
     assert cli.h5_to_tensorflow(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("h5-to-tensorflow: error: ")
     assert message in error
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert content_of(tmp_path) == before
 
 
 def test_missing_parents_are_made(tmp_path: Path, source: str) -> None:

@@ -124,6 +124,19 @@ def test_lz4_without_its_package_is_the_filters(tmp_path: Path, monkeypatch: pyt
     np.testing.assert_array_equal(tf_h5_saver.load(tmp_path / "c.h5")["x"], value)
 
 
+def test_a_new_file_is_never_cut_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ext4 would flush it at its close, which takes longer than all of the writing."""
+    sizes, cut = [], os.ftruncate
+
+    def noted(fd: int, size: int) -> None:
+        sizes.append(size)
+        cut(fd, size)
+
+    monkeypatch.setattr(os, "ftruncate", noted)
+    tf_h5_saver.save(tmp_path / "c.h5", {"x": np.arange(100_000)})
+    assert 0 not in sizes
+
+
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "c.h5"
     tf_h5_saver.save(path, {"a": np.random.default_rng(3).random(300), "b": "text", "c": np.ones((3, 7))})
