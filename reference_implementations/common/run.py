@@ -199,7 +199,7 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
     estimator = _make_estimator(model_fn, params, settings, model_dir)
     if options.validate_only or options.compile_only:
         mode = "train" if is_training else "infer" if settings.mode == "predict" else "eval"
-        input_fn = train_input_fn if is_training else eval_input_fn
+        input_fn = functools.partial(model.input_fn(mode), params)
         estimator.compile(input_fn, validate_only=options.validate_only, mode=mode)
         return
     eval_steps = settings.eval_steps or None

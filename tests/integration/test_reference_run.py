@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections.abc import Callable
@@ -113,6 +114,18 @@ def test_compile_only_compiles_and_validate_only_does_not(start: Run, tmp_path: 
         assert start(folder, "--mode", "train", "--max_steps", "2", flag) == 0
         assert bool(list(folder.glob("**/tfcs_*"))) == is_compiled
         assert not saved(folder)
+
+
+def test_predict_is_compiled_with_the_input_of_predict(start: Run, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def predict_input_fn(params: dict[str, Any]) -> Any:
+        asked.append("predict")
+        return MODEL.input_fn("infer")(params)
+
+    model = dataclasses.replace(MODEL, predict_input_fn=predict_input_fn)
+    assert start(tmp_path / "out", "--mode", "predict", "--validate_only", model=model) == 0
+    assert asked and set(asked) == {"predict"}
 
 
 def test_gradient_accumulation_goes_on_where_a_run_stopped(
