@@ -10,7 +10,7 @@ import numpy as np
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import h5_reader, h5_update
 from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX
-from cerebras_tensorflow.saver.checkpoint_names import checkpoints_in, step_of
+from cerebras_tensorflow.saver.checkpoint_names import H5_SUFFIX, checkpoints_in, step_of
 from cerebras_tensorflow.saver.checkpoint_state import read_state
 from cerebras_tensorflow.saver.h5_format import H5_SIGNATURE
 from cerebras_tensorflow.saver.interface import TensorReader
@@ -33,6 +33,8 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
     """
     path = _resolve(os.fspath(path))
     if not os.path.isfile(path):
+        if path.endswith((H5_SUFFIX, SAFETENSORS_SUFFIX)) and not os.path.lexists(path + INDEX_SUFFIX):
+            raise CheckpointError(f"{path}: no such file. Check the path.")
         return BundleReader(path)
     if _is_hdf5(path):
         h5_update.recover(path)

@@ -74,6 +74,7 @@ def _inspect(options: argparse.Namespace) -> int:
             return 1 if count else 0
         for line in inspection.describe(reader):
             print(line)
+        reader.check_complete()
         if options.verify:
             print(f"verified: {format_bytes(reader.verify())}")
     return 0

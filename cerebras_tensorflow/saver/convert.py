@@ -42,7 +42,7 @@ class Selection:
         """Return the names to copy.
 
         Raises:
-            ValueError: If a pattern fits no name: a slip of the pen rather than a wish.
+            ValueError: If a pattern fits no name, or no name is left: a slip of the pen rather than a wish.
         """
         names = reader.names()
         for pattern in (*self.include, *self.exclude):
@@ -50,7 +50,10 @@ class Selection:
                 raise ValueError(f"{reader.path}: no tensor fits the pattern {pattern!r}")
         if self.include:
             names = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.include)]
-        return [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)]
+        chosen = [name for name in names if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)]
+        if self.exclude and not chosen:
+            raise ValueError(f"{reader.path}: the patterns leave no tensor; exclude fewer")
+        return chosen
 
     def dtype(self, name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the type under which a tensor is written."""

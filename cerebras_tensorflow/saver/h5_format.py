@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import urllib.parse
 from typing import Any
@@ -87,7 +88,9 @@ def dtype_named(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, name))
     if name in _NATIVE or name in _INTEGERS:
         return np.dtype(name)
-    raise ValueError(f"unknown element type {name!r}")
+    near = difflib.get_close_matches(name.replace("bf", "bfloat"), [*_AS_BITS, *_NATIVE, *_INTEGERS], 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "; types are called as in NumPy: float32, bfloat16, int64"
+    raise ValueError(f"unknown element type {name!r}{hint}")
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:

@@ -54,21 +54,23 @@ def read_layout(path: str) -> Layout:
     """Return the layout of a file.
 
     Raises:
-        ValueError: If a line is no rule; names it.
-        OSError: If the file cannot be read.
+        ValueError: If a line is no rule, names it; or the file cannot be read or is no text.
     """
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        problem = exc.strerror if isinstance(exc, OSError) else "no UTF-8 text"
+        raise ValueError(f"{path}: not a layout file: {problem}. Give a file of lines as '0 layer_1/*'.") from exc
     rules = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            text = line.split("#", 1)[0].strip()
-            if not text:
-                continue
-            shard, _, pattern = text.partition(" ")
-            if not shard.isdigit() or not pattern.strip() or int(shard) >= _MAX_SHARDS:
-                raise ValueError(
-                    f"{path}:{number}: {text!r}: expected a shard number and a pattern, as in '0 layer_1/*'"
-                )
-            rules.append((int(shard), pattern.strip()))
+    for number, line in enumerate(lines, 1):
+        text = line.split("#", 1)[0].strip()
+        if not text:
+            continue
+        shard, _, pattern = text.replace("\t", " ").partition(" ")
+        if not shard.isascii() or not shard.isdigit() or not pattern.strip() or int(shard) >= _MAX_SHARDS:
+            raise ValueError(f"{path}:{number}: {text!r}: expected a shard number and a pattern, as in '0 layer_1/*'")
+        rules.append((int(shard), pattern.strip()))
     if not rules:
         raise ValueError(f"{path}: no rules; expected lines such as '0 layer_1/*'")
     return Layout(tuple(rules))

@@ -94,6 +94,7 @@ def bad_input(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
     (tmp_path / "misses").write_text("0 dense/*\n")
     (tmp_path / "repeats").write_text("0 *\n1 dense/*\n")
     (tmp_path / "broken").write_text("zero *\n")
+    (tmp_path / "noise").write_bytes(b"\xff\xfe\x00")
     with BundleWriter(tmp_path / "holed", lambda name, size: int(name)) as writer:
         writer.add("0", 1)
         writer.add("1", 1)
@@ -119,6 +120,10 @@ def bad_input(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
         "layout repeats": ([source, target, "--layout", str(tmp_path / "repeats")], "2 rules for tensor"),
         "layout broken": ([source, target, "--layout", str(tmp_path / "broken")], "broken:1"),
         "layout missing": ([source, target, "--layout", str(tmp_path / "absent")], "No such file"),
+        "layout is no text": ([source, target, "--layout", str(tmp_path / "noise")], "no UTF-8 text"),
+        "layout is a folder": ([source, target, "--layout", str(tmp_path / "plain")], "not a layout file"),
+        "nothing is left": ([source, target, "--exclude", "*"], "leave no tensor"),
+        "near type": ([source, target, "--dtype-map", "float32=bf16"], "did you mean 'bfloat16'?"),
         "pattern fits nothing": ([source, target, "--include", "dnse*"], "no tensor fits the pattern 'dnse*'"),
         "bad size": ([source, target, "--shard-size", "many"], "'many' is no size"),
         "bad type": ([source, target, "--dtype-map", "float32=float31"], "float31"),
@@ -131,6 +136,7 @@ CASES = [
     *("not a checkpoint", "index is garbage", "folder without state"),
     *("no such source", "wrong kind", "target exists", "same file", "target is a folder", "missing shard", "truncated"),
     *("layout misses", "layout repeats", "layout broken", "layout missing", "pattern fits nothing", "bad size"),
+    *("layout is no text", "layout is a folder", "nothing is left", "near type"),
     *("bad type", "parent is a file", "no permission"),
 ]
 
@@ -170,7 +176,7 @@ def bad_input_from_h5(tmp_path: Path, source: str) -> dict[str, tuple[list[str],
     (tmp_path / "misses").write_text("0 dense/*\n")
     (tmp_path / "repeats").write_text("0 *\n1 dense/*\n")
     return {
-        "no such source": ([str(tmp_path / "none.h5"), target], "not a TensorFlow checkpoint"),
+        "no such source": ([str(tmp_path / "none.h5"), target], "no such file"),
         "not a checkpoint": ([str(tmp_path / "garbage.h5"), target], "not a checkpoint"),
         "wrong kind": ([source, target], "tensorflow-to-h5 converts"),
         "target exists": ([str(good), target + "-exists"], "--force"),
@@ -236,3 +242,12 @@ def test_the_inspector_lists_and_compares(tmp_path: Path, source: str, capsys: p
     tf_h5_saver.update(h5, {"dense/kernel": VALUES["dense/kernel"] + np.eye(3, 4, dtype=np.float32) / 2})
     assert cli.inspect([source, "--diff", h5]) == 1
     assert capsys.readouterr().out == "dense/kernel: 3 of 12 elements differ, at most by 0.5\n"
+
+
+def test_the_inspector_names_a_missing_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tf_h5_saver.save(tmp_path / "c.h5", {"a": np.zeros(50), "b": np.ones(50)}, lambda name, size: ord(name) - 97)
+    os.unlink(tmp_path / "c-00001-of-00002.h5")
+    assert cli.inspect([str(tmp_path / "c.h5")]) == 2
+    told = capsys.readouterr()
+    assert "b  float64" in told.out
+    assert "c-00001-of-00002.h5: file 2 of 2 of this checkpoint" in told.err
