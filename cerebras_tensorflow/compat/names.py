@@ -170,10 +170,8 @@ _CANNED = (
     "LinearClassifier LinearEstimator LinearRegressor LogisticRegressionHead MultiClassHead MultiHead MultiLabelHead "
     "PoissonRegressionHead RegressionHead classifier_parse_example_spec regressor_parse_example_spec"
 )
-_EXPERIMENTAL_ABSENT = (
-    "KMeans LinearSDCA RNNClassifier RNNEstimator dnn_logit_fn_builder linear_logit_fn_builder "
-    "build_raw_supervised_input_receiver_fn InMemoryEvaluatorHook"
-)
+_EXPERIMENTAL_ABSENT = "KMeans LinearSDCA RNNClassifier RNNEstimator dnn_logit_fn_builder linear_logit_fn_builder"
+_SUPERVISED = "build_raw_supervised_input_receiver_fn"
 _TPU = "InputPipelineConfig RunConfig TPUConfig TPUEstimator TPUEstimatorSpec"
 
 
@@ -195,6 +193,8 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
     yield from group(_OURS + "extending", "add_metrics")
     yield from group(_OURS + "extending", "call_logit_fn", ".experimental")
     yield from group(_OURS + "early_stopping", f"{_EARLY_STOPPING} make_stop_at_checkpoint_step_hook", ".experimental")
+    yield from group(_OURS + "in_memory_evaluator", "InMemoryEvaluatorHook", ".experimental")
+    yield from group(_OURS + "export", _SUPERVISED, ".experimental")
     yield from group(_OURS + "export", _RECEIVERS, ".export")
     yield from group(_OURS + "export_outputs", _OUTPUTS, ".export")
     if is_v1:
@@ -221,7 +221,9 @@ def _estimator_modules() -> Iterator[Name]:
         ("training", _OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate"),
         ("exporter", _OURS + "exporters", _EXPORTERS),
         ("early_stopping", _OURS + "early_stopping", _EARLY_STOPPING),
-        ("export.export", _OURS + "export", _RECEIVERS),
+        ("hooks.hooks", _OURS + "in_memory_evaluator", "InMemoryEvaluatorHook"),
+        ("hooks.hooks", _OURS + "early_stopping", "make_stop_at_checkpoint_step_hook"),
+        ("export.export", _OURS + "export", f"{_RECEIVERS} SupervisedInputReceiver {_SUPERVISED}"),
         ("export.export_lib", _OURS + "export", _RECEIVERS),
         ("export.export_lib", _OURS + "export_outputs", _OUTPUTS),
         ("export.export_output", _OURS + "export_outputs", _OUTPUTS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,6 +198,20 @@ class CerebrasEstimator:
         with running.held(target, f"evaluate {self._model_dir}"):
             return evaluation_run.evaluate(request, target)
 
+    def _evaluate_values(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None,
+        hooks: Sequence[Any],
+        name: str | None,
+        load: Callable[[Any, Any], None],
+    ) -> dict[str, Any]:
+        """Evaluate as `evaluate` does, but variables that `load` sets: load(model, its session)."""
+        target = self._target(False, ModeKeys.EVAL)
+        request = replace(self._inference(input_fn, hooks, steps, None, name), load=load)
+        with running.held(target, f"evaluate {self._model_dir}"):
+            return evaluation_run.evaluate(request, target)
+
     def predict(
         self,
         input_fn: Callable[..., Any],
@@ -284,6 +299,27 @@ class CerebrasEstimator:
         """
         if serving_input_receiver_fn is None:
             raise ValueError("An input_receiver_fn must be defined.")
+        return self.experimental_export_all_saved_models(
+            export_dir_base, {experimental_mode: serving_input_receiver_fn}, assets_extra, as_text, checkpoint_path
+        )
+
+    def experimental_export_all_saved_models(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        input_receiver_fn_map: Mapping[str, Callable[[], Any]],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+    ) -> bytes:
+        """Write a checkpoint as one SavedModel with the graphs of several modes; return its path.
+
+        Args:
+            input_receiver_fn_map: ModeKeys -> function that returns a receiver: one with labels for TRAIN and EVAL.
+            export_dir_base, assets_extra, as_text, checkpoint_path: As export_saved_model.
+
+        Raises:
+            ValueError: If there is no checkpoint, or no receiver function.
+        """
         checkpoint = checkpoint_path or self.latest_checkpoint()
         if checkpoint is None:
             raise ValueError(f"Couldn't find trained model at {self._model_dir}.")
@@ -292,11 +328,10 @@ class CerebrasEstimator:
             params=self._params,
             config=self._config,
             checkpoint=os.fspath(checkpoint),
-            receiver_fn=serving_input_receiver_fn,
+            receiver_fns=input_receiver_fn_map,
             folder=os.fsdecode(export_dir_base),
             assets=assets_extra or {},
             as_text=as_text,
-            mode=experimental_mode,
         )
         return os.fsencode(export.export(request))
 

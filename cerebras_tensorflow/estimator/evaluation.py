@@ -38,6 +38,7 @@ class InferenceRequest:
         checkpoint_path: Checkpoint to use; None: the newest of model_dir.
         name: Of this evaluation; its event files go to `<model_dir>/eval_<name>`.
         ignores_negative_labels: Whether labels of -1 give no loss.
+        load: Sets the variables of the model's session, in the place of a checkpoint; None: the checkpoint does.
     """
 
     model_fn: Callable[..., Any]
@@ -52,6 +53,7 @@ class InferenceRequest:
     checkpoint_path: str | None
     name: str | None = None
     ignores_negative_labels: bool = False
+    load: Callable[[Model, ProgramSession], None] | None = None
 
 
 def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
@@ -157,7 +159,9 @@ def opened_model(
     request: InferenceRequest, target: Target, mode: str
 ) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession]]]:
     """Yield a model for inference, and what makes its session for runs that ask for given tensors and ops."""
-    path = request.checkpoint_path or checkpoints.newest_whole(request.model_dir)
+    path = request.checkpoint_path
+    if path is None and request.load is None:
+        path = checkpoints.newest_whole(request.model_dir)
     if request.checkpoint_path and not any(
         os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5")
     ):
@@ -165,7 +169,7 @@ def opened_model(
             f"The passed save_path is not a valid checkpoint: {request.checkpoint_path}. Give the prefix, as in "
             "model_dir/model.ckpt-100, without .index or .data, or an HDF5 file."
         )
-    if path is None:
+    if path is None and request.load is None:
         run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
     settings = running.session_config_of(request.config, target.mode)  # before any session
     pipeline = InputPipeline(request.input_fn, request.params, mode, request.config, request.config.tf_random_seed)
@@ -180,7 +184,9 @@ def opened_model(
         session = ProgramSession(compiled.program, model.graph, None, store, settings, pipeline.next_batch)
         sessions.append(session)
         session.run(local_init)
-        if path is not None:
+        if request.load is not None:
+            request.load(model, session)
+        elif path is not None:
             run_log.info("Restoring parameters from %s", path)
             checkpoints.restore(session, path, model.saved_names())
         else:

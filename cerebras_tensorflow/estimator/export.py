@@ -21,11 +21,15 @@ from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 SINGLE_FEATURE = "feature"
 SINGLE_RECEIVER = "input"
-_TAGS = {ModeKeys.PREDICT: "serve", ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval"}
+SINGLE_LABEL = "label"
+# In the order of tf.estimator: training has all variables.
+_TAGS = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval", ModeKeys.PREDICT: "serve"}
 
 if TYPE_CHECKING:
     _Fields: TypeAlias = Any
+    _SupervisedFields: TypeAlias = Any
 else:
+    _SupervisedFields = namedtuple("SupervisedInputReceiver", ("features", "labels", "receiver_tensors"))
     _Fields = namedtuple("ServingInputReceiver", ("features", "receiver_tensors", "receiver_tensors_alternatives"))
 
 
@@ -60,6 +64,51 @@ class TensorServingInputReceiver(_Fields):
         return super().__new__(cls, features, *_checked_receivers(receiver_tensors, receiver_tensors_alternatives))
 
 
+class SupervisedInputReceiver(_SupervisedFields):
+    """What is fed to an exported graph of training or evaluation; model_fn gets features and labels as they are.
+
+    Raises:
+        ValueError: If features, labels or receiver tensors are not tensors, or keys are of another type than string
+            (integer: not of receiver tensors).
+    """
+
+    def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Any:
+        """Return a checked receiver."""
+        _checked_features(features)
+        _checked_features(labels, "label")
+        return super().__new__(cls, features, labels, _checked_receiver(receiver_tensors))
+
+
+def build_raw_supervised_input_receiver_fn(
+    features: Any, labels: Any, default_batch_size: int | None = None
+) -> Callable[[], SupervisedInputReceiver]:
+    """Return a function that makes one placeholder for each feature and label.
+
+    Args:
+        features, labels: Tensors or arrays, by name or alone; their shapes (without dim 0) and types count.
+        default_batch_size: Dim 0 of the placeholders.
+
+    Raises:
+        ValueError: If a feature and a label have the same name.
+    """
+    given_features = features if isinstance(features, Mapping) else {SINGLE_RECEIVER: features}
+    given_labels = labels if isinstance(labels, Mapping) else {SINGLE_LABEL: labels}
+    twice = set(given_features) & set(given_labels)
+    if twice:
+        raise ValueError(f"Features and labels must have distinct keys. Found overlapping keys: {twice}")
+
+    def receiver_fn() -> SupervisedInputReceiver:
+        x = {name: _placeholder(name, value, default_batch_size) for name, value in given_features.items()}
+        y = {name: _placeholder(name, value, default_batch_size) for name, value in given_labels.items()}
+        return SupervisedInputReceiver(
+            x if isinstance(features, Mapping) else x[SINGLE_RECEIVER],
+            y if isinstance(labels, Mapping) else y[SINGLE_LABEL],
+            {**x, **y},
+        )
+
+    return receiver_fn
+
+
 def build_raw_serving_input_receiver_fn(
     features: Any, default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
@@ -70,13 +119,9 @@ def build_raw_serving_input_receiver_fn(
         default_batch_size: Dim 0 of the placeholders.
     """
 
-    def placeholder(name: str, value: Any) -> Any:
-        shape = [default_batch_size, *tuple(value.shape)[1:]]
-        return tf.compat.v1.placeholder(value.dtype, shape, name=name)
-
     def receiver_fn() -> ServingInputReceiver:
         given = features if isinstance(features, Mapping) else {SINGLE_FEATURE: features}
-        tensors = {name: placeholder(name, value) for name, value in given.items()}
+        tensors = {name: _placeholder(name, value, default_batch_size) for name, value in given.items()}
         return ServingInputReceiver(tensors, dict(tensors))
 
     return receiver_fn
@@ -96,61 +141,42 @@ def build_parsing_serving_input_receiver_fn(
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What the caller of export_saved_model asked for.
+    """What the caller of export_saved_model or experimental_export_all_saved_models asked for.
 
     Attributes:
         model_fn, params, config: The estimator's.
         checkpoint: The checkpoint to export.
-        receiver_fn: Returns the ServingInputReceiver.
+        receiver_fns: Mode of model_fn -> what returns its receiver.
         folder: Where the timestamped folder goes.
         assets: Path in assets.extra -> file to copy there.
         as_text: Whether the SavedModel is text.
-        mode: Mode of model_fn.
     """
 
     model_fn: Callable[..., Any]
     params: Any
     config: Any
     checkpoint: str
-    receiver_fn: Callable[[], Any]
+    receiver_fns: Mapping[str, Callable[[], Any]]
     folder: str
     assets: Mapping[str, str]
     as_text: bool
-    mode: str
 
 
 def export(request: ExportRequest) -> str:
-    """Write a SavedModel into a new timestamped folder, which appears when it is whole; return its path."""
-    source = _Receiver(request.receiver_fn)
-    model = call_model_fn(request.model_fn, source, request.mode, request.params, request.config)
-    run_log.info("Done calling model_fn.")
-    with model.graph.as_default(), graph_semantics():
-        outputs = export_utils.export_outputs_for_mode(
-            request.mode, model.spec.export_outputs, model.spec.predictions, model.spec.loss, None
-        )
-        signatures = export_utils.build_all_signature_defs(
-            source.receiver.receiver_tensors,
-            outputs,
-            source.receiver.receiver_tensors_alternatives,
-            serving_only=request.mode == ModeKeys.PREDICT,
-        )
-        main_op = local_init_of(model)
-        final = _timestamped(request.folder)
-        partial = os.path.join(request.folder, f"temp-{os.path.basename(final)}")
-        with tf.compat.v1.Session(graph=model.graph) as session, open_checkpoint(request.checkpoint) as reader:
-            for name, variable in model.saved_names().items():
-                session.run(variable.initializer, {variable.initializer.inputs[1]: reader.read(name)})
-            run_log.info("Restored the exported variables from %s", request.checkpoint)
-            builder = tf.compat.v1.saved_model.Builder(partial)
-            builder.add_meta_graph_and_variables(
-                session,
-                [_TAGS[request.mode]],
-                signature_def_map=signatures,
-                assets_collection=model.graph.get_collection(tf.compat.v1.GraphKeys.ASSET_FILEPATHS),
-                main_op=main_op,
-                strip_default_attrs=True,
-            )
-            builder.save(request.as_text)
+    """Write a SavedModel into a new timestamped folder, which appears when it is whole; return its path.
+
+    Raises:
+        ValueError: If there is no receiver function of a known mode.
+    """
+    modes = [mode for mode in _TAGS if request.receiver_fns.get(mode)]
+    if not modes:
+        raise ValueError(f"No valid modes for exporting found. Got {request.receiver_fns.keys()}.")
+    final = _timestamped(request.folder)
+    partial = os.path.join(request.folder, f"temp-{os.path.basename(final)}")
+    builder = tf.compat.v1.saved_model.Builder(partial)
+    for mode in modes:
+        _add(builder, request, mode, has_variables=mode == modes[0])
+    builder.save(request.as_text)
     for place, file in request.assets.items():
         target = os.path.join(partial, "assets.extra", place)
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -158,6 +184,38 @@ def export(request: ExportRequest) -> str:
     os.rename(partial, final)
     run_log.info("SavedModel written to: %s", final)
     return final
+
+
+def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -> None:
+    """Add the graph of one mode to a SavedModel, and the variables' values with the first."""
+    source = _Receiver(request.receiver_fns[mode])
+    model = call_model_fn(request.model_fn, source, mode, request.params, request.config)
+    run_log.info("Done calling model_fn.")
+    with model.graph.as_default(), graph_semantics():
+        metrics = model.spec.eval_metric_ops or None
+        outputs = export_utils.export_outputs_for_mode(
+            mode, model.spec.export_outputs, model.spec.predictions, model.spec.loss, metrics
+        )
+        signatures = export_utils.build_all_signature_defs(
+            source.receiver.receiver_tensors,
+            outputs,
+            getattr(source.receiver, "receiver_tensors_alternatives", None),
+            serving_only=mode == ModeKeys.PREDICT,
+        )
+        described = {
+            "signature_def_map": signatures,
+            "assets_collection": model.graph.get_collection(tf.compat.v1.GraphKeys.ASSET_FILEPATHS),
+            "main_op": local_init_of(model),
+            "strip_default_attrs": True,
+        }
+        if not has_variables:
+            builder.add_meta_graph([_TAGS[mode]], **described)
+            return
+        with tf.compat.v1.Session(graph=model.graph) as session, open_checkpoint(request.checkpoint) as reader:
+            for name, variable in model.saved_names().items():
+                session.run(variable.initializer, {variable.initializer.inputs[1]: reader.read(name)})
+            run_log.info("Restored the exported variables from %s", request.checkpoint)
+            builder.add_meta_graph_and_variables(session, [_TAGS[mode]], **described)
 
 
 class _Receiver:
@@ -181,19 +239,23 @@ def _timestamped(folder: str) -> str:
     return os.path.join(folder, str(number))
 
 
+def _placeholder(name: str, value: Any, batch_size: int | None) -> Any:
+    return tf.compat.v1.placeholder(value.dtype, [batch_size, *tuple(value.shape)[1:]], name=name)
+
+
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor))
 
 
-def _checked_features(features: Any) -> dict[str, Any]:
+def _checked_features(features: Any, kind: str = "feature") -> dict[str, Any]:
     if features is None:
-        raise ValueError("features must be defined.")
+        raise ValueError(f"{kind}s must be defined.")
     result = dict(features) if isinstance(features, Mapping) else {SINGLE_FEATURE: features}
     for name, value in result.items():
         if not isinstance(name, (str, int)):
-            raise ValueError(f"feature keys must be strings or integers: {name}.")
+            raise ValueError(f"{kind} keys must be strings or integers: {name}.")
         if not _is_tensor(value):
-            raise ValueError(f"feature {name} must be a Tensor, SparseTensor, or RaggedTensor.")
+            raise ValueError(f"{kind} {name} must be a Tensor, SparseTensor, or RaggedTensor.")
     return result
 
 
@@ -212,7 +274,7 @@ def _checked_receiver(tensors: Any) -> dict[str, Any]:
     result = dict(tensors) if isinstance(tensors, Mapping) else {SINGLE_RECEIVER: tensors}
     for name, value in result.items():
         if not isinstance(name, str):
-            raise ValueError(f"receiver_tensors keys must be strings: {name}.")
+            raise ValueError(f"receiver_tensor keys must be strings: {name}.")
         if not isinstance(value, tf.Tensor):
             raise ValueError(f"receiver_tensor {name} must be a Tensor.")
     return result

@@ -367,7 +367,7 @@ def test_an_export_needs_a_receiver(trained: Any, tmp_path: Path) -> None:
         (lambda t: export.ServingInputReceiver({1.5: t}, t), "feature keys must be strings"),
         (lambda t: export.ServingInputReceiver({"a": 1}, t), "feature a must be a Tensor"),
         (lambda t: export.ServingInputReceiver(t, None), "receiver_tensors must be defined"),
-        (lambda t: export.ServingInputReceiver(t, {1: t}), "receiver_tensors keys must be strings"),
+        (lambda t: export.ServingInputReceiver(t, {1: t}), "receiver_tensor keys must be strings"),
         (lambda t: export.ServingInputReceiver(t, {"a": 1}), "receiver_tensor a must be a Tensor"),
         (lambda t: export.ServingInputReceiver(t, t, 3), "receiver_tensors_alternatives must be a dict"),
         (lambda t: export.TensorServingInputReceiver(None, t), "features must be defined"),
@@ -395,6 +395,42 @@ def test_raw_receivers_have_a_placeholder_for_each_feature(batch: int | None) ->
         assert receiver.features["a"].shape.as_list() == [batch, 3]
         assert receiver.features["b"].dtype == tf.int64
         assert receiver.receiver_tensors["a"] is receiver.features["a"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_supervised_receivers_have_features_and_labels(named: bool) -> None:
+    build = tf.estimator.experimental.build_raw_supervised_input_receiver_fn
+    with tf.Graph().as_default():
+        x, y = tf.zeros([2, 3]), tf.zeros([2, 1])
+        receiver = build({"x": x} if named else x, {"y": y} if named else y)()
+        assert list(receiver.receiver_tensors) == (["x", "y"] if named else ["input", "label"])
+        features = receiver.features["x"] if named else receiver.features
+        assert (features.shape.as_list(), isinstance(receiver.labels, dict)) == ([None, 3], named)
+        with pytest.raises(ValueError, match=r"Features and labels must have distinct keys. Found overlapping keys"):
+            build({"x": x}, {"x": y})
+
+
+def test_one_saved_model_has_the_graphs_of_all_modes(trained: Any, tmp_path: Path) -> None:
+    features, labels = {"x": tf.zeros([1, 3])}, tf.zeros([1, 1])
+    supervised = tf.estimator.experimental.build_raw_supervised_input_receiver_fn(features, labels)
+    keys = tf.estimator.ModeKeys
+    receivers = {keys.PREDICT: models.serving, keys.EVAL: supervised, keys.TRAIN: supervised}
+    path = trained.experimental_export_all_saved_models(str(tmp_path), receivers).decode()
+    expected = trained.evaluate(lambda: models.once().take(1), name="exported")
+    for tag, outputs in (("serve", ["p", "twice"]), ("eval", ["loss", "metrics/mae"]), ("train", ["loss"])):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            (signature,) = [
+                value
+                for key, value in tf.compat.v1.saved_model.load(session, [tag], path).signature_def.items()
+                if key in ("serving_default", "eval", "train")
+            ]
+            assert set(outputs) <= {name.removesuffix("/value") for name in signature.outputs}
+            if tag == "eval":
+                feeds = {signature.inputs["x"].name: models.X[:8], signature.inputs["label"].name: models.Y[:8]}
+                loss = session.run(signature.outputs["loss"].name, feeds)
+                np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
+    with pytest.raises(ValueError, match="No valid modes for exporting found"):
+        trained.experimental_export_all_saved_models(str(tmp_path), {})
 
 
 def test_parsing_receivers_take_examples() -> None:
@@ -523,3 +559,50 @@ def test_min_steps_hold_a_stop_back(fresh: Any, tmp_path: Path) -> None:
 def test_metrics_of_evaluations_are_read_by_step(tmp_path: Path) -> None:
     write_metrics(tmp_path, {5: 1.0, 2: 3.0})
     assert read_eval_metrics(str(tmp_path)) == {2: {"m": 3.0}, 5: {"m": 1.0}}
+
+
+# evaluations in memory
+
+
+def test_an_in_memory_evaluator_evaluates_what_is_trained(tmp_path: Path) -> None:
+    config = tf.estimator.RunConfig(save_checkpoints_steps=100)
+    estimator = tf.estimator.Estimator(models.linear, str(tmp_path), config, {"rate": 0.1})
+    hook = tf.estimator.experimental.InMemoryEvaluatorHook(estimator, models.once, name="mine", every_n_iter=2)
+    estimator.train(models.repeated, hooks=[hook], max_steps=5)
+    read = read_eval_metrics(str(tmp_path / "eval_mine"))
+    assert sorted(read) == [0, 2, 4, 5]
+    assert read[0]["loss"] == pytest.approx(np.mean(models.Y**2), rel=1e-5)
+    assert read[5] == pytest.approx({k: v for k, v in estimator.evaluate(models.once).items() if k != "global_step"})
+
+
+@pytest.mark.parametrize(
+    "change, error, text",
+    [
+        ({"every_n_iter": 0}, ValueError, "invalid every_n_iter=0."),
+        ({"every_n_iter": None}, ValueError, "invalid every_n_iter=None."),
+        ({"steps": 0}, ValueError, "Must specify steps > 0, given: 0"),
+        ({"hooks": [3]}, TypeError, "Hooks must be a SessionRunHook, given: 3"),
+    ],
+)
+def test_an_in_memory_evaluator_refuses(fresh: Any, change: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        tf.estimator.experimental.InMemoryEvaluatorHook(fresh, models.once, **change)
+
+
+def test_an_in_memory_evaluator_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+    estimator = tf.estimator.Estimator(models.linear, str(tmp_path))
+    with pytest.raises(ValueError, match="supports only single machine"):
+        tf.estimator.experimental.InMemoryEvaluatorHook(estimator, models.once)
+
+
+def test_an_in_memory_evaluator_knows_no_custom_savers(tmp_path: Path) -> None:
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = models.linear(features, labels, mode, params)
+        return spec._replace(scaffold=tf.compat.v1.train.Scaffold(init_fn=lambda *given: None))
+
+    estimator = tf.estimator.Estimator(model, str(tmp_path), params={})
+    hook = tf.estimator.experimental.InMemoryEvaluatorHook(estimator, models.once)
+    with pytest.raises(ValueError, match="InMemoryEvaluator does not support custom init_fn"):
+        estimator.train(models.repeated, hooks=[hook], max_steps=1)
