@@ -155,10 +155,7 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
             finally:
                 line.clear()
         if options.verify:
-            with convert.open_source(target) as result:
-                result.verify()
-                if not selection.dtype_map:
-                    convert.compare(reader, result, selection.names(reader))
+            convert.verify(reader, target, selection)
     if not options.quiet:
         for name, reason in report.skipped.items():
             print(f"{prog}: skipped {name}: {reason}", file=sys.stderr)

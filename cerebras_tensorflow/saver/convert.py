@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver import range_copy
+from cerebras_tensorflow.saver import range_copy, retention
 from cerebras_tensorflow.saver.checkpoint_names import files_of
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.inspection import aligned
@@ -156,12 +156,31 @@ def check_paths(source: str, target: str, force: bool) -> bool:
     return bool(target_files)
 
 
-def compare(first: TensorReader, second: TensorReader, names: Sequence[str]) -> None:
-    """Check that two checkpoints hold the same values under some names, in bounded memory.
+def verify(source: TensorReader, target: str, selection: Selection) -> None:
+    """Read a copy again, and remove it if it is not what it was made from.
+
+    Args:
+        source: What was copied.
+        target: Path of the copy.
+        selection: What was copied of it, and as what. Values whose type was changed are not compared with the source.
 
     Raises:
-        CheckpointError: At the first difference.
+        CheckpointError: If the copy is damaged or differs.
     """
+    try:
+        with open_source(target) as copied:
+            copied.verify()
+            if not selection.dtype_map:
+                _compare(source, copied, selection.names(source))
+    except CheckpointError as error:
+        retention.remove(target)
+        raise CheckpointError(
+            f"{error}. {target} was removed; convert again, and if this stays, check disk and memory"
+        ) from error
+
+
+def _compare(first: TensorReader, second: TensorReader, names: Sequence[str]) -> None:
+    """Check that two checkpoints hold the same values under some names, in bounded memory."""
     for name in names:
         left, right = first.entry(name), second.entry(name)
         same = (left.dtype, left.shape) == (right.dtype, right.shape)
