@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.estimator import checkpoints, running, weight_stores
+from cerebras_tensorflow.estimator.evaluation_summary import write_evaluation
 from cerebras_tensorflow.estimator.host_call import HostMetrics
 from cerebras_tensorflow.estimator.initialize import initial_values
 from cerebras_tensorflow.estimator.inputs import InputPipeline
@@ -59,7 +61,8 @@ class InferenceRequest:
 def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
     """Return metric name -> value, with "loss" (mean over batches) and "global_step"."""
     begin = time.perf_counter()
-    with opened_model(request, target, ModeKeys.EVAL) as (model, create):
+    path = checkpoint_of(request)
+    with opened_model(dataclasses.replace(request, checkpoint_path=path), target, ModeKeys.EVAL) as (model, create):
         spec = model.spec
         run_log.info("Done calling model_fn.")
         ops = evaluation_ops(model)
@@ -90,7 +93,7 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
     if not results:
         raise ValueError("evaluate: the input has no batch. Check the files and the batch size of eval_input.")
     folder = os.path.join(request.model_dir, f"eval_{request.name}" if request.name else "eval")
-    _write_summary(folder, results)
+    write_evaluation(folder, results, path)
     shown = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(results.items()))
     run_log.info("Finished evaluation in %.2f seconds.", time.perf_counter() - begin)
     run_log.info("Saving dict for global step %d: %s", results["global_step"], shown)
@@ -159,9 +162,7 @@ def opened_model(
     request: InferenceRequest, target: Target, mode: str
 ) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession]]]:
     """Yield a model for inference, and what makes its session for runs that ask for given tensors and ops."""
-    path = request.checkpoint_path
-    if path is None and request.load is None:
-        path = checkpoints.newest_whole(request.model_dir)
+    path = checkpoint_of(request)
     if request.checkpoint_path and not any(
         os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5")
     ):
@@ -208,19 +209,15 @@ def opened_model(
             session.close()
 
 
+def checkpoint_of(request: InferenceRequest) -> str | None:
+    """Return the checkpoint that a request is about; None: there is none yet, or `load` takes its place."""
+    if request.checkpoint_path is None and request.load is None:
+        return checkpoints.newest_whole(request.model_dir)
+    return request.checkpoint_path
+
+
 def _shown(value: Any) -> str:
     return f"{value:.6g}" if np.ndim(value) == 0 and not isinstance(value, bytes) else str(value)
-
-
-def _write_summary(folder: str, results: dict[str, Any]) -> None:
-    with tf.Graph().as_default():
-        writer = tf.compat.v1.summary.FileWriterCache.get(folder)
-    summary = tf.compat.v1.Summary()
-    for key, value in results.items():
-        if key != "global_step" and np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number):
-            summary.value.add(tag=key, simple_value=float(value))
-    writer.add_summary(summary, results["global_step"])
-    writer.flush()
 
 
 class _EvaluationHook(tf.compat.v1.train.SessionRunHook):

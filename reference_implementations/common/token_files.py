@@ -55,8 +55,8 @@ def find_files(
     where = f"data_dir {', '.join(map(repr, folders))}"
     if not found:
         kinds = [_PROCESSORS[data_processor]] if data_processor else list(_PATTERNS)
-        patterns = " or ".join(pattern for kind in kinds for pattern in _PATTERNS[kind])
-        raise MissingDataError(f"{where}: no {patterns} files", element_spec)
+        wanted = " or ".join(pattern for kind in kinds for pattern in _PATTERNS[kind])
+        raise MissingDataError(f"{where}: no {wanted} files", element_spec)
     if len(found) > 1:
         raise SettingsError(f"{where}: files of both kinds; data_processor says which")
     return next(iter(found.items()))

@@ -1,0 +1,60 @@
+"""The event file of an evaluation: its results, and of which checkpoint they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from cerebras_tensorflow.logs import run_log
+
+_TEXT_PLUGIN = "text"  # TensorBoard's, by the name it registers
+
+
+def write_evaluation(folder: str, results: Mapping[str, Any], checkpoint_path: str | None) -> None:
+    """Write one evaluation to the event file of a folder.
+
+    A number becomes a scalar, an array a tensor, and a serialized Summary (an image, a histogram) its values under
+    `<name>/0`, `<name>/1`, as tf.estimator does it.
+
+    Args:
+        folder: Of the event file.
+        results: Metric name -> value, with "global_step".
+        checkpoint_path: What was evaluated; None: initial values.
+    """
+    summary = tf.compat.v1.Summary()
+    for key, value in results.items():
+        if key != "global_step":
+            _add(summary, key, value)
+    if checkpoint_path is not None:
+        metadata = tf.compat.v1.SummaryMetadata()
+        metadata.plugin_data.plugin_name = _TEXT_PLUGIN
+        text = tf.make_tensor_proto(checkpoint_path, tf.string)
+        summary.value.add(tag="checkpoint_path", metadata=metadata, tensor=text)
+    with tf.Graph().as_default():
+        writer = tf.compat.v1.summary.FileWriterCache.get(folder)
+    writer.add_summary(summary, results["global_step"])
+    writer.flush()
+
+
+def _add(summary: Any, key: str, value: Any) -> None:
+    if isinstance(value, bytes):
+        try:
+            parts = tf.compat.v1.Summary.FromString(value).value
+        except DecodeError:
+            run_log.warning("Skipping summary for %s: it is a string, and not a serialized Summary.", key)
+            return
+        for number, part in enumerate(parts):
+            part.tag = f"{key}/{number}"
+            summary.value.append(part)
+        return
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        run_log.warning("Skipping summary for %s: neither a number nor an array of numbers.", key)
+    elif array.ndim == 0:
+        summary.value.add(tag=key, simple_value=float(array))
+    else:
+        summary.value.add(tag=key, tensor=tf.make_tensor_proto(array))
