@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -140,7 +141,7 @@ class ServerStore(WeightStore):
         # Which rows of a weight are there; None: all.
         self._written: list[np.ndarray | None] = [np.zeros(num_rows(spec), np.bool_) for spec in specs]
         self._max_pending_bytes = max_pending_bytes
-        self._pending: dict[int, list[Future[None]]] = {}
+        self._pending: dict[int, deque[Future[None]]] = {}  # the writes to a weight that have not ended, in order
         self._pending_bytes = 0
         self._failure: StoreError | None = None
         self._changed = threading.Condition()
@@ -198,7 +199,7 @@ class ServerStore(WeightStore):
                 if written.all():
                     self._written[index] = None
             job = self._link(index).writer.submit(self._write_behind, index, first, data)
-            self._pending.setdefault(index, []).append(job)
+            self._pending.setdefault(index, deque()).append(job)
 
     def flush(self) -> None:
         for index in list(self._pending):
@@ -259,13 +260,14 @@ class ServerStore(WeightStore):
             self._failure = self._failure or error
         finally:
             with self._changed:
+                self._pending[index].popleft()
                 self._pending_bytes -= data.size
                 self._changed.notify_all()
 
     def _wait_for(self, index: int) -> None:
         """Wait for all writes so far to a weight."""
         with self._changed:
-            jobs = self._pending.pop(index, [])
+            jobs = list(self._pending.get(index, ()))
         for job in jobs:
             job.result()
         self._raise_failure()

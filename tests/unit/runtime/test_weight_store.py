@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +20,7 @@ SPECS = (
     WeightSpec("a", "float32", (5, 3), 60),
     WeightSpec("b", "bfloat16", (4,), 8),
     WeightSpec("c", "float32", (), 4),
+    WeightSpec("d", "float32", (512, 1024), 2 << 20),
 )
 
 
@@ -43,6 +45,16 @@ def test_a_write_is_visible_at_once_and_after_a_flush(store: WeightStore) -> Non
     store.flush()
     np.testing.assert_array_equal(store.read(0), value)
     np.testing.assert_array_equal(store.read_private(0), value)
+
+
+def test_every_one_of_several_readers_waits_for_the_write(store: WeightStore) -> None:
+    with ThreadPoolExecutor(4) as readers:
+        for number in range(30):
+            store.write(3, np.full((512, 1024), number, np.float32))
+            store.write(0, np.full((5, 3), number, np.float32))
+            reads = [readers.submit(store.read, index) for index in (3, 0) * 3]
+            rows = readers.submit(store.read_rows, 3, np.array([0, 511]))
+            assert {value for read in (*reads, rows) for value in np.unique(read.result())} == {number}
 
 
 def test_dtype_and_shape_come_back(store: WeightStore) -> None:
