@@ -355,6 +355,7 @@ def session_settings(session_config: Any, is_streaming: bool) -> Any:
         rewriting.disable_meta_optimizer = True
     if is_streaming and not config.inter_op_parallelism_threads:
         config.inter_op_parallelism_threads = (os.cpu_count() or 1) + _EXTRA_THREADS
+        config.use_per_session_threads = True  # the common ones are as many as the process's first session asked for
     return config
 
 

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.estimator.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, WeightSpec
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, WeightStore
 
@@ -115,6 +116,43 @@ def batches(count: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
+@contextmanager
+def opened(
+    built: Built,
+    mode: str,
+    steps: int,
+    make_store: Callable[[Sequence[WeightSpec]], WeightStore] | None = None,
+    window_bytes: int = 40_000,
+    is_mapped: bool = False,
+    threads: int = 0,
+) -> Iterator[ProgramSession]:
+    """Yield a session that has the initial values and batches for some steps.
+
+    With a store, the weights are there, and every value that can be is spilled to it. Updates are cut into slices of
+    4 kB. A mapped file takes no spilled values. `threads` is how many ops may run at a time; 0: as in a run.
+    """
+    options = StreamingOptions(
+        min_stream_bytes=1024,
+        window_bytes=window_bytes,
+        slice_bytes=4096,
+        spill_share=1e9,
+        min_spill_bytes=256,
+        is_in_host_memory=mode == "weight_streaming" and make_store is None,
+        is_store_mapped=is_mapped,
+    )
+    program = compile_step(built.step, mode, options, op_outputs(built.graph))
+    store = make_store(program.stored) if program.streamed and make_store else None
+    source = iter(batches(steps))
+    config = v1.ConfigProto(inter_op_parallelism_threads=threads, use_per_session_threads=threads > 0)
+    session = ProgramSession(program, built.graph, built.step.train_node, store, config, lambda: next(source))
+    try:
+        for name, value in built.values.items():
+            session.load(name, value)
+        yield session
+    finally:
+        session.close()
+
+
 def train(
     built: Built,
     mode: str,
@@ -123,32 +161,15 @@ def train(
     window_bytes: int = 40_000,
     is_mapped: bool = False,
 ) -> Trained:
-    """Train in one mode; with a folder, the weights are in a file there, and every value that can be is spilled to it.
+    """Train in one mode, with a folder from a file there; see `opened`."""
 
-    Updates are cut into slices of 4 kB. A mapped file takes no spilled values.
-    """
-    options = StreamingOptions(
-        min_stream_bytes=1024,
-        window_bytes=window_bytes,
-        slice_bytes=4096,
-        spill_share=1e9,
-        min_spill_bytes=256,
-        is_in_host_memory=mode == "weight_streaming" and store_folder is None,
-        is_store_mapped=is_mapped,
-    )
-    program = compile_step(built.step, mode, options, op_outputs(built.graph))
-    store: WeightStore | None = None
-    if program.streamed and store_folder:
-        store = (MappedStore if is_mapped else FileStore)(program.stored, store_folder)
-    source = iter(batches(steps))
-    session = ProgramSession(program, built.graph, built.step.train_node, store, None, lambda: next(source))
-    try:
-        for name, value in built.values.items():
-            session.load(name, value)
+    def in_folder(specs: Sequence[WeightSpec]) -> WeightStore:
+        assert store_folder is not None
+        return (MappedStore if is_mapped else FileStore)(specs, store_folder)
+
+    with opened(built, mode, steps, in_folder if store_folder else None, window_bytes, is_mapped) as session:
         losses = [float(session.run([built.train_op, built.loss])[1]) for _ in range(steps)]
-        return Trained(program, losses, {name: session.read(name).copy() for name in built.values})
-    finally:
-        session.close()
+        return Trained(session.program, losses, {name: session.read(name).copy() for name in built.values})
 
 
 def assert_same_bits(built: Built, folder: Path, steps: int = 50, window_bytes: int = 40_000) -> Trained:

@@ -1,0 +1,31 @@
+"""The settings of a Program's session."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.runtime.session import session_settings
+
+v1 = tf.compat.v1
+
+
+def test_store_calls_wait_beside_each_other_whatever_the_first_session_of_the_process_had() -> None:
+    v1.Session(graph=tf.Graph()).close()
+    together = threading.Barrier(5, timeout=30)
+
+    def wait() -> np.int64:
+        together.wait()
+        return np.int64(1)
+
+    with tf.Graph().as_default() as graph:
+        calls = [tf.numpy_function(wait, [], tf.int64) for _ in range(together.parties)]
+        with v1.Session(graph=graph, config=session_settings(None, is_streaming=True)) as session:
+            assert session.run(calls) == [1] * together.parties
+
+
+def test_a_user_s_number_of_threads_is_kept() -> None:
+    settings = session_settings(v1.ConfigProto(inter_op_parallelism_threads=3), is_streaming=True)
+    assert settings.inter_op_parallelism_threads == 3 and not settings.use_per_session_threads
