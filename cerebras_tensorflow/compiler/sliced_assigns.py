@@ -72,6 +72,7 @@ def find_assign_slices(
     """
     position = {name: index for index, name in enumerate(order)}
     variables = {v.writes[0].node: v for v in streamed.values() if [w.op in ASSIGNS for w in v.writes] == [True]}
+    read = {touch.node: variable.handle for variable in streamed.values() for touch in variable.reads}
     found = []
     for members in _regions(table, order, variables, outputs, kept):
         writes = tuple(name for name in members if name in variables)
@@ -80,7 +81,7 @@ def find_assign_slices(
         place = position[writes[-1]]
         if not inner or not _is_free(table, position, family, writes, place):
             continue
-        if not all(_fits(table, endpoint, user, family, outputs) for user, endpoint in _taken(table, members)):
+        if not all(_fits(table, endpoint, user, family, read, outputs) for user, endpoint in _taken(table, members)):
             continue
         shape = family[0].shape
         assert shape is not None
@@ -168,11 +169,16 @@ def _fits(
     endpoint: Endpoint,
     user: str,
     family: Sequence[Variable],
+    read: Mapping[str, str],
     outputs: Mapping[str, Sequence[Output]],
 ) -> bool:
-    """Whether a slice can take its part of an input: a variable of the family, a tensor of their shape, a scalar."""
-    if any(touch.node == endpoint.node for variable in family for touch in variable.reads):
-        return table.nodes[user].op not in ASSIGNS
+    """Whether a slice can take its part of an input: a variable of the family, a tensor of their shape, a scalar.
+
+    `read` says which streamed variable an op reads. One that is not of the family has no load that slices share.
+    """
+    if endpoint.node in read:
+        is_own = read[endpoint.node] in {variable.handle for variable in family}
+        return is_own and table.nodes[user].op not in ASSIGNS
     made = outputs.get(endpoint.node, ())
     found = made[endpoint.port].shape if endpoint.port < len(made) else None
     if found is None:

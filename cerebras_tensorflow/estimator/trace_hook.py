@@ -47,7 +47,7 @@ class StepRecorder:
         memory = self._sampler.stop()
         ops = {node.name: node.op for node in self._session.program.graph_def.node}
         spans = op_spans(run_metadata.step_stats, ops, self._clock)
-        specs = self._session.program.streamed
+        specs = self._session.program.stored
         with self._lock:
             for move in self._moves:
                 stream = STORE if move.kind == "store" else LOAD

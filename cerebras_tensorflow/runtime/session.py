@@ -106,6 +106,8 @@ class ProgramSession:
             StoreError: If the weight store failed.
         """
         self._flush()
+        if self._store is not None:
+            self._store.between_steps()
         mapped = self._map(fetches)
         names = frozenset(_node_names(mapped))
         is_step = self._train_node is not None and self._train_node in names

@@ -35,7 +35,13 @@ from cerebras_tensorflow.runtime.weight_server_process import (
     server_file,
 )
 from cerebras_tensorflow.runtime.weight_store_buffers import Buffers
-from cerebras_tensorflow.runtime.weight_store_interface import WeightStore, never_written, num_rows, row_bytes
+from cerebras_tensorflow.runtime.weight_store_interface import (
+    WeightStore,
+    never_written,
+    num_rows,
+    row_bytes,
+    unexpected,
+)
 
 REQUEST_FILE = "weight-request"
 START_TIMEOUT_S = 120.0
@@ -231,17 +237,19 @@ class ServerStore(WeightStore):
         """End the snapshot's hold on all weights; a store that was closed meanwhile goes now."""
         for link in self._links:
             link.call("EndHold")
-        self._snapshot = None
-        if self._is_closed:
-            self._close_links()
+        with self._changed:
+            self._snapshot = None
+            if self._is_closed:
+                self._close_links()
 
     def close(self) -> None:
         for link in self._links:
             link.writer.shutdown(wait=True)
-        if not self._is_closed:
-            self._is_closed = True
-            if self._snapshot is None:
-                self._close_links()
+        with self._changed:
+            if not self._is_closed:
+                self._is_closed = True
+                if self._snapshot is None:
+                    self._close_links()
 
     def _close_links(self) -> None:
         for link in self._links:
@@ -258,6 +266,8 @@ class ServerStore(WeightStore):
                     self._link(index).write(index, first, data)
         except StoreError as error:
             self._failure = self._failure or error
+        except BaseException as error:  # nobody asks for a result of this thread: the next use of the store tells
+            self._failure = self._failure or unexpected(self.specs[index], error)
         finally:
             with self._changed:
                 self._pending[index].popleft()

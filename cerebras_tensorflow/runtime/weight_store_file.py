@@ -30,7 +30,13 @@ from cerebras_tensorflow.runtime.weight_store_blocks import (
 )
 from cerebras_tensorflow.runtime.weight_store_buffers import PAGE_BYTES, Buffers, aligned_buffer, private_copy, up_to
 from cerebras_tensorflow.runtime.weight_store_folder import StoreFolder
-from cerebras_tensorflow.runtime.weight_store_interface import WeightStore, never_written, num_rows, row_bytes
+from cerebras_tensorflow.runtime.weight_store_interface import (
+    WeightStore,
+    never_written,
+    num_rows,
+    row_bytes,
+    unexpected,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +275,14 @@ class FileStore(WeightStore):
             queue = self._pending.setdefault(index, deque())
             queue.append(write)
             if len(queue) == 1:
-                self._writers.submit(self._write_behind, index)
+                try:
+                    self._writers.submit(self._write_behind, index)
+                except BaseException as error:
+                    self._fail(unexpected(self.specs[index], error))
+                    queue.clear()
+                    self._pending_bytes -= size
+                    write.done.set_result(None)
+                    raise
 
     def _write_behind(self, index: int) -> None:
         """Write what is pending of one weight, in its order."""
@@ -280,15 +293,9 @@ class FileStore(WeightStore):
                     return
                 write = queue[0]
             try:
-                with self._moving("store", index, write.data.size):
-                    self._blocks[index].write(write.start, write.data, self._scratch.piece)
-                self._folder.warn_if_deleted()
-            except OSError as error:
-                self._fail(self._folder.error(self.specs[index].name, error, "written to"))
-            except DamagedBlock as error:
-                self._fail(self._damaged(self.specs[index].name, error))
-            except EOFError as error:
-                self._fail(_cut_short(self.specs[index].name, error))
+                self._write_now(index, write)
+            except BaseException as error:  # nobody asks for a result of this thread: the next use of the store tells
+                self._fail(unexpected(self.specs[index], error))
             with self._changed:
                 queue.popleft()
                 self._pending_bytes -= write.data.size
@@ -296,6 +303,18 @@ class FileStore(WeightStore):
                 self._changed.notify_all()
                 if not queue:
                     return
+
+    def _write_now(self, index: int, write: _Write) -> None:
+        try:
+            with self._moving("store", index, write.data.size):
+                self._blocks[index].write(write.start, write.data, self._scratch.piece)
+            self._folder.warn_if_deleted()
+        except OSError as error:
+            self._fail(self._folder.error(self.specs[index].name, error, "written to"))
+        except DamagedBlock as error:
+            self._fail(self._damaged(self.specs[index].name, error))
+        except EOFError as error:
+            self._fail(_cut_short(self.specs[index].name, error))
 
     def _wait_for(self, index: int, start: int, stop: int) -> bool:
         """Wait for all writes so far to these bytes of a weight; return whether there were any."""

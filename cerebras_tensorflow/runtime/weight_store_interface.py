@@ -112,6 +112,9 @@ class WeightStore(ABC):
         """
         return False
 
+    def between_steps(self) -> None:  # noqa: B027 - most stores have nothing to do
+        """Do what may not happen while a step has weights in its hands. Called before each."""
+
     @abstractmethod
     def flush(self) -> None:
         """Return when every write so far has arrived."""
@@ -175,3 +178,13 @@ def never_written(spec: WeightSpec) -> StoreError:
         f"{spec.name} was never written to the weight store, or not all of it: initialise it, or restore it from a "
         "checkpoint, before a step reads it"
     )
+
+
+def unexpected(spec: WeightSpec, error: BaseException) -> StoreError:
+    """Return the error about a write that failed for a reason that its store does not know."""
+    failure = StoreError(
+        f"a write of {spec.name} to the weight store failed: {type(error).__name__}: {error}. Start again; the run "
+        "goes on from the last checkpoint."
+    )
+    failure.__cause__ = error
+    return failure

@@ -60,6 +60,7 @@ class MappedStore(WeightStore):
         self._sums = [Sums(spec.num_bytes) for spec in specs]
         self._failure: StoreError | None = None
         self._is_snapshot_open = False
+        self._is_to_give_back = False
         # Of writes and of checksums; for each weight one, since different weights may well change at a time.
         self._locks = [threading.Lock() for _ in specs]
 
@@ -92,7 +93,8 @@ class MappedStore(WeightStore):
         self._check_written(index, start, stop)
         with self._moving("load", index, (stop - start) * size):
             self._check(index, value, start * size, stop * size)
-            return value[start:stop]
+            # Other ops may still take the old rows when their own new ones are stored.
+            return private_copy(value[start:stop])
 
     def lend(self, index: int, start: int, stop: int) -> np.ndarray:
         spec = self.specs[index]
@@ -163,6 +165,7 @@ class MappedStore(WeightStore):
     def snapshot(self) -> StoreSnapshot:
         if self._is_snapshot_open:
             raise StoreError("the snapshot before has not been closed")
+        self.between_steps()
         check_space([Need("a snapshot of the weights", self._folder.folder, self._total, "weight_store_dir")])
         try:
             for index in range(len(self.specs)):
@@ -173,7 +176,7 @@ class MappedStore(WeightStore):
         self._is_snapshot_open = True
         self._held = {index: value for index, value in enumerate(self._values) if value is not None}
         sums = {index: self._sums[index].pieces() for index in self._held}
-        return _MappedSnapshot(self._held, sums, self._damaged, self._give_back)
+        return _MappedSnapshot(self._held, sums, self._damaged, self._end_snapshot)
 
     @property
     def snapshot_bytes(self) -> int:
@@ -256,9 +259,19 @@ class MappedStore(WeightStore):
         if written is not None and not written[start:stop].all():
             raise never_written(self.specs[index])
 
-    def _give_back(self) -> None:
-        """Give the disk space of the places that are not in use back, when a snapshot ends."""
+    def between_steps(self) -> None:
+        # A step may have loaded a weight from the place that it left while the snapshot had it; giving a place back
+        # clears it. So this waits for the end of the step in which the snapshot was closed.
+        if self._is_to_give_back:
+            self._is_to_give_back = False
+            self._give_back()
+
+    def _end_snapshot(self) -> None:
+        self._is_to_give_back = True
         self._is_snapshot_open = False
+
+    def _give_back(self) -> None:
+        """Give the disk space of the places that are not in use back."""
         for index, lock in enumerate(self._locks):
             with lock:
                 if not self._is_closed:

@@ -87,6 +87,23 @@ def accumulated(loss: Any, step: Any) -> Any:
     return tf.cond(tf.equal(count % 3, 0), update, lambda: tf.group(tf.no_op()))
 
 
+def old_slots_used(loss: Any, step: Any, scale: float = 1.0) -> Any:
+    """Lion from plain assigns: the update of a weight takes the old value of a slot that changes too.
+
+    With a scale, a product is shared by both updates, which are then one group.
+    """
+    updates = []
+    gradients = tf.gradients(loss * scale, v1.trainable_variables())
+    for gradient, weight in zip(gradients, v1.trainable_variables(), strict=True):
+        gradient = tf.convert_to_tensor(gradient)
+        gradient = gradient / scale if scale != 1 else gradient
+        m = v1.get_variable(f"{weight.op.name}/m", weight.shape, initializer=v1.zeros_initializer(), trainable=False)
+        change = tf.sign(0.9 * m + 0.1 * gradient) + 0.01 * weight
+        updates += [weight.assign_sub(1e-3 * change), m.assign(0.99 * m + 0.01 * gradient)]
+    with tf.control_dependencies(updates):
+        return step.assign_add(1)
+
+
 OPTIMIZERS: list[Callable[[Any, Any], Any]] = [
     adam, momentum, adafactor_like, decoupled_decay, clipped, loss_scaled, accumulated,
 ]  # fmt: skip
@@ -100,6 +117,14 @@ def test_fifty_steps_agree_in_every_bit(optimizer: Callable[[Any, Any], Any], tm
     assert not result.program.notes
     assert len(result.program.spilled) > 10
     assert any("cs_again" in node.name for node in result.program.graph_def.node)
+
+
+@pytest.mark.parametrize("window_bytes", [40_000, 131_072])
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_an_old_slot_in_another_variable_s_update_agrees_in_every_bit(
+    scale: float, window_bytes: int, tmp_path: Path
+) -> None:
+    assert_same_bits(build(partial(old_slots_used, scale=scale)), tmp_path, steps=6, window_bytes=window_bytes)
 
 
 def test_mixed_precision_agrees_in_every_bit(tmp_path: Path) -> None:

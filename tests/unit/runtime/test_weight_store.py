@@ -57,6 +57,30 @@ def test_every_one_of_several_readers_waits_for_the_write(store: WeightStore) ->
             assert {value for read in (*reads, rows) for value in np.unique(read.result())} == {number}
 
 
+@pytest.mark.parametrize("kind", ["file", "servers"])
+def test_a_write_behind_that_fails_unexpectedly_is_told_by_every_later_use(kind: str, tmp_path: Path) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with ExitStack() as stack:
+        store: WeightStore
+        if kind == "file":
+            store = FileStore(SPECS, tmp_path / "store")
+            failing = store._blocks[0]
+        else:
+            store = ServerStore(SPECS, stack.enter_context(weight_servers(1)))
+            failing = store._links[0]
+        stack.callback(store.close)
+        store.write(0, np.zeros((5, 3), np.float32))
+        store.flush()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(failing, "write", fails, raising=True)
+            store.write(0, np.ones((5, 3), np.float32))
+            for use in (store.flush, store.snapshot, lambda: store.read(0)):
+                with pytest.raises(StoreError, match="a write of a to the weight store failed: MemoryError: no room"):
+                    use()
+
+
 def test_dtype_and_shape_come_back(store: WeightStore) -> None:
     import ml_dtypes
 
