@@ -128,9 +128,9 @@ def opened(
 ) -> Iterator[ProgramSession]:
     """Yield a session that has the initial values and batches for some steps.
 
-    With a store, the weights are there, and every value that can be is spilled to it, which a mapped file does not take.
-    Updates are cut into slices of 4 kB, or of a 32nd of a larger window. `threads` is how many ops may run at a time; 0:
-    as in a run.
+    With a store, the weights are there, and every value that can be is spilled to it; a mapped file does not take any.
+    Updates are cut into slices of 4 kB, or of a 32nd of a larger window. `threads` is how many ops may run at a time;
+    0: as in a run.
     """
     options = StreamingOptions(
         min_stream_bytes=1024,
