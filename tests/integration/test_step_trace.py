@@ -12,8 +12,12 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
+from cerebras_tensorflow.estimator.trace_hook import StepRecorder
 from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Span
+from cerebras_tensorflow.runtime.weight_store import FileStore
+from tests.numerics.streaming import build, opened
+from tests.numerics.test_weight_streaming_is_exact import adam
 
 v1 = tf.compat.v1
 BATCH, WIDTH, LAYERS, STEP = 256, 512, 8, 3
@@ -58,3 +62,12 @@ def test_moves_of_a_file_store_overlap_computation(
     assert 0 < timeline.overlap() <= 1
     said = re.search(r"(\d+)% of that beside computation", caplog.text)
     assert said and int(said[1]) == pytest.approx(100 * timeline.overlap(), abs=1)
+
+
+def test_the_trace_names_values_that_were_spilled(tmp_path: Path) -> None:
+    built = build(adam)
+    with opened(built, "weight_streaming", 1, lambda specs: FileStore(specs, tmp_path)) as session:
+        recorder, metadata = StepRecorder(session), v1.RunMetadata()
+        session.run(built.train_op, options=recorder.options, run_metadata=metadata)
+        names = {span.name for span in recorder.finish(metadata, "a step").spans}
+        assert names >= {spec.name for spec in session.program.spilled} != set()
