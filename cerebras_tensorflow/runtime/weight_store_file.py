@@ -271,18 +271,11 @@ class FileStore(WeightStore):
                 lambda: self._pending_bytes == 0 or self._pending_bytes + size <= self._max_pending_bytes
             )
             self._raise_failure()
-            self._pending_bytes += size
             queue = self._pending.setdefault(index, deque())
+            if not queue:
+                self._writers.submit(self._write_behind, index)  # begins when this lock is free
             queue.append(write)
-            if len(queue) == 1:
-                try:
-                    self._writers.submit(self._write_behind, index)
-                except BaseException as error:
-                    self._fail(unexpected(self.specs[index], error))
-                    queue.clear()
-                    self._pending_bytes -= size
-                    write.done.set_result(None)
-                    raise
+            self._pending_bytes += size
 
     def _write_behind(self, index: int) -> None:
         """Write what is pending of one weight, in its order."""

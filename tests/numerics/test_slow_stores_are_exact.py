@@ -48,8 +48,9 @@ def slow(store: WeightStore) -> WeightStore:
 
     for name in CALLS:
         setattr(store, name, waiting(getattr(store, name), 0.2))
-    if hasattr(store, "_write_behind"):
-        store._write_behind = waiting(store._write_behind, 1)
+    for name in ("_write_behind", "_write_now"):
+        if hasattr(store, name):
+            setattr(store, name, waiting(getattr(store, name), 1))
     return store
 
 
