@@ -9,22 +9,22 @@ from cerebras_tensorflow.compat import activate
 from cerebras_tensorflow.version import __version__
 
 if TYPE_CHECKING:
-    from cerebras_tensorflow.estimator.cs_config import CSConfig
+    from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+    from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
     from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
     from cerebras_tensorflow.estimator.mode_keys import ModeKeys
-    from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
     from cerebras_tensorflow.estimator.spec import CSEstimatorSpec, EstimatorSpec
-    from cerebras_tensorflow.estimator.warm_start import WarmStartSettings
+    from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
 
 _HOMES = {
-    "CSConfig": "cerebras_tensorflow.estimator.cs_config",
+    "CSConfig": "cerebras_tensorflow.estimator.config.cs_config",
     "CSEstimatorSpec": "cerebras_tensorflow.estimator.spec",
-    "CSRunConfig": "cerebras_tensorflow.estimator.run_config",
+    "CSRunConfig": "cerebras_tensorflow.estimator.config.run_config",
     "CerebrasEstimator": "cerebras_tensorflow.estimator.estimator",
     "EstimatorSpec": "cerebras_tensorflow.estimator.spec",
     "ModeKeys": "cerebras_tensorflow.estimator.mode_keys",
-    "RunConfig": "cerebras_tensorflow.estimator.run_config",
-    "WarmStartSettings": "cerebras_tensorflow.estimator.warm_start",
+    "RunConfig": "cerebras_tensorflow.estimator.config.run_config",
+    "WarmStartSettings": "cerebras_tensorflow.estimator.training.warm_start",
 }
 
 __all__ = [

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: argparse.Namespace) -> str:
-    from csrun import serving  # gRPC takes a while to load
+    from csrun.serving import serve as serving  # gRPC takes a while to load
 
     home = env.read().home
     serving.serve(

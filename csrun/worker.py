@@ -38,10 +38,10 @@ class Kind:
 
 KINDS = {
     INPUT_WORKER: Kind(
-        "input-worker", "cerebras_tensorflow.runtime.input_worker_process", "input-request", env.INPUT_WORKERS
+        "input-worker", "cerebras_tensorflow.runtime.input_workers.process", "input-request", env.INPUT_WORKERS
     ),
     WEIGHT_SERVER: Kind(
-        "weight-server", "cerebras_tensorflow.runtime.weight_server_process", "weight-request", env.WEIGHT_SERVERS
+        "weight-server", "cerebras_tensorflow.runtime.weight_store.server", "weight-request", env.WEIGHT_SERVERS
     ),
 }
 DONE_FILE = "done"

@@ -18,7 +18,7 @@ COMMANDS = {
     "csrun_cpu": "csrun.cli:csrun_cpu",
     "cs": "csrun.shell.cli:main",
     "cs-system": "csrun.system_cli:main",
-    "csctl": "csrun.jobs.cli:main",
+    "csctl": "csrun.csctl.cli:main",
     "cs_input_analyzer": "csrun.input_analyzer:cs_input_analyzer",
 }
 

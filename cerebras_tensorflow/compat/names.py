@@ -124,7 +124,7 @@ def _cerebras() -> Iterator[Name]:
     reader = "cerebras_tensorflow.saver.checkpoint_reader"
     yield from _group(reader, WHEEL, "1.8", reader, "CheckpointReader")
     yield from _group("cerebras_appliance", WHEEL, "1.7-1.8", _COMPAT + "appliance", "DEFAULT_COMPILE_DIR")
-    yield from _group("cerebras_appliance.CSConfig", WHEEL, "1.6-1.8", _OURS + "cs_config", "CSConfig")
+    yield from _group("cerebras_appliance.CSConfig", WHEEL, "1.6-1.8", _OURS + "config.cs_config", "CSConfig")
     yield from _group(
         "cerebras_appliance.cs_run_config", WHEEL, "1.6-1.8", _COMPAT + "run_configs", "CSRunConfig=ApplianceRunConfig"
     )
@@ -182,23 +182,25 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
     def group(home: str, names: str, submodule: str = "") -> list[Name]:
         return _group(module + submodule, TENSORFLOW, releases, home, names)
 
-    yield from group(_OURS + "plain", "Estimator")
+    yield from group(_OURS + "tf_estimator", "Estimator")
     yield from group(_OURS + "spec", "EstimatorSpec")
     yield from group(_OURS + "mode_keys", "ModeKeys")
-    yield from group(_OURS + "run_config", "RunConfig")
-    yield from group(_OURS + "warm_start", "WarmStartSettings")
+    yield from group(_OURS + "config.run_config", "RunConfig")
+    yield from group(_OURS + "training.warm_start", "WarmStartSettings")
     yield from group(_OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate")
-    yield from group(_OURS + "exporters", _EXPORTERS)
+    yield from group(_OURS + "export.exporters", _EXPORTERS)
     yield from group("tensorflow", " ".join(f"{name}=compat.v1.train.{name}" for name in f"{_HOOKS} VocabInfo".split()))
-    yield from group(_OURS + "extending", "add_metrics")
-    yield from group(_OURS + "extending", "call_logit_fn", ".experimental")
-    yield from group(_OURS + "early_stopping", f"{_EARLY_STOPPING} make_stop_at_checkpoint_step_hook", ".experimental")
+    yield from group(_OURS + "add_metrics", "add_metrics")
+    yield from group(_OURS + "add_metrics", "call_logit_fn", ".experimental")
+    yield from group(
+        _OURS + "training.early_stopping", f"{_EARLY_STOPPING} make_stop_at_checkpoint_step_hook", ".experimental"
+    )
     yield from group(_OURS + "in_memory_evaluator", "InMemoryEvaluatorHook", ".experimental")
-    yield from group(_OURS + "export", _SUPERVISED, ".experimental")
-    yield from group(_OURS + "export", _RECEIVERS, ".export")
-    yield from group(_OURS + "export_outputs", _OUTPUTS, ".export")
+    yield from group(_OURS + "export.saved_model", _SUPERVISED, ".experimental")
+    yield from group(_OURS + "export.saved_model", _RECEIVERS, ".export")
+    yield from group(_OURS + "export.export_outputs", _OUTPUTS, ".export")
     if is_v1:
-        yield from group(_OURS + "array_inputs", "numpy_input_fn pandas_input_fn", ".inputs")
+        yield from group(_OURS + "model.array_inputs", "numpy_input_fn pandas_input_fn", ".inputs")
     for submodule, names, note in (
         ("", _CANNED, "canned estimators and heads are a second step"),
         (".experimental", _EXPERIMENTAL_ABSENT, "a second step"),
@@ -212,28 +214,28 @@ def _estimator_modules() -> Iterator[Name]:
     """The modules of the tensorflow_estimator package that scripts import from."""
     base = "tensorflow_estimator.python.estimator."
     for module, home, names in (
-        ("estimator", _OURS + "plain", "Estimator EstimatorV2=Estimator"),
-        ("estimator", _OURS + "warm_start", "WarmStartSettings"),
+        ("estimator", _OURS + "tf_estimator", "Estimator EstimatorV2=Estimator"),
+        ("estimator", _OURS + "training.warm_start", "WarmStartSettings"),
         ("model_fn", _OURS + "spec", "EstimatorSpec"),
         ("model_fn", _OURS + "mode_keys", "ModeKeys"),
         ("mode_keys", _OURS + "mode_keys", "ModeKeys"),
-        ("run_config", _OURS + "run_config", "RunConfig"),
+        ("run_config", _OURS + "config.run_config", "RunConfig"),
         ("training", _OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate"),
-        ("exporter", _OURS + "exporters", _EXPORTERS),
-        ("early_stopping", _OURS + "early_stopping", _EARLY_STOPPING),
+        ("exporter", _OURS + "export.exporters", _EXPORTERS),
+        ("early_stopping", _OURS + "training.early_stopping", _EARLY_STOPPING),
         ("hooks.hooks", _OURS + "in_memory_evaluator", "InMemoryEvaluatorHook"),
-        ("hooks.hooks", _OURS + "early_stopping", "make_stop_at_checkpoint_step_hook"),
-        ("export.export", _OURS + "export", f"{_RECEIVERS} SupervisedInputReceiver {_SUPERVISED}"),
-        ("export.export_lib", _OURS + "export", _RECEIVERS),
-        ("export.export_lib", _OURS + "export_outputs", _OUTPUTS),
-        ("export.export_output", _OURS + "export_outputs", _OUTPUTS),
-        ("inputs.inputs", _OURS + "array_inputs", "numpy_input_fn pandas_input_fn"),
-        ("inputs.numpy_io", _OURS + "array_inputs", "numpy_input_fn"),
-        ("inputs.pandas_io", _OURS + "array_inputs", "pandas_input_fn"),
-        ("estimator_lib", _OURS + "plain", "Estimator"),
+        ("hooks.hooks", _OURS + "training.early_stopping", "make_stop_at_checkpoint_step_hook"),
+        ("export.export", _OURS + "export.saved_model", f"{_RECEIVERS} SupervisedInputReceiver {_SUPERVISED}"),
+        ("export.export_lib", _OURS + "export.saved_model", _RECEIVERS),
+        ("export.export_lib", _OURS + "export.export_outputs", _OUTPUTS),
+        ("export.export_output", _OURS + "export.export_outputs", _OUTPUTS),
+        ("inputs.inputs", _OURS + "model.array_inputs", "numpy_input_fn pandas_input_fn"),
+        ("inputs.numpy_io", _OURS + "model.array_inputs", "numpy_input_fn"),
+        ("inputs.pandas_io", _OURS + "model.array_inputs", "pandas_input_fn"),
+        ("estimator_lib", _OURS + "tf_estimator", "Estimator"),
         ("estimator_lib", _OURS + "spec", "EstimatorSpec"),
         ("estimator_lib", _OURS + "mode_keys", "ModeKeys"),
-        ("estimator_lib", _OURS + "run_config", "RunConfig"),
+        ("estimator_lib", _OURS + "config.run_config", "RunConfig"),
         ("estimator_lib", _OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate"),
     ):
         yield from _group(base + module, TENSORFLOW, "TensorFlow 1.13-2.15", home, names)

@@ -8,8 +8,8 @@ from typing import Any
 
 from cerebras_tensorflow.compat import messages
 from cerebras_tensorflow.config.env import PIPELINED, WEIGHT_STREAMING
-from cerebras_tensorflow.estimator import run_config
-from cerebras_tensorflow.estimator.cs_config import CSConfig
+from cerebras_tensorflow.estimator.config import run_config
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.logs import run_log
 
 _HONOURED = (

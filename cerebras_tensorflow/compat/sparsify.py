@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.estimator.sparsity import DENSE_PARTS
+from cerebras_tensorflow.estimator.training.sparsity import DENSE_PARTS
 
 DISTRIBUTIONS = ("uniform", "er", "erk")
 

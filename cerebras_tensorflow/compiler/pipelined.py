@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cerebras_tensorflow.compiler.budget import overhead_bytes
-from cerebras_tensorflow.compiler.liveness import find_values, memory_curve
+from cerebras_tensorflow.compiler.memory.budget import overhead_bytes
+from cerebras_tensorflow.compiler.memory.liveness import find_values, memory_curve
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
 from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes

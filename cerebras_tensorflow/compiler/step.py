@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
-from cerebras_tensorflow.compiler.weight_streaming import compile_weight_streaming
+from cerebras_tensorflow.compiler.streaming.compile import compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef

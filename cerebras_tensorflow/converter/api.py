@@ -24,10 +24,10 @@ from cerebras_tensorflow.converter.sharded import open_any, stem
 from cerebras_tensorflow.converter.torch_file import TorchReader
 from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.saver.atomic import write_file
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
+from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.interface import TensorEntry, TensorReader, TensorWriter, as_bytes
-from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ def _writer(options: Options, path: str, conversion: Conversion, target: str) ->
 
 def _h5_writer(path: str) -> TensorWriter:
     # h5py takes a while to import; only here.
-    from cerebras_tensorflow.saver.h5_writer import H5Writer
+    from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 
     return H5Writer(path)
 

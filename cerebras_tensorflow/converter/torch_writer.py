@@ -17,7 +17,7 @@ import numpy as np
 
 from cerebras_tensorflow.converter.torch_file import STORAGES, Leaf
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver.atomic import PartialFile, reporting
+from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorWriter, as_bytes, flat_view
 
 _STORAGE_OF = {np.dtype(dtype): name for name, dtype in STORAGES.items()}

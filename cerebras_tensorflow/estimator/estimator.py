@@ -13,16 +13,19 @@ import tensorflow as tf
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.estimator import checkpoints, export, restrictions, running
-from cerebras_tensorflow.estimator import evaluation as evaluation_run
-from cerebras_tensorflow.estimator import prediction as prediction_run
-from cerebras_tensorflow.estimator import training as training_run
-from cerebras_tensorflow.estimator.calls import parameters_of
-from cerebras_tensorflow.estimator.inputs import InputPipeline
+from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
+from cerebras_tensorflow.estimator.evaluation import prediction as prediction_run
+from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
+from cerebras_tensorflow.estimator.execution import restrictions
+from cerebras_tensorflow.estimator.execution import target as running
+from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
-from cerebras_tensorflow.estimator.model_call import call_model_fn, local_init_of
-from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
-from cerebras_tensorflow.estimator.warm_start import warm_start_settings
+from cerebras_tensorflow.estimator.model.inputs import InputPipeline
+from cerebras_tensorflow.estimator.model.model_call import call_model_fn, local_init_of
+from cerebras_tensorflow.estimator.training import checkpoints
+from cerebras_tensorflow.estimator.training import run as training_run
+from cerebras_tensorflow.estimator.training.warm_start import warm_start_settings
+from cerebras_tensorflow.estimator.user_functions import parameters_of
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
-from cerebras_tensorflow.estimator.initialize import initial_values
-from cerebras_tensorflow.estimator.model_call import Model
+from cerebras_tensorflow.estimator.model.model_call import Model
+from cerebras_tensorflow.estimator.training.initialize import initial_values
 from cerebras_tensorflow.runtime.session import ProgramSession
 
 SessionRunHook: Any = tf.compat.v1.train.SessionRunHook

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
-from cerebras_tensorflow.estimator.export_outputs import PredictOutput
+from cerebras_tensorflow.estimator.export.export_outputs import PredictOutput
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
-from cerebras_tensorflow.estimator.model_call import graph_semantics, variable_name
-from cerebras_tensorflow.estimator.plain import Estimator
-from cerebras_tensorflow.estimator.run_config import CSRunConfig, RunConfig
+from cerebras_tensorflow.estimator.model.model_call import graph_semantics, variable_name
 from cerebras_tensorflow.estimator.spec import EstimatorSpec
-from cerebras_tensorflow.estimator.warm_start import WarmStartSettings
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.estimator.tf_estimator import Estimator
+from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 
 
 def model_to_estimator(

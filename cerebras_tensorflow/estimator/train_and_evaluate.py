@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
+from cerebras_tensorflow.estimator.config.run_config import EVALUATOR, CSRunConfig, RunConfig
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
-from cerebras_tensorflow.estimator.evaluator import Evaluation, Evaluator, evaluate_until_the_end
-from cerebras_tensorflow.estimator.exporters import Exporter
-from cerebras_tensorflow.estimator.run_config import EVALUATOR, CSRunConfig, RunConfig
+from cerebras_tensorflow.estimator.evaluation.evaluator import Evaluation, Evaluator, evaluate_until_the_end
+from cerebras_tensorflow.estimator.export.exporters import Exporter
 from cerebras_tensorflow.logs import run_log
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     gc.disable()  # millions of objects that all stay; looking through them takes a third of the time
     model_fn, reference = load_model(options.model)
-    from cerebras_tensorflow.estimator.run_config import CSRunConfig
+    from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
     from cerebras_tensorflow.perf import chrome_trace, picture
     from cerebras_tensorflow.planner import plan, rates, report, settings
 

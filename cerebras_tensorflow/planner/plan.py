@@ -12,10 +12,10 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.estimate import Estimate, estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.step import compile_step
-from cerebras_tensorflow.estimator.cs_config import CSConfig
-from cerebras_tensorflow.estimator.model_call import Model, call_model_fn
-from cerebras_tensorflow.estimator.running import streaming_options
-from cerebras_tensorflow.estimator.training import training_ops
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.estimator.execution.target import streaming_options
+from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
+from cerebras_tensorflow.estimator.training.run import training_ops
 from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.perf.planned_timeline import StreamRates, plan_timeline

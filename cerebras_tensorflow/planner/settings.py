@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import CerebrasError, MissingDataError, SettingsError
-from cerebras_tensorflow.estimator.calls import call_with
-from cerebras_tensorflow.estimator.cs_config import CSConfig
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.estimator.user_functions import call_with
 from cerebras_tensorflow.planner.shapes import Shape, ShapeInputs
 
 MODES = {"train": "train", "train_and_eval": "train", "eval": "eval", "eval_all": "eval", "predict": "infer"}

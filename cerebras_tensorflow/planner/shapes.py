@@ -75,7 +75,7 @@ class ShapeInputs:
         """Make the batch's placeholders in the current graph; BatchInputs."""
         import tensorflow as tf
 
-        from cerebras_tensorflow.estimator.inputs import PLACEHOLDER_PREFIX, BatchInputs
+        from cerebras_tensorflow.estimator.model.inputs import PLACEHOLDER_PREFIX, BatchInputs
 
         names: list[str] = []
 

@@ -23,10 +23,10 @@ from cerebras_tensorflow.graph.program import (
     value_name,
 )
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
-from cerebras_tensorflow.runtime.heap import give_back
+from cerebras_tensorflow.runtime.host.heap import give_back
 from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
-from cerebras_tensorflow.runtime.weight_store import WeightStore
-from cerebras_tensorflow.runtime.weight_streaming import StoreCalls
+from cerebras_tensorflow.runtime.weight_store.calls import StoreCalls
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 _TOGETHER_BYTES = 64 << 20  # of values that are set in one run
 _INITIAL = "cs_initial"  # scope of the ops of `assign`

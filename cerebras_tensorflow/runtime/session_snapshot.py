@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
-from cerebras_tensorflow.runtime.memory import free_memory_bytes
-from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
+from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
+from cerebras_tensorflow.runtime.weight_store.snapshot import StoreSnapshot
 
 _COPYING_OPS = 2  # more do not make memory faster
 _KEPT_SHARE = 0.5  # of the free memory, that copies may hold on to between two saves

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver import h5_reader, h5_update
-from cerebras_tensorflow.saver.bundle_format import INDEX_SUFFIX
-from cerebras_tensorflow.saver.checkpoint_names import H5_SUFFIX, checkpoints_in, step_of
-from cerebras_tensorflow.saver.checkpoint_state import read_state
-from cerebras_tensorflow.saver.h5_format import H5_SIGNATURE
+from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX
+from cerebras_tensorflow.saver.bundle.reader import BundleReader
+from cerebras_tensorflow.saver.hdf5 import reader as h5_reader
+from cerebras_tensorflow.saver.hdf5 import update as h5_update
+from cerebras_tensorflow.saver.hdf5.format import H5_SIGNATURE
 from cerebras_tensorflow.saver.interface import TensorReader
-from cerebras_tensorflow.saver.legacy_index import checkpoints_listed
-from cerebras_tensorflow.saver.safetensors_format import SAFETENSORS_SUFFIX, SafetensorsReader
-from cerebras_tensorflow.saver.tensor_bundle import BundleReader
+from cerebras_tensorflow.saver.model_dir.ckpt_info import checkpoints_listed
+from cerebras_tensorflow.saver.model_dir.state import read_state
+from cerebras_tensorflow.saver.names import H5_SUFFIX, checkpoints_in, step_of
+from cerebras_tensorflow.saver.safetensors_file import SAFETENSORS_SUFFIX, SafetensorsReader
 
 
 def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) -> TensorReader:
@@ -42,7 +43,7 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
         if index is not None:
             return h5_reader.H5Reader(path, index)
         # Here and not above, so that what needs no HDF5 does not wait for h5py.
-        from cerebras_tensorflow.saver.h5_foreign import ForeignH5Reader
+        from cerebras_tensorflow.saver.hdf5.foreign import ForeignH5Reader
 
         return ForeignH5Reader(path, accept_changed)
     if path.endswith(SAFETENSORS_SUFFIX):

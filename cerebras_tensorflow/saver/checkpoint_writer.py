@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from cerebras_tensorflow.saver.checkpoint_names import H5_SUFFIX
 from cerebras_tensorflow.saver.interface import TensorWriter
+from cerebras_tensorflow.saver.names import H5_SUFFIX
 
 
 def open_writer(
@@ -25,7 +25,7 @@ def open_writer(
     """
     # Each format's libraries are loaded only where it is asked for.
     if not os.fspath(path).endswith(H5_SUFFIX):
-        from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+        from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 
         if compression != "none":
             raise ValueError(
@@ -33,9 +33,9 @@ def open_writer(
             )
         return BundleWriter(path, shard_of)
     if shard_of is None:
-        from cerebras_tensorflow.saver.h5_writer import H5Writer
+        from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 
         return H5Writer(path, compression)
-    from cerebras_tensorflow.saver.h5_sharded import ShardedH5Writer
+    from cerebras_tensorflow.saver.hdf5.sharded import ShardedH5Writer
 
     return ShardedH5Writer(path, shard_of, compression)

@@ -177,7 +177,8 @@ def _writer(
     is_durable: bool,
     is_to_h5: bool,
 ) -> TensorWriter:
-    from cerebras_tensorflow.saver import convert, layout
+    from cerebras_tensorflow.saver import convert
+    from cerebras_tensorflow.saver import sharding as layout
 
     shard_of = None
     if options.shard_size:
@@ -187,21 +188,21 @@ def _writer(
         convert.check_layout(reader, selection, rules)
         shard_of = rules.shard
     if not is_to_h5:
-        from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+        from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 
         return BundleWriter(target, shard_of, is_durable)
     if shard_of is None:
-        from cerebras_tensorflow.saver.h5_writer import H5Writer
+        from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 
         return H5Writer(target, options.compression, options.jobs, is_durable)
-    from cerebras_tensorflow.saver.h5_sharded import ShardedH5Writer
+    from cerebras_tensorflow.saver.hdf5.sharded import ShardedH5Writer
 
     return ShardedH5Writer(target, shard_of, options.compression, options.jobs, is_durable)
 
 
 def _selection(options: argparse.Namespace) -> Selection:
     from cerebras_tensorflow.saver.convert import Selection
-    from cerebras_tensorflow.saver.h5_format import dtype_named
+    from cerebras_tensorflow.saver.hdf5.format import dtype_named
 
     dtype_map = []
     for rule in options.dtype_map:
@@ -217,7 +218,7 @@ def _selection(options: argparse.Namespace) -> Selection:
 
 def _check_kind(reader: TensorReader, is_to_h5: bool) -> None:
     from cerebras_tensorflow.errors import CheckpointError
-    from cerebras_tensorflow.saver.tensor_bundle import BundleReader
+    from cerebras_tensorflow.saver.bundle.reader import BundleReader
 
     is_bundle = isinstance(reader, BundleReader)
     if is_to_h5 and not is_bundle:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver import range_copy, retention
-from cerebras_tensorflow.saver.checkpoint_names import files_of
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.files import range_copy
+from cerebras_tensorflow.saver.files.range_copy import RangeCopier
 from cerebras_tensorflow.saver.inspection import aligned
 from cerebras_tensorflow.saver.interface import BytesLike, TensorReader, TensorWriter, as_bytes, flat_view
-from cerebras_tensorflow.saver.layout import Layout
-from cerebras_tensorflow.saver.range_copy import RangeCopier
+from cerebras_tensorflow.saver.model_dir import retention
+from cerebras_tensorflow.saver.names import files_of
+from cerebras_tensorflow.saver.sharding import Layout
 
 _AHEAD = 3
 

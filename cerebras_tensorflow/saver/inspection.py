@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.saver.checkpoint_names import files_of
-from cerebras_tensorflow.saver.h5_foreign import ForeignH5Reader
-from cerebras_tensorflow.saver.h5_reader import H5Reader
+from cerebras_tensorflow.saver.hdf5.foreign import ForeignH5Reader
+from cerebras_tensorflow.saver.hdf5.reader import H5Reader
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, flat_view
-from cerebras_tensorflow.saver.safetensors_format import SafetensorsReader
+from cerebras_tensorflow.saver.names import files_of
+from cerebras_tensorflow.saver.safetensors_file import SafetensorsReader
 from cerebras_tensorflow.units import format_bytes
 
 

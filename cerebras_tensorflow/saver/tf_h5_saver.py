@@ -22,14 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.saver import convert, mapped
+from cerebras_tensorflow.saver import convert
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-from cerebras_tensorflow.saver.h5_sharded import ShardedH5Writer
-from cerebras_tensorflow.saver.h5_update import update
-from cerebras_tensorflow.saver.h5_writer import H5Writer
+from cerebras_tensorflow.saver.files import mapped
+from cerebras_tensorflow.saver.hdf5.sharded import ShardedH5Writer
+from cerebras_tensorflow.saver.hdf5.update import update
+from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
-from cerebras_tensorflow.saver.layout import Layout, by_size, read_layout
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.saver.sharding import Layout, by_size, read_layout
 
 # How tensors are spread over files: by (name, size), by a layout of name patterns, or by the largest file size [B].
 Sharding = Callable[[str, int], int] | Layout | int

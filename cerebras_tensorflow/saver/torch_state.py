@@ -19,7 +19,7 @@ from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver import convert
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import TensorReader
-from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
+from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
 from cerebras_tensorflow.saver.tf_h5_saver import Sharding, writer
 
 STRUCTURE = "__structure__"

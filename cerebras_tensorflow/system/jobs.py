@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cerebras_tensorflow.errors import SystemStateError
-from cerebras_tensorflow.system import store
+from cerebras_tensorflow.system import database as store
 
 QUEUED = "QUEUED"
 RUNNING = "RUNNING"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SystemNotFoundError, SystemStateError
-from cerebras_tensorflow.system import facts, jobs, remote, store
+from cerebras_tensorflow.system import database as store
+from cerebras_tensorflow.system import facts, jobs, remote
 from cerebras_tensorflow.system.interface import System
 from cerebras_tensorflow.system.state import BOOTING, SystemState, check_admits
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from cerebras_tensorflow.errors import SystemStateError
 from cerebras_tensorflow.system import jobs, registry, state
 from cerebras_tensorflow.system.state import MODE_TITLES, SystemState
-from csrun.jobs.resources import one_line
+from csrun.csctl.resources import one_line
 
 OK = 0
 REFUSED = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
-from cerebras_tensorflow.saver import soundness
+from cerebras_tensorflow.saver import integrity as soundness
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from reference_implementations.common import cluster
 from reference_implementations.common.sections import MODES, RunSettings
@@ -217,7 +217,7 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
 
 
 def _train(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings) -> None:
-    from cerebras_tensorflow.estimator.hooks import NanLossError
+    from cerebras_tensorflow.estimator.training.hooks import NanLossError
 
     try:
         estimator.train(input_fn, steps=settings.steps, max_steps=settings.max_steps)

@@ -32,9 +32,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cerebras_tensorflow.saver import tf_h5_saver
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-from cerebras_tensorflow.saver.h5_writer import H5Writer
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 
 GB = 10**9
 PIECE = 4 << 20

@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cerebras_tensorflow.saver.interface import TensorEntry
-from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
+from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
 
 HIDDEN, HEADS, VOCABULARY, SHARDS = 2048, 16, 50400, 4
 ROOT = Path(__file__).resolve().parents[2]

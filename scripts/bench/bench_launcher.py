@@ -21,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cerebras_tensorflow.system import jobs, store
+from cerebras_tensorflow.system import database as store
+from cerebras_tensorflow.system import jobs
 
 CASES = {
     "python -c pass": [sys.executable, "-c", "pass"],
@@ -30,9 +31,9 @@ CASES = {
     "csrun_wse --dry-run true": ["csrun.cli:csrun_wse", "--dry-run", "true"],
     "csrun_cpu --help": ["csrun.cli:csrun_cpu", "--help"],
     "cs -c 'config execmode show'": ["csrun.shell.cli:main", "-c", "config execmode show"],
-    "csctl get jobs": ["csrun.jobs.cli:main", "get", "jobs"],
-    "csctl get jobs -a": ["csrun.jobs.cli:main", "get", "jobs", "-a"],
-    "csctl get jobs -a -o json": ["csrun.jobs.cli:main", "get", "jobs", "-a", "-o", "json"],
+    "csctl get jobs": ["csrun.csctl.cli:main", "get", "jobs"],
+    "csctl get jobs -a": ["csrun.csctl.cli:main", "get", "jobs", "-a"],
+    "csctl get jobs -a -o json": ["csrun.csctl.cli:main", "get", "jobs", "-a", "-o", "json"],
     "cs-system list": ["csrun.system_cli:main", "list"],
 }
 

@@ -55,10 +55,10 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     from cerebras_tensorflow import CSRunConfig
     from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.compiler.step import compile_step
-    from cerebras_tensorflow.estimator.checkpoints import CheckpointSaver
-    from cerebras_tensorflow.estimator.training import training_ops
+    from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
+    from cerebras_tensorflow.estimator.training.run import training_ops
     from cerebras_tensorflow.runtime.session import ProgramSession
-    from cerebras_tensorflow.runtime.weight_store import FileStore
+    from cerebras_tensorflow.runtime.weight_store.file import FileStore
 
     shape = argparse.Namespace(**vars(options), optimizer="adam", clip=None)
     model, pipeline = bench_streaming.build(shape)

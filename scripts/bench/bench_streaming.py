@@ -45,8 +45,8 @@ def build(options: argparse.Namespace) -> Any:
     import tensorflow as tf
 
     from cerebras_tensorflow import CSRunConfig
-    from cerebras_tensorflow.estimator.inputs import InputPipeline
-    from cerebras_tensorflow.estimator.model_call import call_model_fn
+    from cerebras_tensorflow.estimator.model.inputs import InputPipeline
+    from cerebras_tensorflow.estimator.model.model_call import call_model_fn
     from reference_implementations.gpt2.model import model_fn
 
     shape = (options.batch, options.sequence)
@@ -96,12 +96,13 @@ def main() -> None:
     from cerebras_tensorflow.compiler.memory_plan import plan_memory
     from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.compiler.step import compile_step
-    from cerebras_tensorflow.estimator.training import training_ops
+    from cerebras_tensorflow.estimator.training.run import training_ops
     from cerebras_tensorflow.graph.cost import flops, op_outputs
-    from cerebras_tensorflow.runtime.heap import return_large_buffers
-    from cerebras_tensorflow.runtime.memory import resident_bytes
+    from cerebras_tensorflow.runtime.host.heap import return_large_buffers
+    from cerebras_tensorflow.runtime.host.memory import resident_bytes
     from cerebras_tensorflow.runtime.session import ProgramSession
-    from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore
+    from cerebras_tensorflow.runtime.weight_store.file import FileStore
+    from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
     from cerebras_tensorflow.units import parse_size
 
     model, pipeline = build(options)

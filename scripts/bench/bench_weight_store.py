@@ -24,8 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cerebras_tensorflow.graph.program import WeightSpec
-from cerebras_tensorflow.runtime.weight_store import FileStore
-from cerebras_tensorflow.runtime.weight_store_blocks import checksums
+from cerebras_tensorflow.runtime.weight_store.blocks import checksums
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
 
 GB = 10**9
 ROWS, WIDTH = 4096, 4096

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cerebras_tensorflow.estimator.early_stopping import read_eval_metrics
-from cerebras_tensorflow.estimator.exporters import loss_is_smaller
+from cerebras_tensorflow.estimator.export.exporters import loss_is_smaller
+from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
 from tests.compat import models
 
 TrainSpec, EvalSpec = tf.estimator.TrainSpec, tf.estimator.EvalSpec

@@ -335,7 +335,7 @@ def test_a_server_that_is_killed_stops_the_launch_with_its_log_after_the_chief_h
     child = started(*options, "python", "-c", ASKING, str(tmp_path / "checkpoint"), stderr=subprocess.STDOUT)
     wait_for_line(child, "step 1")
     folder = str(jobs.job_folder(home, jobs.listed(home)[0].id))
-    words = ["-m", "cerebras_tensorflow.runtime.weight_server_process", folder, "0"]
+    words = ["-m", "cerebras_tensorflow.runtime.weight_store.server", folder, "0"]
     (server,) = [
         process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == words
     ]

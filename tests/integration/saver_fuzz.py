@@ -23,12 +23,13 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from cerebras_tensorflow.saver import h5_index, tf_h5_saver
+from cerebras_tensorflow.saver import tf_h5_saver
+from cerebras_tensorflow.saver.bundle.sstable import read_table, write_table
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-from cerebras_tensorflow.saver.checksum import crc32c
-from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
-from cerebras_tensorflow.saver.sstable import read_table, write_table
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.saver.files.checksum import crc32c
+from cerebras_tensorflow.saver.hdf5 import index as h5_index
+from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
 
 SEEDS = ["bundle", "ours.h5", "gzip.h5", "shards.h5", "plain.h5", "legacy.h5", "storage.h5", "s.safetensors"]
 TIMEOUT_S = 20

@@ -20,10 +20,10 @@ import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver import cli, tf_h5_saver
-from cerebras_tensorflow.saver.atomic import FolderLock
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
-from cerebras_tensorflow.saver.retention import Policy, clean_up, record_save
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.saver.files.atomic import FolderLock
+from cerebras_tensorflow.saver.model_dir.retention import Policy, clean_up, record_save
 
 SAVED = ["bundle", "h5", "shards", "gzip"]
 CHANGED = ["update", "update shards", "to_h5", "to_tensorflow"]

@@ -136,7 +136,7 @@ def serve(home: Path, argv, tmp_path: Path) -> Iterator[Callable[..., tuple[Path
 def call(address: str, name: str, request, token: str = "", channel=None):
     import grpc
 
-    from csrun.jobs import server
+    from csrun.csctl import server
 
     with channel or grpc.insecure_channel(address) as open_channel:
         stub = server.CSCTL.services["CsCtlV1"].stub(open_channel)
@@ -146,7 +146,7 @@ def call(address: str, name: str, request, token: str = "", channel=None):
 def test_a_wrong_token_neither_reads_nor_changes(serve, home: Path, tmp_path: Path, job: subprocess.Popen[str]) -> None:
     import grpc
 
-    from csrun.jobs.server import api
+    from csrun.csctl.server import api
 
     (tmp_path / "token").write_text("secret\n")
     _, address = serve("--token-file", str(tmp_path / "token"))

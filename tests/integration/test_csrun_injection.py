@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cerebras_tensorflow.system import jobs, registry
-from csrun.jobs.cli import main as csctl
+from csrun.csctl.cli import main as csctl
 from csrun.manual import ANALYZER_OPTIONS, CPU_OPTIONS, WSE_OPTIONS
 
 OPTIONS = [

@@ -65,7 +65,7 @@ def test_a_dead_weight_server_stops_the_launch_and_the_next_one_resumes(
         (server, *_) = [
             process
             for process in psutil.Process(child.pid).children(recursive=True)
-            if "cerebras_tensorflow.runtime.weight_server_process" in process.cmdline()
+            if "cerebras_tensorflow.runtime.weight_store.server" in process.cmdline()
         ]
         os.kill(server.pid, signal.SIGKILL)
         output, _ = child.communicate(timeout=120)

@@ -11,8 +11,8 @@ import pytest
 
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver import tf_h5_saver
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
 from tests.integration import saver_fuzz
 
 KINDS = ["bundle", "h5", "shards", "gzip", "update", "update shards", "to_h5", "to_tensorflow"]

@@ -6,10 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cerebras_tensorflow.saver.checkpoint_state import read_state
-from cerebras_tensorflow.saver.retention import Policy, record_save
-from cerebras_tensorflow.saver.sstable import read_table
-from cerebras_tensorflow.saver.tensor_bundle import BundleReader, BundleWriter
+from cerebras_tensorflow.saver.bundle.reader import BundleReader
+from cerebras_tensorflow.saver.bundle.sstable import read_table
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
+from cerebras_tensorflow.saver.model_dir.retention import Policy, record_save
+from cerebras_tensorflow.saver.model_dir.state import read_state
 
 VALUES = {
     "dense/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),

@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
-from cerebras_tensorflow.estimator.trace_hook import StepRecorder
+from cerebras_tensorflow.estimator.training.trace_hook import StepRecorder
 from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Span
-from cerebras_tensorflow.runtime.weight_store import FileStore
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from tests.numerics.streaming import build, opened
 from tests.numerics.test_weight_streaming_is_exact import adam
 

@@ -15,12 +15,14 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
-from cerebras_tensorflow.estimator.model_call import graph_semantics, op_name
+from cerebras_tensorflow.estimator.model.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program, WeightSpec
 from cerebras_tensorflow.runtime.session import ProgramSession
-from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, WeightStore
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
 
 v1 = tf.compat.v1
 BATCH, SEQUENCE, VOCABULARY = 4, 16, 96

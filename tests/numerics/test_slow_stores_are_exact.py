@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.runtime.weight_store.test_remote import weight_servers
 
 from cerebras_tensorflow.graph.program import WeightSpec
-from cerebras_tensorflow.runtime.store_snapshot import StoreSnapshot
-from cerebras_tensorflow.runtime.weight_servers import ServerStore
-from cerebras_tensorflow.runtime.weight_store import FileStore, MappedStore, WeightStore
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+from cerebras_tensorflow.runtime.weight_store.remote import ServerStore
+from cerebras_tensorflow.runtime.weight_store.snapshot import StoreSnapshot
 from tests.numerics.streaming import Built, build, opened
 from tests.numerics.test_weight_streaming_is_exact import accumulated, adam, clipped, decoupled_decay
-from tests.unit.runtime.test_weight_servers import weight_servers
 
 STEPS = 6
 SNAPSHOTS_AFTER = (1, 3)

@@ -47,4 +47,4 @@ def test_keras_is_loaded_when_it_is_used() -> None:
 
 
 def test_keras_may_be_imported_first() -> None:
-    assert output(KERAS_FIRST) == [True, "cerebras_tensorflow.estimator.plain"]
+    assert output(KERAS_FIRST) == [True, "cerebras_tensorflow.estimator.tf_estimator"]

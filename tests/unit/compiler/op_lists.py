@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 
-from cerebras_tensorflow.compiler.liveness import ALIASES
+from cerebras_tensorflow.compiler.memory.liveness import ALIASES
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable
 

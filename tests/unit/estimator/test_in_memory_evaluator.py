@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.estimator.early_stopping import read_eval_metrics
 from cerebras_tensorflow.estimator.in_memory_evaluator import InMemoryEvaluatorHook
+from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
 from tests.unit.estimator.tiny import estimator, input_fn, v1
 
 

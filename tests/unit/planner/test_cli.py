@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cerebras_tensorflow.estimator.cs_config import STORES
+from cerebras_tensorflow.estimator.config.cs_config import STORES
 from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
 from cerebras_tensorflow.planner import cli
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from cerebras_tensorflow.estimator.cs_config import STORES, CSConfig
+from cerebras_tensorflow.estimator.config.cs_config import STORES, CSConfig
 from reference_implementations.common.sections import CsSettings
 from reference_implementations.common.settings import check_section
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cerebras_tensorflow.saver import cli, tf_h5_saver
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
 
 VALUES = {
     "dense/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),

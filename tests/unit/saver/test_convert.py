@@ -7,8 +7,8 @@ import pytest
 
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver import tf_h5_saver
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.convert import Selection, open_source, verify
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
 
 VALUES = {"w": np.arange(6, dtype=np.float32), "b": np.array([np.nan, 1.0])}
 

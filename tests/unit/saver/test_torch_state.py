@@ -13,7 +13,7 @@ from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver import torch_state
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import TensorEntry
-from cerebras_tensorflow.saver.safetensors_format import SafetensorsWriter
+from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
 
 STATE = {
     "a": {"b": 0.1, "c": 0.001, 3: -math.inf},

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from cerebras_tensorflow.errors import SystemStateError
-from cerebras_tensorflow.system import jobs, store
+from cerebras_tensorflow.system import database as store
+from cerebras_tensorflow.system import jobs
 
 
 def submit(home) -> jobs.LiveJob:

@@ -1,0 +1,1 @@
+"""Memory of a step: liveness, spilling, recomputing, the budget."""

@@ -1,0 +1,138 @@
+"""The memory of a step, and how much of it has to be spilled.
+
+    peak = the process without the step
+         + variables that stay
+         + weights on the move: the window, or the largest weight, which gets the memory to itself
+         + values between ops
+         + overhead (`overhead_bytes`): what kernels, queues and allocators take beside the values themselves
+
+Without a budget, values are spilled as far as that adds little to what the weights' moves cost anyway. It makes the
+peak of a deep model depend little on its depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from cerebras_tensorflow.compiler.memory.liveness import Value
+from cerebras_tensorflow.compiler.memory.spilling import SpillPlan, plan_spills
+from cerebras_tensorflow.compiler.options import StreamingOptions
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.units import format_bytes, format_bytes_up
+
+# Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py: the scratch
+# memory of the kernels and the session's own; the store's queue and the buffers that it keeps for later use.
+_SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
+# TensorFlow's allocator on a CPU with oneDNN keeps what is freed in a pool. A value takes the smallest free piece that
+# it fits into, so that the pool is larger than what is in it, and a value of the largest size may fit nowhere.
+_POOL_SHARE, _LARGEST_SHARE = 0.15, 0.25
+# Where nothing waits at gates, ops run ahead of the order by more than one of the largest values.
+_LARGEST_SHARE_IN_MEMORY = 2.0
+# Slices in memory at a time: three of one optimizer op, twice, as it copies what it loads.
+_SLICES = 6
+# Part of a budget that is planned for: the plan is within some percent of what a step then takes.
+_PLANNED_SHARE = 0.93
+_MOVES_OF_A_WEIGHT = 4  # forward, backward, and to and from its update
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What the schedule moves.
+
+    Attributes:
+        window_bytes: Bytes of weights in memory at a time, where one does not exceed it.
+        slice_bytes: Most bytes of a variable that an element-wise update has in memory.
+        weights: Size of each streamed variable.
+    """
+
+    window_bytes: int
+    slice_bytes: int
+    weights: tuple[int, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes on the move at a time."""
+        return max(self.window_bytes, max(self.weights, default=0))
+
+    @property
+    def update_bytes(self) -> int:
+        """Most bytes of slices that updates have in memory."""
+        return _SLICES * min(self.slice_bytes, max(self.weights, default=0))
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that a step moves, roughly."""
+        return _MOVES_OF_A_WEIGHT * sum(self.weights)
+
+
+def overhead_bytes(values: Sequence[Value], peak_bytes: int, moves: Moves | None) -> int:
+    """Return what a step takes beside its values and its weights.
+
+    Args:
+        values: Of the step.
+        peak_bytes: What they take at most at a time.
+        moves: Of its weights; None: they stay in memory.
+    """
+    largest = max((value.num_bytes for value in values), default=0)
+    in_pool = peak_bytes + (moves.update_bytes if moves else 0)
+    share = _LARGEST_SHARE if moves else _LARGEST_SHARE_IN_MEMORY
+    taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + share * largest
+    return int(taken) + _SESSION_BYTES + (min(_STORE_BYTES, sum(moves.weights)) if moves else 0)
+
+
+def spill_within(
+    values: Sequence[Value],
+    length: int,
+    outputs: Mapping[str, Sequence[Output]],
+    moves: Moves,
+    options: StreamingOptions,
+) -> SpillPlan:
+    """Choose what to spill.
+
+    Args:
+        values: Of the step.
+        length: Of the step's order.
+        outputs: Of each op.
+        moves: Of its weights.
+        options: The budget, and what else is chosen about spilling.
+
+    Raises:
+        CompileError: If the budget is too small.
+    """
+    plan = partial(plan_spills, values, length, outputs, min_bytes=options.min_spill_bytes)
+    least = plan(0)
+    memory_budget, process_bytes = options.memory_budget, options.process_bytes
+    if memory_budget is None:
+        return _spill_little(plan, least, int(options.spill_share * moves.step_bytes))
+    fixed = process_bytes + moves.peak_bytes
+    overhead = overhead_bytes(values, least.peak_bytes, moves)
+    needed = (fixed + least.peak_bytes + overhead) / _PLANNED_SHARE
+    if needed > memory_budget:
+        raise CompileError(
+            f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
+            f"{format_bytes(process_bytes)} for the process, {format_bytes(moves.peak_bytes)} for weights on the move, "
+            f"{format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, "
+            f"{format_bytes(overhead)} for kernels, queues and allocators, and some to spare. Raise memory_budget to "
+            "that, or make the batch or the sequence smaller"
+        )
+    free = _PLANNED_SHARE * memory_budget - fixed - overhead_bytes(values, 0, moves)
+    return plan(max(least.peak_bytes, int(free / (1 + _POOL_SHARE))))
+
+
+def _spill_little(plan: Callable[[int | None], SpillPlan], least: SpillPlan, free_bytes: int) -> SpillPlan:
+    """Return the plan of the lowest peak among those that move at most `free_bytes`."""
+    if least.moved_bytes <= free_bytes:
+        return least
+    best = plan(None)
+    low, high = least.peak_bytes, best.peak_bytes
+    while high - low > max(1, best.peak_bytes // 50):
+        middle = (low + high) // 2
+        tried = plan(middle)
+        if tried.moved_bytes <= free_bytes:
+            best, high = tried, middle
+        else:
+            low = middle
+    return best

@@ -1,0 +1,203 @@
+"""Recomputation: values that are made again just before their late use, instead of going to the store and back.
+
+It pays where the ops that make a value only pass over their inputs (element-wise ops), and where those inputs are in
+memory at the late use anyway, since they are used there or later. The copy of an op is the same kernel on the same
+bits, so nothing changes in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cerebras_tensorflow.compiler.memory.liveness import OUTSIDE, Use, Value, owner_of
+from cerebras_tensorflow.compiler.memory.spilling import Spill, SpillPlan
+from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
+
+ELEMENT_WISE = frozenset({
+    "Add", "AddV2", "BiasAdd", "Cast", "Div", "Equal", "Erf", "Erfc", "Exp", "Greater", "GreaterEqual", "Less",
+    "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum", "Minimum", "Mul", "Neg", "NotEqual", "Pow",
+    "RealDiv", "Reciprocal", "Relu", "Relu6", "Rsqrt", "Select", "SelectV2", "Selu", "Sigmoid", "Softplus", "Sqrt",
+    "Square", "SquaredDifference", "Sub", "Tanh",
+})  # fmt: skip
+_MOST_OPS = 6  # to make one value
+_MOST_EARLIER = 64  # positions by which a spilled value may come back earlier, so that another can be made from it
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """One value that is made again.
+
+    Attributes:
+        endpoint: The output that is made.
+        ops: The ops to run again, each after those it needs; the last one makes the value.
+        trigger: An op that runs shortly before the late use; None: what the ops take is loaded then anyway.
+        late: Uses that take what is made again.
+        shapes: Of the endpoints by which they take it.
+    """
+
+    endpoint: Endpoint
+    ops: tuple[str, ...]
+    trigger: str | None
+    late: tuple[Use, ...]
+    shapes: Mapping[Endpoint, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Refills:
+    """How each value that leaves memory comes back.
+
+    Attributes:
+        spills: From the store, in the order of their first late use.
+        recomputations: Made again.
+        first_uses: Position of the first use of a spilled value that something is made from, where it is before those
+            of its own.
+        curve: Bytes of values between ops at each position of the order.
+    """
+
+    spills: tuple[Spill, ...]
+    recomputations: tuple[Recomputation, ...]
+    first_uses: Mapping[Endpoint, int]
+    curve: NDArray[np.int64]
+
+
+def recompute_where_cheaper(
+    table: NodeTable,
+    order: Sequence[str],
+    values: Sequence[Value],
+    plan: SpillPlan,
+    outputs: Mapping[str, Sequence[Output]],
+    streamed_reads: Container[str],
+) -> Refills:
+    """Choose, of the values that a plan spills, those that are made again instead.
+
+    Args:
+        table: The graph.
+        order: Its nodes.
+        values: Of the step.
+        plan: What leaves memory, and the memory that the rest takes.
+        outputs: Of each op.
+        streamed_reads: Reads of variables whose values are not in memory.
+    """
+    search = _Search(table, order, values, plan, outputs, streamed_reads)
+    spills, recomputations = [], []
+    # What a value is made from comes before it, and has been decided on.
+    for spill in sorted(plan.spills, key=lambda spill: spill.made):
+        found = search.find(spill)
+        if found is None:
+            spills.append(spill)
+        else:
+            recomputations.append(found)
+            search.recomputed.add(spill.endpoint)
+    spills.sort(key=lambda spill: spill.late[0].position)
+    return Refills(tuple(spills), tuple(recomputations), search.first_uses, search.curve)
+
+
+@dataclass
+class _Attempt:
+    """The ops found so far to make one value again at a position."""
+
+    place: int
+    chain: dict[str, None] = field(default_factory=dict)
+    earlier: list[Endpoint] = field(default_factory=list)  # spilled values that have to come back earlier for it
+    is_loaded: bool = False  # whether something that it takes comes from the store
+
+
+class _Search:
+    """What is known while ways to make values again are looked for."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        order: Sequence[str],
+        values: Sequence[Value],
+        plan: SpillPlan,
+        outputs: Mapping[str, Sequence[Output]],
+        streamed_reads: Container[str],
+    ) -> None:
+        self._table = table
+        self._streamed_reads = streamed_reads
+        self._outputs = outputs
+        self.curve = plan.curve.copy()
+        self.first_uses: dict[Endpoint, int] = {}
+        self._limit = plan.peak_bytes
+        self._position = {name: index for index, name in enumerate(order)}
+        self._values = {value.endpoint: value for value in values}
+        self._spills = {spill.endpoint: spill for spill in plan.spills}
+        self.recomputed: set[Endpoint] = set()
+
+    def find(self, spill: Spill) -> Recomputation | None:
+        """Return how to make a value again, if that is cheap and needs nothing that is not there."""
+        place = spill.late[0].position
+        attempt = _Attempt(place)
+        if not self._add(spill.endpoint, attempt, is_wanted=True):
+            return None
+        between = sum(self._bytes(name) for name in list(attempt.chain)[:-1])
+        if self.curve[place] + between > self._limit:
+            return None
+        trigger = None if attempt.is_loaded else self._trigger(spill)
+        if trigger is None and not attempt.is_loaded:
+            return None
+        for endpoint in attempt.earlier:
+            self.curve[place : self._first_use(endpoint)] += self._spills[endpoint].num_bytes
+            self.first_uses[endpoint] = place
+        return Recomputation(spill.endpoint, tuple(attempt.chain), trigger, spill.late, spill.shapes)
+
+    def _add(self, endpoint: Endpoint, attempt: _Attempt, is_wanted: bool = False) -> bool:
+        """Add the ops that make an endpoint to an attempt's chain; whether that is possible."""
+        endpoint = owner_of(self._table, endpoint)
+        node = self._table.nodes[endpoint.node]
+        if node.op == "Const" or endpoint.node in attempt.chain:
+            return True
+        if node.op == "ReadVariableOp":
+            return endpoint.node not in self._streamed_reads
+        if not is_wanted and self._is_there(endpoint, attempt):
+            return True
+        value = self._values.get(endpoint)
+        if value is None or value.is_conditional or node.op not in ELEMENT_WISE:
+            return False
+        if len(self._outputs.get(endpoint.node, ())) != 1 or len(attempt.chain) >= _MOST_OPS:
+            return False
+        if not all(self._add(source, attempt) for source in self._table.data_inputs(endpoint.node)):
+            return False
+        attempt.chain[endpoint.node] = None
+        return len(attempt.chain) <= _MOST_OPS
+
+    def _is_there(self, endpoint: Endpoint, attempt: _Attempt) -> bool:
+        """Whether a value is in memory at the attempt's position, or could be a little earlier than it would be."""
+        place = attempt.place
+        value = self._values.get(endpoint)
+        if value is None or value.last < place or endpoint in self.recomputed:
+            return False
+        spill = self._spills.get(endpoint)
+        if spill is None:
+            return True
+        first = self._first_use(endpoint)
+        if first > place and endpoint not in attempt.earlier:
+            if first - place > _MOST_EARLIER or (self.curve[place:first] + spill.num_bytes > self._limit).any():
+                return False
+            attempt.earlier.append(endpoint)
+        attempt.is_loaded = True
+        return True
+
+    def _first_use(self, endpoint: Endpoint) -> int:
+        return self.first_uses.get(endpoint, self._spills[endpoint].late[0].position)
+
+    def _bytes(self, name: str) -> int:
+        return sum(output.num_bytes for output in self._outputs.get(name, ()))
+
+    def _trigger(self, spill: Spill) -> str | None:
+        """The op closest before the first late use among those that it needs anyway."""
+        first = spill.late[0]
+        found = [owner_of(self._table, endpoint).node for endpoint in self._table.data_inputs(first.user)]
+        later = [name for name in found if self._is_trigger(name, spill.endpoint.node, first.position)]
+        return max(later, key=self._position.__getitem__, default=None)
+
+    def _is_trigger(self, name: str, made: str, place: int) -> bool:
+        value = self._values.get(Endpoint(name, 0))
+        is_late = self._position[name] > place - max(8, (place - self._position[made]) // 4)
+        return value is not None and not value.is_conditional and is_late and self._table.nodes[name].op not in OUTSIDE

@@ -1,0 +1,151 @@
+"""Spilling: values that wait long for their next use go to the weight store and come back, under a memory budget.
+
+Activations wait from the forward to the backward pass, gradients that are clipped by their global norm until all of
+them are there. Where the step's values together exceed the budget, the one whose next use is furthest away goes first
+(the rule that Belady showed to need the fewest moves, as the whole order is known), the larger of two that are as far.
+Moving a value costs its bytes twice, whichever it is, so distance is all that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cerebras_tensorflow.compiler.memory.liveness import Use, Value, memory_curve
+from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.nodes import Endpoint
+
+
+@dataclass(frozen=True)
+class Spill:
+    """One value that leaves memory between two of its uses.
+
+    Attributes:
+        endpoint: The output that is stored.
+        shape, dtype: Of that output; dtype is NumPy's name.
+        num_bytes: Its size.
+        made: Position of the op that makes it.
+        late: Uses that take what is loaded again, in the step's order.
+        shapes: Of the endpoints by which late uses take it.
+    """
+
+    endpoint: Endpoint
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    made: int
+    late: tuple[Use, ...]
+    shapes: Mapping[Endpoint, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class SpillPlan:
+    """What to spill, and what then remains.
+
+    Attributes:
+        spills: In the order of their first late use.
+        curve: Bytes of values between ops at each position of the order, after spilling.
+    """
+
+    spills: tuple[Spill, ...]
+    curve: NDArray[np.int64]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes of values at a time."""
+        return int(self.curve.max(initial=0))
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that go to the store and back in a step."""
+        return 2 * sum(spill.num_bytes for spill in self.spills)
+
+
+def plan_spills(
+    values: Sequence[Value], length: int, outputs: Mapping[str, Sequence[Output]], limit: int | None, min_bytes: int
+) -> SpillPlan:
+    """Choose what to spill so that the values never take more than a limit, or as little as they can.
+
+    Args:
+        values: Of the step.
+        length: Of the step's order.
+        outputs: Of each op, for the shapes.
+        limit: Bytes; None: nothing is spilled.
+        min_bytes: Size of the smallest value to spill.
+
+    Returns:
+        The plan; its peak_bytes is above the limit if that cannot be reached.
+    """
+    curve = memory_curve(values, length)
+    if limit is None or not length:
+        return SpillPlan((), curve)
+    gaps = [gap for value in values for gap in _gaps(value, outputs, min_bytes)]
+    begin = np.array([gap.begin for gap in gaps], np.int64)
+    end = np.array([gap.end for gap in gaps], np.int64)
+    size = np.array([gap.value.num_bytes for gap in gaps], np.int64)
+    free = np.ones(len(gaps), np.bool_)
+    chosen: list[_Gap] = []
+    high = curve.copy()  # without the positions at which nothing more can go
+    while True:
+        worst = int(high.argmax())
+        if high[worst] <= limit:
+            break
+        fits = free & (begin < worst) & (worst < end)
+        if not fits.any():
+            high[worst] = -1
+            continue
+        best = _furthest(fits, end, size)
+        free[best] = False
+        chosen.append(gaps[best])
+        for line in (curve, high):
+            line[begin[best] + 1 : end[best]] -= size[best]
+    chosen.sort(key=lambda gap: gap.end)
+    return SpillPlan(tuple(_spill(gap, outputs) for gap in chosen), curve)
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """A stretch in which a value waits: after `begin`, before `end`."""
+
+    value: Value
+    begin: int
+    end: int
+
+
+def _gaps(value: Value, outputs: Mapping[str, Sequence[Output]], min_bytes: int) -> list[_Gap]:
+    """The widest stretch between two uses of a value that may be spilled: none or one."""
+    if value.is_conditional or value.num_bytes < min_bytes:
+        return []
+    if any(_output(endpoint, outputs) is None for endpoint in (value.endpoint, *(u.endpoint for u in value.uses))):
+        return []
+    places = [value.made, *(use.position for use in value.uses)]
+    width, begin, end = max((after - before, before, after) for before, after in pairwise(places))
+    return [_Gap(value, begin, end)] if width > 2 else []
+
+
+def _output(endpoint: Endpoint, outputs: Mapping[str, Sequence[Output]]) -> Output | None:
+    """An endpoint's output if its shape is known."""
+    found = outputs.get(endpoint.node, ())
+    output = found[endpoint.port] if endpoint.port < len(found) else None
+    return output if output is not None and output.shape is not None else None
+
+
+def _furthest(fits: NDArray[np.bool_], end: NDArray[np.int64], size: NDArray[np.int64]) -> int:
+    candidates = np.flatnonzero(fits)
+    return int(candidates[np.lexsort((size[candidates], end[candidates]))[-1]])
+
+
+def _spill(gap: _Gap, outputs: Mapping[str, Sequence[Output]]) -> Spill:
+    late = tuple(use for use in gap.value.uses if use.position >= gap.end)
+    shapes: dict[Endpoint, tuple[int, ...]] = {}
+    for endpoint in (gap.value.endpoint, *(use.endpoint for use in late)):
+        output = _output(endpoint, outputs)
+        assert output is not None and output.shape is not None
+        shapes[endpoint] = output.shape
+    made = _output(gap.value.endpoint, outputs)
+    assert made is not None and made.shape is not None
+    return Spill(gap.value.endpoint, made.shape, made.dtype, gap.value.num_bytes, gap.value.made, late, shapes)

@@ -1,0 +1,1 @@
+"""Updates and initial values computed in slices of a weight."""

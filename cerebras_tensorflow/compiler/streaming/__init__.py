@@ -1,0 +1,1 @@
+"""The weight-streaming compiler: choose, order, plan memory, rewrite."""

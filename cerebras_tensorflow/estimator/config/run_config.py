@@ -1,0 +1,319 @@
+"""RunConfig and CSRunConfig: how a run saves, logs and seeds, and which system it runs on."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, ClassVar
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.estimator.user_functions import parameters_of
+
+_UNSET: Any = object()
+EVALUATOR = "evaluator"
+_WORKERS = ("chief", "master", "worker")
+CHECKPOINT_FORMATS = ("auto", "tensorflow", "h5")
+
+
+class RunConfig:
+    """Settings of a run, with the names and defaults of tf.estimator.RunConfig 2.15. Immutable; see `replace`.
+
+    Args:
+        model_dir: Folder of checkpoints and event files.
+        tf_random_seed: Seed of the model's graph.
+        save_summary_steps: Steps between summaries; None or 0: no summaries.
+        save_checkpoints_steps, save_checkpoints_secs: When to save; at most one of them. Both None: never; a
+            CerebrasEstimator then saves the first and the last step. Default: every 600 seconds.
+        session_config: tf.compat.v1.ConfigProto of the session.
+        keep_checkpoint_max: Newest checkpoints to keep; 0 or None: all.
+        keep_checkpoint_every_n_hours: Of those that would go, one each so many hours stays.
+        log_step_count_steps: Steps between log lines; None: no lines.
+        **others: Accepted and kept: train_distribute, eval_distribute, device_fn, protocol,
+            experimental_distribute, experimental_max_worker_delay_secs, session_creation_timeout_secs,
+            checkpoint_save_graph_def.
+        checkpoint_format: Ours: "tensorflow", "h5", or "auto": HDF5 for weight streaming through the appliance's
+            interface outside csrun, where scripts read with CheckpointReader; else TensorFlow's, as tf.train reads it.
+
+    Raises:
+        ValueError: If a value is out of range, both kinds of save interval are given, or TF_CONFIG has a cluster
+            without exactly one chief or without this task, or another model_dir (RunConfig only).
+        TypeError: If a setting is unknown, or TF_CONFIG's service is no dict.
+    """
+
+    _checks_cluster = True
+    _OTHERS: ClassVar[dict[str, Any]] = {
+        "train_distribute": None,
+        "device_fn": None,
+        "protocol": None,
+        "eval_distribute": None,
+        "experimental_distribute": None,
+        "experimental_max_worker_delay_secs": None,
+        "session_creation_timeout_secs": 7200,
+        "checkpoint_save_graph_def": True,
+    }
+
+    def __init__(
+        self,
+        model_dir: str | None = None,
+        tf_random_seed: int | None = None,
+        save_summary_steps: int | None = 100,
+        save_checkpoints_steps: Any = _UNSET,
+        save_checkpoints_secs: Any = _UNSET,
+        session_config: Any = None,
+        keep_checkpoint_max: int | None = 5,
+        keep_checkpoint_every_n_hours: float | None = 10000,
+        log_step_count_steps: int | None = 100,
+        checkpoint_format: str = "auto",
+        **others: Any,
+    ) -> None:
+        if save_checkpoints_steps is _UNSET and save_checkpoints_secs is _UNSET:
+            save_checkpoints_steps, save_checkpoints_secs = None, 600
+        elif save_checkpoints_steps is _UNSET:
+            save_checkpoints_steps = None
+        elif save_checkpoints_secs is _UNSET:
+            save_checkpoints_secs = None
+        elif save_checkpoints_steps is not None and save_checkpoints_secs is not None:
+            raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
+        unknown = sorted(set(others) - set(self._OTHERS))
+        if unknown:
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown[0]!r}")
+        tf_config = env.tf_config()
+        self._model_dir = os.fspath(model_dir) if model_dir is not None else None
+        if self._checks_cluster:
+            self._model_dir = _model_dir_of(tf_config, self._model_dir)
+        self._settings: dict[str, Any] = {
+            "tf_random_seed": tf_random_seed,
+            "save_summary_steps": save_summary_steps,
+            "save_checkpoints_steps": save_checkpoints_steps,
+            "save_checkpoints_secs": save_checkpoints_secs,
+            "session_config": session_config,
+            "keep_checkpoint_max": keep_checkpoint_max,
+            "keep_checkpoint_every_n_hours": keep_checkpoint_every_n_hours,
+            "log_step_count_steps": log_step_count_steps,
+            "checkpoint_format": checkpoint_format,
+            **self._OTHERS,
+            **others,
+        }
+        _check_ranges({**self._settings, "model_dir": self._model_dir})
+        self._cluster: dict[str, Any] = tf_config.get("cluster", {})
+        if self._checks_cluster:
+            _check_cluster(self._cluster, tf_config.get("task", {}))
+        self._service = tf_config.get("service")
+        if self._service is not None and not isinstance(self._service, dict):
+            raise TypeError(f'If "service" is set in TF_CONFIG, it must be a dict. Given {type(self._service)}')
+        self._task_type = tf_config.get("task", {}).get("type", "worker")
+        self._task_id = int(tf_config.get("task", {}).get("index", 0))
+
+    def __getattr__(self, name: str) -> Any:
+        settings = self.__dict__.get("_settings", {})
+        if name in settings:
+            return settings[name]
+        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    @property
+    def model_dir(self) -> str | None:
+        """Folder of checkpoints and event files."""
+        return self._model_dir
+
+    @property
+    def task_type(self) -> str:
+        """Type of this task in TF_CONFIG."""
+        return self._task_type
+
+    @property
+    def task_id(self) -> int:
+        """Index of this task in TF_CONFIG."""
+        return self._task_id
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process saves and logs: the cluster's chief, or its first worker if it has none."""
+        has_chief = "chief" in self._cluster or "master" in self._cluster
+        return self._task_id == 0 and (self._task_type in ("chief", "master") or not has_chief)
+
+    @property
+    def cluster_spec(self) -> Any:
+        """The cluster of TF_CONFIG, as a tf.train.ClusterSpec."""
+        import tensorflow as tf
+
+        return tf.train.ClusterSpec(self._cluster if self._task_type != EVALUATOR else {})
+
+    @property
+    def master(self) -> str:
+        """Session target: this process."""
+        return ""
+
+    @property
+    def evaluation_master(self) -> str:
+        """Session target of evaluations: this process."""
+        return ""
+
+    @property
+    def num_ps_replicas(self) -> int:
+        """Parameter servers in TF_CONFIG; an evaluator is not in the cluster."""
+        return len(self._cluster.get("ps", ())) if self._task_type != EVALUATOR else 0
+
+    @property
+    def num_worker_replicas(self) -> int:
+        """Workers in TF_CONFIG, the chief among them; 1 without a cluster."""
+        if self._task_type == EVALUATOR:
+            return 0
+        return sum(len(self._cluster.get(name, ())) for name in _WORKERS) or 1
+
+    @property
+    def service(self) -> Any:
+        """What TF_CONFIG says of the platform."""
+        return self._service
+
+    @property
+    def global_id_in_cluster(self) -> int | None:
+        """Index of this task among all: the chief, workers, parameter servers. None of an evaluator."""
+        if self._task_type == EVALUATOR:
+            return None
+        order = ("chief", "master", "worker", "ps")
+        before = order[: order.index(self._task_type)] if self._task_type in order else ()
+        return self._task_id + sum(len(self._cluster.get(name, ())) for name in before)
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """Return a copy with other values.
+
+        Raises:
+            ValueError: If a setting is unknown or out of range, or both kinds of save interval are given.
+        """
+        _check_ranges(changes)
+        if changes.get("save_checkpoints_steps") is not None and changes.get("save_checkpoints_secs") is not None:
+            raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
+        result = copy.copy(self)
+        result._settings = dict(self._settings)
+        if changes.get("save_checkpoints_steps") is not None:
+            result._settings["save_checkpoints_secs"] = None
+        if changes.get("save_checkpoints_secs") is not None:
+            result._settings["save_checkpoints_steps"] = None
+        for name, value in changes.items():
+            if name == "model_dir":
+                result._model_dir = os.fspath(value) if value is not None else None
+            elif name in result._settings:
+                result._settings[name] = value
+            else:
+                allowed = ["model_dir", *result._settings]
+                raise ValueError(f"Replacing {name} is not supported. Allowed properties are {allowed}.")
+        return result
+
+
+def _check_ranges(settings: Mapping[str, Any]) -> None:
+    for name in ("save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):
+        value = settings.get(name)
+        if value is not None and value < 0:
+            raise ValueError(f"{name} should be >= 0, given: {value}")
+    for name in ("keep_checkpoint_every_n_hours", "log_step_count_steps"):
+        value = settings.get(name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} should be > 0, given: {value}")
+    checkpoint_format = settings.get("checkpoint_format", "auto")
+    if checkpoint_format not in CHECKPOINT_FORMATS:
+        raise ValueError(
+            f"checkpoint_format must be one of {', '.join(CHECKPOINT_FORMATS)}, given: {checkpoint_format!r}"
+        )
+    if settings.get("protocol") not in (None, "grpc", "grpc+verbs"):
+        raise ValueError("protocol should be grpc or grpc+verbs")
+    timeout = settings.get("session_creation_timeout_secs")
+    if timeout is not None and timeout <= 0:
+        raise ValueError(f"session_creation_timeout_secs should be > 0, given: {timeout}")
+    delay = settings.get("experimental_max_worker_delay_secs")
+    if delay is not None and not isinstance(delay, Integral):
+        raise ValueError(f"experimental_max_worker_delay_secs must be an integer if set, given: {delay!r}")
+    if settings.get("model_dir") == "":
+        raise ValueError("model_dir should be non-empty.")
+    seed = settings.get("tf_random_seed")
+    if seed is not None and not isinstance(seed, Integral):
+        raise ValueError(f"tf_random_seed must be integer, given: {seed!r}")
+    session_config = settings.get("session_config")
+    if session_config is not None and not hasattr(session_config, "inter_op_parallelism_threads"):
+        raise ValueError(f"session_config must be instance of ConfigProto, given: {session_config!r}")
+    device_fn = settings.get("device_fn")
+    if device_fn is not None and (not callable(device_fn) or parameters_of(device_fn) - {"self"} != {"op"}):
+        raise ValueError(f'device_fn must be callable with exactly one argument "op", given: {device_fn}')
+
+
+def _model_dir_of(tf_config: Mapping[str, Any], model_dir: str | None) -> str | None:
+    """Return the model_dir of the argument or of TF_CONFIG.
+
+    Raises:
+        ValueError: If TF_CONFIG's is empty, or they differ.
+    """
+    given = tf_config.get("model_dir")
+    if given == "":
+        raise ValueError("model_dir in TF_CONFIG should be non-empty.")
+    if given and model_dir and given != model_dir:
+        raise ValueError(
+            "`model_dir` provided in RunConfig construct, if set, must have the same value as the model_dir in "
+            f'TF_CONFIG. model_dir: {model_dir}\nTF_CONFIG["model_dir"]: {given}.\n'
+        )
+    return model_dir if model_dir is not None else given
+
+
+def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
+    """Check TF_CONFIG as tf.estimator does.
+
+    Raises:
+        ValueError: If its cluster has no chief or several, or the task is not of it.
+    """
+    if not cluster:
+        if task.get("type", "worker") != "worker":
+            raise ValueError('If "cluster" is not set in TF_CONFIG, task type must be WORKER.')
+        if int(task.get("index", 0)) != 0:
+            raise ValueError('If "cluster" is not set in TF_CONFIG, task index must be 0.')
+        return
+    if "master" in cluster and "chief" in cluster:
+        raise ValueError("If `master` node exists in `cluster`, job `chief` is not supported.")
+    chiefs = cluster.get("chief", cluster.get("master"))
+    if not chiefs:
+        raise ValueError('If "cluster" is set in TF_CONFIG, it must have one "chief" node.')
+    if len(chiefs) > 1:
+        raise ValueError('The "cluster" in TF_CONFIG must have only one "chief" node.')
+    for key, name in (("type", "task type"), ("index", "task index")):
+        if task.get(key) is None:
+            raise ValueError(f'If "cluster" is set in TF_CONFIG, {name} must be set.')
+    kind, index = task["type"], int(task["index"])
+    if index < 0:
+        raise ValueError("Task index must be non-negative number.")
+    if kind == EVALUATOR:
+        if "master" in cluster:
+            raise ValueError("If `master` node exists in `cluster`, task_type `evaluator` is not supported.")
+        return
+    note = "Note that these values may be coming from the TF_CONFIG environment variable."
+    shown = f"in the cluster_spec:\n{dict(cluster)}\n\n{note}"
+    if kind not in cluster:
+        raise ValueError(f"{kind} is not a valid task_type {shown}")
+    if index >= len(cluster[kind]):
+        raise ValueError(f"{index} is not a valid task_id for task_type {kind} {shown}")
+
+
+class CSRunConfig(RunConfig):
+    """A RunConfig that names the CS system.
+
+    Args:
+        cs_ip: Address of the system, with or without port. None: the CPU of this machine (pipelined), or the embedded
+            simulated system (weight streaming).
+        system_name: Accepted and kept.
+        cs_config: CSConfig, or any object with its fields.
+        stack_params: Settings of the original's compiler; kept, not used.
+        **kwargs: As RunConfig, but the seed, which is 1 unless given.
+    """
+
+    _checks_cluster = False  # in an input worker TF_CONFIG names the workers alone
+
+    def __init__(
+        self,
+        cs_ip: str | None = None,
+        system_name: str | None = None,
+        cs_config: Any = None,
+        stack_params: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"tf_random_seed": 1, **kwargs})
+        self._settings.update(cs_ip=cs_ip, system_name=system_name, stack_params=stack_params)
+        self._settings["cs_config"] = cs_config if cs_config is not None else CSConfig()

@@ -1,0 +1,131 @@
+"""Evaluating checkpoints as they come: one at a time in the training process, or until the end in one of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.saver.names import files_of
+
+_WARN_EVERY_S = 600.0
+_LOOK_EVERY_S = 0.5  # for a new checkpoint, where throttle_secs says at once
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation.
+
+    Attributes:
+        metrics: As the estimator's evaluate returns them.
+        exports: What the exporters returned.
+    """
+
+    metrics: dict[str, Any]
+    exports: list[Any]
+
+    @property
+    def step(self) -> int:
+        """Global step of the checkpoint."""
+        return int(self.metrics["global_step"])
+
+
+class Evaluator:
+    """Evaluates the newest checkpoint of an estimator and hands it to the exporters.
+
+    Args:
+        estimator: The estimator.
+        spec: The EvalSpec.
+        max_steps: Step at which training ends; None: not known.
+    """
+
+    def __init__(self, estimator: Any, spec: Any, max_steps: int | None) -> None:
+        self._estimator = estimator
+        self._spec = spec
+        self._max_steps = max_steps
+        self._evaluated: str | None = None
+        self._warned_at: float | None = None
+
+    def is_end(self, step: int) -> bool:
+        """Whether training ends at a step."""
+        return self._max_steps is not None and step >= self._max_steps
+
+    def evaluate(self, is_last: bool = False) -> Evaluation | None:
+        """Evaluate the newest checkpoint; None if there is none, or none since the last evaluation.
+
+        Args:
+            is_last: Whether training has ended, be it before max_steps.
+        """
+        path = self._newest()
+        return self._evaluate(path, is_last) if path is not None else None
+
+    def evaluate_beside_training(self) -> Evaluation | None:
+        """Evaluate as `evaluate` does; None, too, if the training process has removed the checkpoint meanwhile."""
+        path = self._newest()
+        if path is None:
+            return None
+        try:
+            return self._evaluate(path, False)
+        except Exception as error:  # of whichever reader found it gone
+            if files_of(path):
+                raise
+            run_log.warning(
+                "Checkpoint %s was removed while it was evaluated (%s); the next one follows. Training keeps more of "
+                "them with a larger keep_checkpoint_max.", path, error,
+            )  # fmt: skip
+            return None
+
+    def _newest(self) -> str | None:
+        path = self._estimator.latest_checkpoint()
+        if path is None:
+            self._warn("Estimator is not trained yet. Will start an evaluation when a checkpoint is ready.")
+        elif path == self._evaluated:
+            self._warn("No new checkpoint ready for evaluation. Skip the current evaluation pass.")
+        return path if path != self._evaluated else None
+
+    def _evaluate(self, path: str, is_last: bool) -> Evaluation:
+        spec = self._spec
+        metrics = self._estimator.evaluate(
+            spec.input_fn, steps=spec.steps, hooks=list(spec.hooks), checkpoint_path=path, name=spec.name
+        )
+        is_last = is_last or self.is_end(int(metrics["global_step"]))
+        folder = os.path.join(self._estimator.model_dir, "export")
+        exports = [
+            exporter.export(self._estimator, os.path.join(folder, exporter.name), path, metrics, is_last)
+            for exporter in spec.exporters
+        ]
+        self._evaluated, self._warned_at = path, None
+        return Evaluation(metrics, exports)
+
+    def _warn(self, text: str) -> None:
+        """Say it, but not more often than every ten minutes."""
+        now = time.monotonic()
+        if self._warned_at is None or now - self._warned_at > _WARN_EVERY_S:
+            run_log.warning("%s", text)
+            self._warned_at = now
+
+
+def evaluate_until_the_end(estimator: Any, spec: Any, max_steps: int | None) -> None:
+    """Evaluate and export each new checkpoint that another process writes, until one is at max_steps.
+
+    The first evaluation begins start_delay_secs after the call, the others at least throttle_secs after the one before
+    them. Without max_steps it ends with the process.
+    """
+    if spec.start_delay_secs:
+        run_log.info("Waiting %f secs before starting eval.", spec.start_delay_secs)
+        time.sleep(spec.start_delay_secs)
+    evaluator = Evaluator(estimator, spec, max_steps)
+    while True:
+        begin = time.monotonic()
+        evaluation = evaluator.evaluate_beside_training()
+        if evaluation is not None and evaluator.is_end(evaluation.step):
+            run_log.info("Exiting evaluation, global_step=%d >= train max_steps=%s", evaluation.step, max_steps)
+            return
+        rest_s = spec.throttle_secs - (time.monotonic() - begin)
+        if rest_s > 0:
+            run_log.info("Waiting %f secs before starting next eval run.", rest_s)
+            time.sleep(rest_s)
+        elif evaluation is None:
+            time.sleep(_LOOK_EVERY_S)

@@ -1,0 +1,80 @@
+"""Predictions of a checkpoint, sample by sample, as a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.estimator.evaluation.run import InferenceRequest, opened_model
+from cerebras_tensorflow.estimator.execution import target as running
+from cerebras_tensorflow.estimator.execution.target import Target
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.logs import run_log
+
+
+def predict(
+    request: InferenceRequest,
+    target: Target,
+    predict_keys: Sequence[str] | None,
+    yield_single_examples: bool,
+    num_samples: int | None,
+) -> Iterator[Any]:
+    """Yield predictions: dicts of arrays, or arrays; of one sample each, or of a batch.
+
+    Raises:
+        ValueError: If no key of the predictions is asked for, or batches of different length are to be split.
+    """
+    given = 0
+    with opened_model(request, target, ModeKeys.PREDICT) as (model, create):
+        run_log.info("Done calling model_fn.")
+        predictions = _chosen(model.spec.predictions, predict_keys)
+        fetched = tf.nest.flatten(predictions, expand_composites=True)
+        hooks = [*request.hooks, *getattr(model.spec, "prediction_hooks", ())]
+        with model.graph.as_default():
+            creator = running.SessionCreator(lambda: create(fetched))
+            with tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks) as session:
+                while not session.should_stop():
+                    values = session.run(predictions)
+                    if not yield_single_examples:
+                        yield values
+                        given += _length(values) if num_samples is not None else 0
+                        if num_samples is not None and given >= num_samples:
+                            return
+                        continue
+                    for number in range(_length(values)):
+                        if num_samples is not None and given >= num_samples:
+                            return
+                        given += 1
+                        if isinstance(values, Mapping):
+                            yield {key: value[number] for key, value in values.items()}
+                        else:
+                            yield values[number]
+
+
+def _chosen(predictions: Any, keys: Sequence[str] | None) -> Any:
+    if keys is None:
+        return predictions
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(predictions, Mapping):
+        raise ValueError("predict_keys argument is not valid in case of non-dict predictions.")
+    chosen = {key: value for key, value in predictions.items() if key in keys}
+    if not chosen:
+        raise ValueError(f"Expected to run at least one output from {list(predictions)}, provided {keys}.")
+    return chosen
+
+
+def _length(values: Any) -> int:
+    if not isinstance(values, Mapping):
+        return int(np.shape(values)[0])
+    lengths = {key: int(np.shape(value)[0]) if np.ndim(value) else -1 for key, value in values.items()}
+    if len(set(lengths.values())) != 1 or -1 in lengths.values():
+        first = next(iter(lengths.values()))
+        other = next((key for key, length in lengths.items() if length != first), next(iter(lengths)))
+        raise ValueError(
+            f"Batch length of predictions should be same. {other} has different batch length than others: {lengths}. "
+            "Use yield_single_examples=False."
+        )
+    return next(iter(lengths.values()))

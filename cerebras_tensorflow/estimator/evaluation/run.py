@@ -1,0 +1,250 @@
+"""One evaluation of a checkpoint: the metrics of the spec, or of its host_call, over the input."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.estimator.evaluation.summary import write_evaluation
+from cerebras_tensorflow.estimator.execution import store_choice as weight_stores
+from cerebras_tensorflow.estimator.execution import target as running
+from cerebras_tensorflow.estimator.execution.target import Target
+from cerebras_tensorflow.estimator.host_call import HostMetrics
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.inputs import InputPipeline
+from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, graph_semantics, local_init_of
+from cerebras_tensorflow.estimator.training import checkpoints
+from cerebras_tensorflow.estimator.training.initialize import initial_values
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.session import ProgramSession
+
+train_v1 = tf.compat.v1.train
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+@dataclass(frozen=True)
+class InferenceRequest:
+    """What the caller of evaluate or predict asked for.
+
+    Attributes:
+        model_fn, input_fn, params, config, model_dir, compile_dir, warm_start: The estimator's.
+        hooks: The caller's.
+        steps: Batches to take; None: all.
+        checkpoint_path: Checkpoint to use; None: the newest of model_dir.
+        name: Of this evaluation; its event files go to `<model_dir>/eval_<name>`.
+        ignores_negative_labels: Whether labels of -1 give no loss.
+        load: Sets the variables of the model's session, in the place of a checkpoint; None: the checkpoint does.
+    """
+
+    model_fn: Callable[..., Any]
+    input_fn: Callable[..., Any]
+    params: Any
+    config: Any
+    model_dir: str
+    compile_dir: str
+    warm_start: Any
+    hooks: Sequence[Any]
+    steps: int | None
+    checkpoint_path: str | None
+    name: str | None = None
+    ignores_negative_labels: bool = False
+    load: Callable[[Model, ProgramSession], None] | None = None
+
+
+def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
+    """Return metric name -> value, with "loss" (mean over batches) and "global_step"."""
+    begin = time.perf_counter()
+    path = checkpoint_of(request)
+    with opened_model(dataclasses.replace(request, checkpoint_path=path), target, ModeKeys.EVAL) as (model, create):
+        spec = model.spec
+        run_log.info("Done calling model_fn.")
+        ops = evaluation_ops(model)
+        host = ops.host
+        fetches = [list(ops.updates.values()), host.fetches if host else []]
+        results: dict[str, Any] = {}
+
+        def finish(session: ProgramSession) -> None:
+            results.update(session.run(ops.values))
+            results["global_step"] = np.int64(session.global_step)
+            if host is not None:
+                results.update(host.results())
+
+        hooks = [
+            *request.hooks,
+            *getattr(spec, "evaluation_hooks", ()),
+            _EvaluationHook(request.steps, finish, needs_batch=request.ignores_negative_labels),
+        ]
+        with model.graph.as_default():
+            creator = running.SessionCreator(lambda: create(ops.roots))
+            with train_v1.MonitoredSession(session_creator=creator, hooks=hooks) as session:
+                while not session.should_stop():
+                    _, device_values = session.run(fetches)
+                    if host is not None:
+                        host.update(device_values)
+        if host is not None:
+            host.close()
+    if not results:
+        raise ValueError("evaluate: the input has no batch. Check the files and the batch size of eval_input.")
+    folder = os.path.join(request.model_dir, f"eval_{request.name}" if request.name else "eval")
+    write_evaluation(folder, results, path)
+    shown = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(results.items()))
+    run_log.info("Finished evaluation in %.2f seconds.", time.perf_counter() - begin)
+    run_log.info("Saving dict for global step %d: %s", results["global_step"], shown)
+    return results
+
+
+@dataclass(frozen=True)
+class EvaluationOps:
+    """What an evaluation asks for.
+
+    Attributes:
+        updates: Metric name -> op that takes one batch.
+        values: Metric name -> tensor of its value.
+        host: Metrics that run on the host; None if the spec has no host_call.
+    """
+
+    updates: dict[str, Any]
+    values: dict[str, Any]
+    host: HostMetrics | None
+
+    @property
+    def roots(self) -> list[Any]:
+        """All tensors and ops that the device has to compute."""
+        return [*self.updates.values(), *self.values.values(), *(self.host.fetches if self.host else [])]
+
+
+def evaluation_ops(model: Model) -> EvaluationOps:
+    """Add to a model's graph the metrics of its spec and the mean of the loss."""
+    host_call = getattr(model.spec, "host_call", None)
+    updates: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    with model.graph.as_default(), graph_semantics():
+        for key, metric in (model.spec.eval_metric_ops or {}).items():
+            if hasattr(metric, "result"):
+                updates[key], values[key] = _keras_metric(model.graph, metric)
+            else:
+                values[key], updates[key] = metric
+        values["loss"], updates["loss"] = tf.compat.v1.metrics.mean(model.spec.loss)
+    return EvaluationOps(updates, values, HostMetrics(host_call) if host_call is not None else None)
+
+
+def _keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
+    """Return the update op and the value of a Keras metric; its variables become local ones, which a run initializes.
+
+    Keras 3 keeps no list of its updates: they are the assignments to its variables, other than their initializers.
+    """
+    inner = [(variable, getattr(variable, "value", None)) for variable in metric.variables]
+    variables: list[Any] = [own if isinstance(own, tf.Variable) else variable for variable, own in inner]
+    for variable in variables:
+        for collection in ("local_variables", "metric_variables"):
+            graph.add_to_collection(collection, variable)
+    handles = {variable.handle.op.name for variable in variables}
+    initializers = {variable.initializer.name for variable in variables}
+    updates = [
+        operation
+        for operation in graph.get_operations()
+        if operation.type in _ASSIGNMENTS
+        and operation.inputs[0].op.name in handles
+        and operation.name not in initializers
+    ]
+    return tf.group(updates), tf.convert_to_tensor(metric.result())
+
+
+@contextmanager
+def opened_model(
+    request: InferenceRequest, target: Target, mode: str
+) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession]]]:
+    """Yield a model for inference, and what makes its session for runs that ask for given tensors and ops."""
+    path = checkpoint_of(request)
+    if request.checkpoint_path and not any(
+        os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5")
+    ):
+        raise ValueError(
+            f"The passed save_path is not a valid checkpoint: {request.checkpoint_path}. Give the prefix, as in "
+            "model_dir/model.ckpt-100, without .index or .data, or an HDF5 file."
+        )
+    if path is None and request.load is None:
+        run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
+    settings = running.session_config_of(request.config, target.mode)  # before any session
+    pipeline = InputPipeline(request.input_fn, request.params, mode, request.config, request.config.tf_random_seed)
+    sessions: list[ProgramSession] = []
+
+    def create(roots: list[Any]) -> ProgramSession:
+        local_init = local_init_of(model)
+        compiled = running.compile_model(
+            model, model.step([*roots, local_init]), target.mode, request.config, request.compile_dir
+        )
+        store = weight_stores.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
+        session = ProgramSession(compiled.program, model.graph, None, store, settings, pipeline.next_batch)
+        sessions.append(session)
+        session.run(local_init)
+        if request.load is not None:
+            request.load(model, session)
+        elif path is not None:
+            run_log.info("Restoring parameters from %s", path)
+            checkpoints.restore(session, path, model.saved_names())
+        else:
+            for name, value in initial_values(model, request.warm_start):
+                session.load(name, value)
+        pipeline.start()
+        return session
+
+    try:
+        if target.mode == WEIGHT_STREAMING:
+            run_log.info("Running the TF Client")
+        model = call_model_fn(
+            request.model_fn, pipeline, mode, request.params, request.config, request.ignores_negative_labels
+        )
+        yield model, create
+    finally:
+        pipeline.close()
+        for session in sessions:
+            session.close()
+
+
+def checkpoint_of(request: InferenceRequest) -> str | None:
+    """Return the checkpoint that a request is about; None: there is none yet, or `load` takes its place."""
+    if request.checkpoint_path is None and request.load is None:
+        return checkpoints.newest_whole(request.model_dir)
+    return request.checkpoint_path
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if np.ndim(value) == 0 and not isinstance(value, bytes) else str(value)
+
+
+class _EvaluationHook(tf.compat.v1.train.SessionRunHook):
+    """Stops after the given number of batches and reads the metrics at the end.
+
+    Args:
+        steps: Batches; None: until the input ends.
+        finish: Reads the metrics.
+        needs_batch: Whether there is nothing to read of an input without a batch. tf.estimator reads the metrics'
+            initial values then.
+    """
+
+    def __init__(self, steps: int | None, finish: Callable[[ProgramSession], None], needs_batch: bool) -> None:
+        self._steps = steps
+        self._finish = finish
+        self._needs_batch = needs_batch
+        self._taken = 0
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._taken += 1
+        if self._steps is not None and self._taken >= self._steps:
+            run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        if not self._taken and not self._needs_batch:
+            run_log.warning("The input of the evaluation has no batch: the metrics are those of no data.")
+        if self._taken or not self._needs_batch:
+            self._finish(session)

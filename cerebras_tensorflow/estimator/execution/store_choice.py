@@ -1,0 +1,61 @@
+"""Where a run keeps its streamed weights: in host memory, on the launch's weight servers, or in a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.host.disk_space import Need, check_space
+from cerebras_tensorflow.runtime.host.heap import return_large_buffers
+from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+
+MEMORY_SHARE = 0.25
+"""Of the free memory, up to which weight_store "auto" means memory, and "file" a file that is mapped."""
+
+
+def fit_in_host_memory(weight_bytes: int, settings: CSConfig) -> bool:
+    """Whether a run keeps its weights in host memory, so that it needs no store."""
+    if settings.weight_store != "auto" or settings.memory_budget is not None:
+        return settings.weight_store == "memory"
+    return weight_bytes < MEMORY_SHARE * free_memory_bytes()
+
+
+def is_mapped(weight_bytes: int, settings: CSConfig) -> bool:
+    """Whether a run maps its weights' file into memory, as they fit there."""
+    is_small = weight_bytes < MEMORY_SHARE * free_memory_bytes()
+    return settings.weight_store == "file" and settings.memory_budget is None and is_small
+
+
+def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
+    """Return the weight store of a Program; None if it needs none.
+
+    A file store of training has `weight_store_dir` for itself. Any other has a folder inside it, so that a model can be
+    evaluated while it is trained.
+
+    Raises:
+        StoreError: If the weights, and in training a checkpoint, do not fit on their disks; or if another run uses the
+            store's folder.
+    """
+    checkpoint = Need("a checkpoint", Path(model_dir), program.weight_bytes, "model_dir")
+    needs = [checkpoint] if is_training else []
+    check_space(needs)
+    if not program.streamed or program.is_in_host_memory:
+        return None
+    if settings.weight_store != "file":
+        from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # and gRPC, which few runs need
+
+        places = weight_servers.summon()
+        needed = sum(spec.num_bytes for spec in program.stored)
+        if settings.weight_store == "servers" or weight_servers.have_room(places, needed):
+            return weight_servers.ServerStore(program.stored, places)
+    folder = Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store"))
+    folder = folder if is_training else folder / "other"
+    if program.is_store_mapped:
+        return MappedStore(program.stored, folder, needs)
+    return_large_buffers()
+    return FileStore(program.stored, folder, beside=needs)

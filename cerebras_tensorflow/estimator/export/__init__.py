@@ -1,0 +1,1 @@
+"""SavedModels and the exporters that write them during training."""

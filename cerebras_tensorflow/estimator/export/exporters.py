@@ -1,0 +1,212 @@
+"""Exporters: when train_and_evaluate exports the model, and how many exports stay."""
+
+from __future__ import annotations
+
+import abc
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
+from cerebras_tensorflow.estimator.user_functions import parameters_of
+from cerebras_tensorflow.logs import run_log
+
+
+class Exporter(abc.ABC):
+    """Decides whether to export after an evaluation."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Name; the exports go to `<model_dir>/export/<name>`."""
+
+    @abc.abstractmethod
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
+    ) -> Any:
+        """Export if it is due.
+
+        Args:
+            estimator: The estimator.
+            export_path: Folder of the exports.
+            checkpoint_path: Checkpoint that has been evaluated.
+            eval_result: Its metrics.
+            is_the_final_export: Whether training has ended.
+
+        Returns:
+            Path of the export, or None.
+        """
+
+
+class FinalExporter(Exporter):
+    """Exports once, when training has ended.
+
+    Args:
+        name: Name of the exporter.
+        serving_input_receiver_fn: Returns a ServingInputReceiver.
+        assets_extra: Path in assets.extra -> file.
+        as_text: Whether the SavedModel is text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+    ) -> None:
+        self._name = name
+        self._receiver_fn = serving_input_receiver_fn
+        self._assets = assets_extra
+        self._as_text = as_text
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
+    ) -> Any:
+        if not is_the_final_export:
+            return None
+        run_log.info("Performing the final export in the end of training.")
+        return _export(self, estimator, export_path, checkpoint_path)
+
+
+class LatestExporter(Exporter):
+    """Exports after each evaluation.
+
+    Args:
+        name, serving_input_receiver_fn, assets_extra, as_text: As FinalExporter.
+        exports_to_keep: Newest exports that stay; None: all.
+
+    Raises:
+        ValueError: If exports_to_keep is not positive.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        self._name = name
+        self._receiver_fn = serving_input_receiver_fn
+        self._assets = assets_extra
+        self._as_text = as_text
+        self._keep = _checked_keep(exports_to_keep)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
+    ) -> Any:
+        path = _export(self, estimator, export_path, checkpoint_path)
+        _retire(export_path, self._keep)
+        return path
+
+
+def loss_is_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]) -> bool:
+    """Whether the current loss is the smaller one.
+
+    Raises:
+        ValueError: If a result is empty or has no loss.
+    """
+    for name, result in (("best_eval_result", best_eval_result), ("current_eval_result", current_eval_result)):
+        if not result or "loss" not in result:
+            raise ValueError(f"{name} cannot be empty or no loss is found in it.")
+    return bool(best_eval_result["loss"] > current_eval_result["loss"])
+
+
+class BestExporter(Exporter):
+    """Exports after an evaluation that is better than all before it, those of earlier runs included.
+
+    Args:
+        name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep: As LatestExporter.
+        event_file_pattern: Event files of evaluations, below model_dir, from which a restarted run learns the best one.
+        compare_fn: compare_fn(best_eval_result, current_eval_result) -> whether current is better. Default: lower loss.
+
+    Raises:
+        ValueError: If compare_fn is None or takes other arguments, or exports_to_keep is not positive.
+    """
+
+    def __init__(
+        self,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: Callable[[], Any] | None = None,
+        event_file_pattern: str | None = "eval/*.tfevents.*",
+        compare_fn: Callable[..., bool] = loss_is_smaller,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        self._name = name
+        self._receiver_fn = serving_input_receiver_fn
+        self._assets = assets_extra
+        self._as_text = as_text
+        self._keep = _checked_keep(exports_to_keep)
+        self._pattern = event_file_pattern
+        if compare_fn is None:
+            raise ValueError("`compare_fn` must not be None.")
+        self._is_better = compare_fn
+        for name in ("best_eval_result", "current_eval_result"):
+            if not {name, "**"} & parameters_of(compare_fn):
+                raise ValueError(f"compare_fn ({compare_fn}) must include {name} argument.")
+        self._best: dict[str, Any] | None = None
+        self._has_read_events = False
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def export(
+        self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
+    ) -> Any:
+        if self._best is None and not self._has_read_events and self._pattern:
+            self._best = self._best_before(os.path.join(estimator.model_dir, self._pattern), eval_result)
+            self._has_read_events = True
+        if self._best is not None and not self._is_better(best_eval_result=self._best, current_eval_result=eval_result):
+            return None
+        run_log.info("Performing best model export.")
+        self._best = dict(eval_result)
+        path = _export(self, estimator, export_path, checkpoint_path)
+        _retire(export_path, self._keep)
+        return path
+
+    def _best_before(self, pattern: str, current: Mapping[str, Any]) -> dict[str, Any] | None:
+        best: dict[str, Any] | None = None
+        for step, metrics in read_eval_metrics(os.path.dirname(pattern), os.path.basename(pattern)).items():
+            if step >= current.get("global_step", step + 1):
+                continue  # the current one has been written already
+            if best is None or self._is_better(best_eval_result=best, current_eval_result=metrics):
+                best = dict(metrics)
+        return best
+
+
+def _checked_keep(number: int | None) -> int | None:
+    if number is not None and number <= 0:
+        raise ValueError(f"`exports_to_keep`, if provided, must be positive number. Got {number}")
+    return number
+
+
+def _export(exporter: Any, estimator: Any, export_path: str, checkpoint_path: str) -> Any:
+    return estimator.export_saved_model(
+        export_path,
+        exporter._receiver_fn,
+        assets_extra=exporter._assets,
+        as_text=exporter._as_text,
+        checkpoint_path=checkpoint_path,
+    )
+
+
+def _retire(folder: str, keep: int | None) -> None:
+    if keep is None:
+        return
+    exports = sorted((entry for entry in os.listdir(folder) if entry.isdigit()), key=int)
+    for entry in exports[:-keep]:
+        shutil.rmtree(os.path.join(folder, entry))

@@ -1,0 +1,280 @@
+"""Exporting a trained model as a SavedModel: what a server feeds, and the export itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import tensorflow as tf
+from tensorflow.python.saved_model.model_utils import export_utils  # private: signatures of ExportOutputs
+
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.inputs import BatchInputs
+from cerebras_tensorflow.estimator.model.model_call import call_model_fn, graph_semantics, local_init_of
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+
+SINGLE_FEATURE = "feature"
+SINGLE_RECEIVER = "input"
+SINGLE_LABEL = "label"
+# In the order of tf.estimator: training has all variables.
+_TAGS = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval", ModeKeys.PREDICT: "serve"}
+
+if TYPE_CHECKING:
+    _Fields: TypeAlias = Any
+    _SupervisedFields: TypeAlias = Any
+else:
+    _SupervisedFields = namedtuple("SupervisedInputReceiver", ("features", "labels", "receiver_tensors"))
+    _Fields = namedtuple("ServingInputReceiver", ("features", "receiver_tensors", "receiver_tensors_alternatives"))
+
+
+class ServingInputReceiver(_Fields):
+    """What a server feeds and what the model makes of it; a single tensor gets the key "feature" or "input".
+
+    Raises:
+        ValueError: If features or receiver tensors are not tensors, or keys are of another type than string (integer:
+            features only).
+    """
+
+    def __new__(cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> Any:
+        """Return a checked receiver."""
+        return super().__new__(
+            cls, _checked_features(features), *_checked_receivers(receiver_tensors, receiver_tensors_alternatives)
+        )
+
+
+class TensorServingInputReceiver(_Fields):
+    """A ServingInputReceiver whose feature is one tensor, which model_fn gets as it is.
+
+    Raises:
+        ValueError: If features is not one tensor, or as ServingInputReceiver.
+    """
+
+    def __new__(cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> Any:
+        """Return a checked receiver."""
+        if features is None:
+            raise ValueError("features must be defined.")
+        if not _is_tensor(features):
+            raise ValueError("feature must be a Tensor, SparseTensor, or RaggedTensor.")
+        return super().__new__(cls, features, *_checked_receivers(receiver_tensors, receiver_tensors_alternatives))
+
+
+class SupervisedInputReceiver(_SupervisedFields):
+    """What is fed to an exported graph of training or evaluation; model_fn gets features and labels as they are.
+
+    Raises:
+        ValueError: If features, labels or receiver tensors are not tensors, or keys are of another type than string
+            (integer: not of receiver tensors).
+    """
+
+    def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Any:
+        """Return a checked receiver."""
+        _checked_features(features)
+        _checked_features(labels, "label")
+        return super().__new__(cls, features, labels, _checked_receiver(receiver_tensors))
+
+
+def build_raw_supervised_input_receiver_fn(
+    features: Any, labels: Any, default_batch_size: int | None = None
+) -> Callable[[], SupervisedInputReceiver]:
+    """Return a function that makes one placeholder for each feature and label.
+
+    Args:
+        features, labels: Tensors or arrays, by name or alone; their shapes (without dim 0) and types count.
+        default_batch_size: Dim 0 of the placeholders.
+
+    Raises:
+        ValueError: If a feature and a label have the same name.
+    """
+    given_features = features if isinstance(features, Mapping) else {SINGLE_RECEIVER: features}
+    given_labels = labels if isinstance(labels, Mapping) else {SINGLE_LABEL: labels}
+    twice = set(given_features) & set(given_labels)
+    if twice:
+        raise ValueError(f"Features and labels must have distinct keys. Found overlapping keys: {twice}")
+
+    def receiver_fn() -> SupervisedInputReceiver:
+        x = {name: _placeholder(name, value, default_batch_size) for name, value in given_features.items()}
+        y = {name: _placeholder(name, value, default_batch_size) for name, value in given_labels.items()}
+        return SupervisedInputReceiver(
+            x if isinstance(features, Mapping) else x[SINGLE_RECEIVER],
+            y if isinstance(labels, Mapping) else y[SINGLE_LABEL],
+            {**x, **y},
+        )
+
+    return receiver_fn
+
+
+def build_raw_serving_input_receiver_fn(
+    features: Any, default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """Return a function that makes one placeholder for each feature.
+
+    Args:
+        features: Tensors or arrays, by name or alone; their shapes (without dim 0) and types count.
+        default_batch_size: Dim 0 of the placeholders.
+    """
+
+    def receiver_fn() -> ServingInputReceiver:
+        given = features if isinstance(features, Mapping) else {SINGLE_FEATURE: features}
+        tensors = {name: _placeholder(name, value, default_batch_size) for name, value in given.items()}
+        return ServingInputReceiver(tensors, dict(tensors))
+
+    return receiver_fn
+
+
+def build_parsing_serving_input_receiver_fn(
+    feature_spec: Mapping[str, Any], default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """Return a function that parses serialized tf.train.Examples, as feature_spec says."""
+
+    def receiver_fn() -> ServingInputReceiver:
+        serialized = tf.compat.v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
+        return ServingInputReceiver(tf.io.parse_example(serialized, feature_spec), {"examples": serialized})
+
+    return receiver_fn
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What the caller of export_saved_model or experimental_export_all_saved_models asked for.
+
+    Attributes:
+        model_fn, params, config: The estimator's.
+        checkpoint: The checkpoint to export.
+        receiver_fns: Mode of model_fn -> what returns its receiver.
+        folder: Where the timestamped folder goes.
+        assets: Path in assets.extra -> file to copy there.
+        as_text: Whether the SavedModel is text.
+    """
+
+    model_fn: Callable[..., Any]
+    params: Any
+    config: Any
+    checkpoint: str
+    receiver_fns: Mapping[str, Callable[[], Any]]
+    folder: str
+    assets: Mapping[str, str]
+    as_text: bool
+
+
+def export(request: ExportRequest) -> str:
+    """Write a SavedModel into a new timestamped folder, which appears when it is whole; return its path.
+
+    Raises:
+        ValueError: If there is no receiver function of a known mode.
+    """
+    modes = [mode for mode in _TAGS if request.receiver_fns.get(mode)]
+    if not modes:
+        raise ValueError(f"No valid modes for exporting found. Got {request.receiver_fns.keys()}.")
+    final = _timestamped(request.folder)
+    partial = os.path.join(request.folder, f"temp-{os.path.basename(final)}")
+    builder = tf.compat.v1.saved_model.Builder(partial)
+    for mode in modes:
+        _add(builder, request, mode, has_variables=mode == modes[0])
+    builder.save(request.as_text)
+    for place, file in request.assets.items():
+        target = os.path.join(partial, "assets.extra", place)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(file, target)
+    os.rename(partial, final)
+    run_log.info("SavedModel written to: %s", final)
+    return final
+
+
+def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -> None:
+    """Add the graph of one mode to a SavedModel, and the variables' values with the first."""
+    source = _Receiver(request.receiver_fns[mode])
+    model = call_model_fn(request.model_fn, source, mode, request.params, request.config)
+    run_log.info("Done calling model_fn.")
+    with model.graph.as_default(), graph_semantics():
+        metrics = model.spec.eval_metric_ops or None
+        outputs = export_utils.export_outputs_for_mode(
+            mode, model.spec.export_outputs, model.spec.predictions, model.spec.loss, metrics
+        )
+        signatures = export_utils.build_all_signature_defs(
+            source.receiver.receiver_tensors,
+            outputs,
+            getattr(source.receiver, "receiver_tensors_alternatives", None),
+            serving_only=mode == ModeKeys.PREDICT,
+        )
+        described = {
+            "signature_def_map": signatures,
+            "assets_collection": model.graph.get_collection(tf.compat.v1.GraphKeys.ASSET_FILEPATHS),
+            "main_op": local_init_of(model),
+            "strip_default_attrs": True,
+        }
+        if not has_variables:
+            builder.add_meta_graph([_TAGS[mode]], **described)
+            return
+        with tf.compat.v1.Session(graph=model.graph) as session, open_checkpoint(request.checkpoint) as reader:
+            for name, variable in model.saved_names().items():
+                session.run(variable.initializer, {variable.initializer.inputs[1]: reader.read(name)})
+            run_log.info("Restored the exported variables from %s", request.checkpoint)
+            builder.add_meta_graph_and_variables(session, [_TAGS[mode]], **described)
+
+
+class _Receiver:
+    """Hands the receiver's features to model_fn, in the place of a batch."""
+
+    def __init__(self, receiver_fn: Callable[[], Any]) -> None:
+        self._receiver_fn = receiver_fn
+        self.receiver: Any = None
+
+    def placeholders(self) -> BatchInputs:
+        """Call the receiver function in the current graph."""
+        self.receiver = self._receiver_fn()
+        return BatchInputs(self.receiver.features, getattr(self.receiver, "labels", None), ())
+
+
+def _timestamped(folder: str) -> str:
+    os.makedirs(folder, exist_ok=True)
+    number = int(time.time())
+    while os.path.exists(os.path.join(folder, str(number))):
+        number += 1
+    return os.path.join(folder, str(number))
+
+
+def _placeholder(name: str, value: Any, batch_size: int | None) -> Any:
+    return tf.compat.v1.placeholder(value.dtype, [batch_size, *tuple(value.shape)[1:]], name=name)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor))
+
+
+def _checked_features(features: Any, kind: str = "feature") -> dict[str, Any]:
+    if features is None:
+        raise ValueError(f"{kind}s must be defined.")
+    result = dict(features) if isinstance(features, Mapping) else {SINGLE_FEATURE: features}
+    for name, value in result.items():
+        if not isinstance(name, (str, int)):
+            raise ValueError(f"{kind} keys must be strings or integers: {name}.")
+        if not _is_tensor(value):
+            raise ValueError(f"{kind} {name} must be a Tensor, SparseTensor, or RaggedTensor.")
+    return result
+
+
+def _checked_receivers(tensors: Any, alternatives: Any) -> tuple[dict[str, Any], Any]:
+    checked = _checked_receiver(tensors)
+    if alternatives is not None:
+        if not isinstance(alternatives, Mapping):
+            raise ValueError(f"receiver_tensors_alternatives must be a dict: {alternatives}.")
+        alternatives = {key: _checked_receiver(value) for key, value in alternatives.items()}
+    return checked, alternatives
+
+
+def _checked_receiver(tensors: Any) -> dict[str, Any]:
+    if tensors is None:
+        raise ValueError("receiver_tensors must be defined.")
+    result = dict(tensors) if isinstance(tensors, Mapping) else {SINGLE_RECEIVER: tensors}
+    for name, value in result.items():
+        if not isinstance(name, str):
+            raise ValueError(f"receiver_tensor keys must be strings: {name}.")
+        if not isinstance(value, tf.Tensor):
+            raise ValueError(f"receiver_tensor {name} must be a Tensor.")
+    return result

@@ -1,0 +1,194 @@
+"""The input pipeline: input_fn runs in a graph of its own, batches reach the step through placeholders.
+
+The step's graph then does not depend on how its data is read (a compiled Program serves any pipeline that yields the
+same shapes), and what a run waits for, data or the step, can be told apart.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
+from cerebras_tensorflow.estimator.user_functions import call_with
+from cerebras_tensorflow.runtime.input_workers import chief as input_workers
+
+PLACEHOLDER_PREFIX = "cs_input/"
+_AHEAD = 2  # batches read ahead of the step
+_LOOK_UP_S = 0.5  # how often a step that waits for its batch looks whether it should stop
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """The batch inside the step's graph.
+
+    Attributes:
+        features, labels: As model_fn takes them.
+        names: Names of the placeholders (ops), in the order in which the pipeline yields their values.
+    """
+
+    features: Any
+    labels: Any
+    names: tuple[str, ...]
+
+
+class InputPipeline:
+    """Runs one input_fn and yields its batches as arrays.
+
+    Args:
+        input_fn: Returns a Dataset, (features, labels) or features; may take params, mode, config, input_context.
+        params, mode, config: Offered to it.
+        seed: Seed of its graph.
+        should_stop: Asked while a batch is waited for; True ends the input.
+    """
+
+    def __init__(
+        self,
+        input_fn: Callable[..., Any],
+        params: Any,
+        mode: str,
+        config: Any,
+        seed: int | None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._graph = tf.Graph()
+        self._should_stop = should_stop
+        self._batches: queue.Queue[Any] = queue.Queue(_AHEAD)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._session: Any = None
+        self.waited_s = 0.0
+        self.is_exhausted = False
+        with self._graph.as_default():
+            tf.compat.v1.set_random_seed(seed)
+            offered = {"params": params, "mode": mode, "config": config, "input_context": None}
+            if params is None:
+                del offered["params"]
+            with env.as_input_worker() if isinstance(config, CSRunConfig) else nullcontext():
+                result = call_with(input_fn, offered)
+            self._initializers: list[Any] = []
+            if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
+                iterator = tf.compat.v1.data.make_initializable_iterator(untuned(input_workers.distributed(result)))
+                self._initializers.append(iterator.initializer)
+                result = iterator.get_next()
+            features, labels = _features_and_labels(result)
+            self._structure = (features,) if labels is None else (features, labels)
+            flat = tf.nest.flatten(self._structure, expand_composites=True)
+            self._tensors = [tf.convert_to_tensor(tensor) for tensor in flat]
+
+    def placeholders(self) -> BatchInputs:
+        """Make the batch's placeholders in the current graph."""
+        made = [
+            tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=f"{PLACEHOLDER_PREFIX}{number}")
+            for number, tensor in enumerate(self._tensors)
+        ]
+        features, *labels = tf.nest.pack_sequence_as(self._structure, made, expand_composites=True)
+        return BatchInputs(features, labels[0] if labels else None, tuple(tensor.op.name for tensor in made))
+
+    def start(self) -> None:
+        """Start reading ahead."""
+        self._thread = threading.Thread(target=self._read, name="input-pipeline", daemon=True)
+        self._thread.start()
+
+    def next_batch(self) -> Mapping[str, np.ndarray]:
+        """Return the next batch: name of the placeholder's tensor -> value.
+
+        Raises:
+            tf.errors.OutOfRangeError: If the input has ended.
+            StopIteration: If the run is to stop and no batch has come.
+            Exception: What the pipeline raised.
+        """
+        begin = time.perf_counter()
+        item: Any = None
+        while item is None:
+            try:
+                item = self._batches.get(timeout=_LOOK_UP_S)
+            except queue.Empty:
+                if self._should_stop():
+                    raise StopIteration from None
+        self.waited_s += time.perf_counter() - begin
+        if isinstance(item, BaseException):
+            self._batches.put(item)
+            self.is_exhausted = isinstance(item, tf.errors.OutOfRangeError)
+            raise item
+        return {f"{PLACEHOLDER_PREFIX}{number}:0": value for number, value in enumerate(item)}
+
+    def close(self) -> None:
+        """Stop reading and release the pipeline."""
+        self._stop.set()
+        while self._thread is not None and self._thread.is_alive():
+            try:
+                self._batches.get_nowait()
+            except queue.Empty:
+                self._thread.join(0.01)
+        if self._session is not None:
+            self._session.close()
+
+    def _read(self) -> None:
+        coordinator = tf.train.Coordinator()
+        try:
+            with self._graph.as_default():
+                self._session = tf.compat.v1.Session(graph=self._graph)
+                self._session.run(
+                    [
+                        tf.compat.v1.global_variables_initializer(),
+                        tf.compat.v1.local_variables_initializer(),
+                        tf.compat.v1.tables_initializer(),
+                    ]
+                )
+                self._session.run(self._initializers)
+                if self._graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
+                    tf.compat.v1.train.start_queue_runners(self._session, coordinator)
+            step = self._session.make_callable(self._tensors)
+            while not self._stop.is_set():
+                self._batches.put(step())
+        except Exception as error:  # handed to the thread that asks for the next batch
+            self._batches.put(error)
+        finally:
+            coordinator.request_stop()
+
+
+def untuned(dataset: Any) -> Any:
+    """Return a dataset that tf.data does not tune while it runs, unless its own options ask for that.
+
+    Releasing a tuned one may wait for the tuner's thread, which sleeps up to 60 s and can miss that it was cancelled:
+    runs of slow steps then ended a minute late (TF 2.21, RootDataset::Iterator). What is left to AUTOTUNE takes the
+    number of cores instead.
+    """
+    with warnings.catch_warnings():
+        # In a graph the options are those that Python has seen, of which TensorFlow warns.
+        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
+        if dataset.options().autotune.enabled is not None:
+            return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def first_dim(batch: Mapping[str, np.ndarray]) -> int:
+    """Return the number of samples of a batch: dim 0 of its first value that has one."""
+    for value in batch.values():
+        if np.ndim(value) > 0:
+            return int(np.shape(value)[0])
+    return 1
+
+
+def _features_and_labels(result: Any) -> tuple[Any, Any]:
+    if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
+        if len(result) != 2:
+            raise ValueError(
+                f"input_fn should return (features, labels) as a len 2 tuple, a Dataset of such, or features alone. "
+                f"It returned a {type(result).__name__} of length {len(result)}."
+            )
+        return result[0], result[1]
+    return result, None

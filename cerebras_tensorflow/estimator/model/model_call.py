@@ -1,0 +1,151 @@
+"""Calling model_fn: a fresh graph with the batch's placeholders, and the step that comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.step import Step
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.inputs import BatchInputs
+from cerebras_tensorflow.estimator.model.negative_labels import ignore_negative_labels
+from cerebras_tensorflow.estimator.user_functions import call_with, parameters_of
+from cerebras_tensorflow.graph.nodes import prune
+from cerebras_tensorflow.logs import run_log
+
+
+@dataclass(frozen=True)
+class Model:
+    """What one call of model_fn made.
+
+    Attributes:
+        graph: The graph.
+        spec: The EstimatorSpec that it returned.
+        inputs: The batch's placeholders.
+        global_step: The global step variable.
+        mode: The mode in which it was called.
+        ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
+    """
+
+    graph: tf.Graph
+    spec: Any
+    inputs: BatchInputs
+    global_step: Any
+    mode: str
+    ignores_negative_labels: bool = False
+
+    @property
+    def train_node(self) -> str | None:
+        """Name of the train op; None if nothing is trained, whatever the spec has."""
+        op = self.spec.train_op
+        if op is None or self.mode != ModeKeys.TRAIN:
+            return None
+        return op_name(self.graph, op)
+
+    def saved_names(self) -> dict[str, Any]:
+        """Checkpoint name -> variable, of all variables that a checkpoint holds."""
+        return {variable_name(variable): variable for variable in self.graph.get_collection("variables")}
+
+    def step(self, roots: list[Any]) -> Step:
+        """Return the step that the compiler takes, for runs that ask for the given tensors and ops."""
+        names = [op_name(self.graph, root) for root in roots]
+        weights = [variable.handle.op.name for variable in self.graph.get_collection("variables")]
+        names += [*weights, *self.inputs.names]
+        names += [self.train_node] if self.train_node else []
+        names = list(dict.fromkeys(names))
+        graph_def = prune(self.graph.as_graph_def(), names)
+        return Step(
+            graph_def=ignore_negative_labels(graph_def) if self.ignores_negative_labels else graph_def,
+            roots=names,
+            train_node=self.train_node,
+            sources=self.inputs.names,
+            global_step=self.global_step.handle.op.name,
+            weights=weights,
+        )
+
+
+class BatchSource(Protocol):
+    """Whatever makes the batch's placeholders in the current graph: an input pipeline, or a server's receiver."""
+
+    def placeholders(self) -> BatchInputs:
+        """Make them."""
+
+
+def call_model_fn(
+    model_fn: Callable[..., Any],
+    pipeline: BatchSource,
+    mode: str,
+    params: Any,
+    config: Any,
+    ignores_negative_labels: bool = False,
+) -> Model:
+    """Call a model_fn in a new graph.
+
+    Raises:
+        ValueError: If it does not take the labels that input_fn returns, or returns something else than a spec.
+    """
+    graph = tf.Graph()
+    with graph.as_default(), graph_semantics():
+        tf.compat.v1.set_random_seed(config.tf_random_seed)
+        global_step = tf.compat.v1.train.create_global_step(graph)
+        inputs = pipeline.placeholders()
+        taken = parameters_of(model_fn)
+        offered = {"mode": mode, "params": params, "config": config}
+        if "labels" in taken or "**" in taken:
+            offered["labels"] = inputs.labels
+        elif inputs.labels is not None:
+            raise ValueError("model_fn does not take labels, but input_fn returns labels.")
+        run_log.info("Calling model_fn.")
+        if "features" in taken:
+            spec = call_with(model_fn, {**offered, "features": inputs.features})
+        else:
+            spec = call_with(model_fn, offered, inputs.features)
+        for name in ("mode", "loss", "train_op", "predictions"):
+            if not hasattr(spec, name):
+                raise ValueError(
+                    f"model_fn should return an EstimatorSpec. It returned {spec!r:.200} ({type(spec).__name__})."
+                )
+    return Model(graph, spec, inputs, global_step, mode, ignores_negative_labels)
+
+
+@contextmanager
+def graph_semantics() -> Iterator[None]:
+    """TensorFlow's settings while a model's graph is built: resource variables, and tf.cond as Switch and Merge.
+
+    A conditional weight update then stays a set of ops, one for each weight, rather than one op that takes all.
+    """
+    had_resources = tf.compat.v1.resource_variables_enabled()
+    had_control_flow = tf.compat.v1.control_flow_v2_enabled()
+    tf.compat.v1.enable_resource_variables()
+    tf.compat.v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        if not had_resources:
+            tf.compat.v1.disable_resource_variables()
+        if had_control_flow:
+            tf.compat.v1.enable_control_flow_v2()
+
+
+def local_init_of(model: Model) -> Any:
+    """Return the op that initializes what no checkpoint holds: local variables and tables, or the scaffold's own."""
+    scaffold = getattr(model.spec, "scaffold", None)
+    if scaffold is not None and scaffold.local_init_op is not None:
+        return scaffold.local_init_op
+    with model.graph.as_default(), graph_semantics():
+        return tf.group(tf.compat.v1.local_variables_initializer(), tf.compat.v1.tables_initializer())
+
+
+def variable_name(variable: Any) -> str:
+    """Name of a variable in a checkpoint."""
+    return str(variable.name).split(":")[0]
+
+
+def op_name(graph: tf.Graph, value: Any) -> str:
+    """Name of the op behind an op, a tensor or a variable of a graph."""
+    element = graph.as_graph_element(value)
+    return str(element.name if isinstance(element, tf.Operation) else element.op.name)

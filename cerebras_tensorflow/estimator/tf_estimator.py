@@ -1,0 +1,138 @@
+"""Estimator: tf.estimator's own class, for scripts that know no CS system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from cerebras_tensorflow.estimator.config.run_config import EVALUATOR, RunConfig
+from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
+from cerebras_tensorflow.estimator.user_functions import parameters_of
+
+
+class _Kind(type):
+    """A CerebrasEstimator counts as an Estimator, as the original's did."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if cls.__dict__.get("_counts_all", False):
+            return isinstance(instance, CerebrasEstimator)
+        return super().__instancecheck__(instance)
+
+
+class Estimator(CerebrasEstimator, metaclass=_Kind):
+    """Runs a model_fn on this machine, as tf.estimator.Estimator 2.15 documents it.
+
+    Unlike CerebrasEstimator it refuses labels of -1 (TensorFlow's op does), and a checkpoint to warm-start from that
+    lacks a trainable variable.
+
+    Args:
+        model_fn: model_fn(features, labels, mode, params, config) -> EstimatorSpec; it may leave out all but features.
+        model_dir: Folder of checkpoints and event files; the config's, or a new temporary one.
+        config: RunConfig.
+        params: Handed to model_fn and input_fn.
+        warm_start_from: Path or WarmStartSettings.
+
+    Raises:
+        ValueError: If a subclass overrides a public member, if model_fn does not take features or takes what is not
+            handed over, or as CerebrasEstimator.
+    """
+
+    _counts_all = True
+    _is_cerebras = False
+
+    def __init__(
+        self,
+        model_fn: Callable[..., Any],
+        model_dir: str | os.PathLike[str] | None = None,
+        config: Any = None,
+        params: Any = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        self._assert_members_are_not_overridden()
+        if model_fn is not None:
+            _check_arguments(model_fn)
+        config = config if config is not None else RunConfig()
+        super().__init__(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start_from)
+
+    def train(  # type: ignore[override]
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> Estimator:
+        """Train, as CerebrasEstimator.train without a CS system.
+
+        Raises:
+            ValueError: If TF_CONFIG makes this process an evaluator or a parameter server, or as it.
+        """
+        if getattr(self.config, "task_type", None) in (EVALUATOR, "ps"):
+            raise ValueError(
+                "Train has been called wrong configuration. Please use tf.estimator.train_and_evaluate which calls "
+                f"proper API according to given configuration. Current configuration: {self.config}."
+            )
+        super().train(input_fn, hooks, steps, max_steps, saving_listeners, use_cs=False)
+        return self
+
+    def evaluate(  # type: ignore[override]
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Evaluate, as CerebrasEstimator.evaluate without a CS system."""
+        return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
+
+    def predict(  # type: ignore[override]
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Sequence[str] | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """Predict, as CerebrasEstimator.predict without a CS system."""
+        return super().predict(input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
+
+    def export_savedmodel(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        strip_default_attrs: bool = False,
+    ) -> bytes:
+        """Export as export_saved_model does: its name in TensorFlow 1. Defaults are always stripped from the graph."""
+        return self.export_saved_model(
+            export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
+        )
+
+    def _assert_members_are_not_overridden(self) -> None:
+        """Refuse subclasses that override what they must not, as tf.estimator does."""
+        for kind in type(self).__mro__:
+            if kind is Estimator:
+                return
+            overridden = sorted(name for name in vars(kind) if not name.startswith("_") and hasattr(Estimator, name))
+            if overridden:
+                raise ValueError(
+                    f"Subclasses of Estimator cannot override members of Estimator. {kind} does override {overridden}"
+                )
+
+
+def _check_arguments(model_fn: Callable[..., Any]) -> None:
+    """Check what a model_fn takes.
+
+    Raises:
+        ValueError: If it does not take features, or takes what no Estimator hands over.
+    """
+    taken = parameters_of(model_fn)
+    if "features" not in taken and "**" not in taken:
+        raise ValueError(f"model_fn ({model_fn}) must include features argument.")
+    unknown = sorted(taken - {"features", "labels", "mode", "params", "config", "self", "**"})
+    if unknown:
+        raise ValueError(f"model_fn ({model_fn}) has following not expected args: {unknown}")

@@ -1,0 +1,1 @@
+"""Training: the loop, its hooks, checkpoints, warm starts and sparsity."""

@@ -1,0 +1,263 @@
+"""Which checkpoint a run starts from, and how its variables get in and out of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.errors import CheckpointError, StoreError
+from cerebras_tensorflow.graph.program import dtype_from_name
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
+from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
+from cerebras_tensorflow.saver import integrity as soundness
+from cerebras_tensorflow.saver import names as checkpoint_names
+from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
+from cerebras_tensorflow.saver.checkpoint_writer import open_writer
+from cerebras_tensorflow.saver.interface import TensorWriter
+from cerebras_tensorflow.saver.model_dir import retention
+from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
+from cerebras_tensorflow.units import format_bytes
+
+_MEMORY_SHARE = 0.5  # of the free memory, that the copies of a save may take
+
+# Name, dtype, shape, and an array or the pieces of its bytes.
+NamedValue: TypeAlias = tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]
+
+
+def newest_whole(model_dir: str) -> str | None:
+    """Return the newest checkpoint of a model_dir whose values are undamaged; says which ones are not.
+
+    Every checksum is compared, since the step that this returns also decides from which sample a resumed run goes on.
+    """
+    for path in checkpoints_newest_first(model_dir):
+        wrong = soundness.damage(path)
+        if wrong is None:
+            return path
+        run_log.warning(
+            "Checkpoint %s is damaged or incomplete; falling back to the checkpoint before it. (%s)", path, wrong
+        )
+    return None
+
+
+def step_in(path: str) -> int:
+    """Return the global step that a checkpoint holds.
+
+    Raises:
+        CheckpointError: If it has none.
+    """
+    with open_checkpoint(path) as reader:
+        if "global_step" not in reader:
+            raise CheckpointError(f"{path} holds no global_step: it is not a training checkpoint")
+        return int(reader.read("global_step"))
+
+
+def restore(session: ProgramSession, path: str, names: Iterable[str]) -> None:
+    """Set variables of a session from a checkpoint, one at a time; a file store leaves them where they are.
+
+    Raises:
+        CheckpointError: If the checkpoint lacks one or holds it in another shape; lists them.
+        CorruptCheckpointError: If a value is damaged.
+    """
+    specs = {spec.name: spec for spec in session.weights()}
+    wanted = [name for name in names if name in specs]
+    with open_checkpoint(path) as reader:
+        missing = [name for name in wanted if name not in reader]
+        if missing:
+            raise CheckpointError(
+                f"{path} lacks {len(missing)} of this model's variables: {', '.join(missing[:5])}. The model has "
+                "changed since it was written; choose another model_dir, or start from it with warm_start_from."
+            )
+        for name in wanted:
+            shape = reader.entry(name).shape
+            if shape != specs[name].shape:
+                raise CheckpointError(f"{path}: {name} has shape {shape}, the model's has {specs[name].shape}")
+            where = reader.extent(name)
+            is_same_type = reader.entry(name).dtype == dtype_from_name(specs[name].dtype)
+            if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
+                session.load(name, reader.read(name))
+
+
+class CheckpointSaver:
+    """Writes the checkpoints of one run while it trains on, and retires old ones. A context manager.
+
+    Left normally, or by an error, it waits for the checkpoint being written; left by SystemExit or KeyboardInterrupt,
+    it drops it. One checkpoint is written at a time; a save that comes earlier waits.
+
+    The values are kept as they are at the save until they are written: resident variables as copies, whose memory stays
+    for the next save where there is twice as much free, streamed ones as in runtime/store_snapshot.py. If the copies
+    might take more than half of the free memory, or the disk of the weight store has no room, training waits for the
+    write instead, which then takes the memory of one variable.
+
+    Args:
+        model_dir: Where they go.
+        mode: Execution mode; decides the name: model.ckpt-N pipelined, model-ckpt-N weight streaming.
+        names: Variables to save.
+        config: RunConfig; its checkpoint_format decides the format.
+
+    Attributes:
+        write_masks: Writes what a sparsifier has taken out beside the checkpoint of the path it gets; None: nothing is.
+        write_graph: Writes the graph beside the checkpoint of the path it gets, in the thread that wrote that.
+        saved_step: Step of the last save, perhaps still being written; None before the first.
+    """
+
+    def __init__(self, model_dir: str, mode: str, names: Iterable[str], config: Any) -> None:
+        self._model_dir = model_dir
+        base = checkpoint_names.WEIGHT_STREAMING if mode == WEIGHT_STREAMING else checkpoint_names.PIPELINED
+        self._prefix = os.path.join(model_dir, base)
+        self._suffix = checkpoint_names.H5_SUFFIX if is_h5(config, mode) else ""
+        self._names = set(names)
+        self._policy = retention.Policy(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
+        self._writer = AsynchronousWriter()
+        self.write_masks: Callable[[str], None] | None = None
+        self.write_graph: Callable[[str], None] | None = None
+        self.saved_step: int | None = None
+        self._prewritten_step: int | None = None
+
+    @property
+    def prefix(self) -> str:
+        """Path of the checkpoints without step and ending."""
+        return self._prefix
+
+    def path(self, step: int) -> str:
+        """Return the path of the checkpoint of a step."""
+        return f"{self._prefix}-{step}{self._suffix}"
+
+    def prewrite(self, values: Iterable[NamedValue]) -> str:
+        """Write initial values as the checkpoint of step 0, one at a time; return its path.
+
+        `save` of step 0 enters it in the state file; until then a run that dies has saved nothing.
+        """
+        path = self.path(0)
+        with open_writer(path) as writer:
+            self._add(writer, values)
+        soundness.trust(path)
+        self._prewritten_step = 0
+        return path
+
+    def save(self, session: ProgramSession, step: int) -> str:
+        """Begin to write the checkpoint of a step, and return its path; `wait` returns when it is there.
+
+        Raises:
+            CheckpointError: If it, or the one before, cannot be written.
+        """
+        path, saved_at_s = self.path(step), time.time()
+        self._writer.wait()
+        # Before the checkpoint, which is never there without them; and those of an earlier run are not its own.
+        if self.write_masks is not None:
+            self.write_masks(path)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(checkpoint_names.masks_path(path))
+        if step == self._prewritten_step:
+            self._record(path, saved_at_s)
+            if self._fits(session):
+                self._writer.save(lambda: None, lambda _: session.prepare_snapshot(self._names))
+        else:
+            snapshot = self._snapshot(session)
+            if snapshot is None:
+                self._write(path, saved_at_s, _one_by_one(session, self._names))
+            else:
+                self._writer.save(lambda: snapshot, lambda taken: self._write_snapshot(path, saved_at_s, taken))
+        self._prewritten_step = None
+        self.saved_step = step
+        return path
+
+    def check(self) -> None:
+        """Raise the error of a write that has ended, without waiting."""
+        self._writer.check()
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            CheckpointError: If it cannot be.
+        """
+        self._writer.wait()
+
+    def __enter__(self) -> CheckpointSaver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    def _snapshot(self, session: ProgramSession) -> SessionSnapshot | None:
+        if not self._fits(session):
+            needed, free = session.snapshot_bytes(self._names), free_memory_bytes()
+            self._say_waiting(f"{format_bytes(needed)} of copies for {format_bytes(free)} of free memory")
+            return None
+        try:
+            return session.snapshot(self._names)
+        except StoreError as error:
+            self._say_waiting(str(error))
+            return None
+
+    def _fits(self, session: ProgramSession) -> bool:
+        return session.snapshot_bytes(self._names) <= _MEMORY_SHARE * free_memory_bytes()
+
+    def _say_waiting(self, reason: str) -> None:
+        run_log.info("Training waits while the checkpoint is written: %s.", reason)
+
+    def _write_snapshot(self, path: str, saved_at_s: float, snapshot: SessionSnapshot) -> None:
+        with contextlib.closing(snapshot):
+            self._write(path, saved_at_s, snapshot.take())
+
+    def _write(self, path: str, saved_at_s: float, values: Iterable[NamedValue]) -> None:
+        with open_writer(path) as writer:
+            self._add(writer, values)
+        if self.write_graph is not None:
+            self.write_graph(path)
+        self._record(path, saved_at_s)
+
+    def _add(self, writer: TensorWriter, values: Iterable[NamedValue]) -> None:
+        for name, dtype, shape, value in values:
+            if isinstance(value, np.ndarray):
+                self._check_cancelled(writer.path)
+                writer.add(name, value)
+            else:
+                writer.add_chunks(name, dtype, shape, self._until_cancelled(writer.path, value))
+
+    def _record(self, path: str, saved_at_s: float) -> None:
+        soundness.trust(path)
+        retention.record_save(self._model_dir, path, self._policy, saved_at_s)
+
+    def _until_cancelled(self, path: str, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        for piece in pieces:
+            self._check_cancelled(path)
+            yield piece
+
+    def _check_cancelled(self, path: str) -> None:
+        if self._writer.is_cancelled:
+            raise CheckpointError(f"{path}: not written, since the run was stopped at once")
+
+
+def is_h5(config: Any, mode: str) -> bool:
+    """Whether a run writes HDF5 checkpoints, as its config's checkpoint_format says.
+
+    "auto" means HDF5 for weight streaming through the appliance's interface (a config that names the execution mode
+    itself), where scripts of 1.8 read with CheckpointReader, and TensorFlow's format under csrun, where scripts read
+    with tf.train's readers, as well as for everything pipelined.
+    """
+    wanted = getattr(config, "checkpoint_format", "auto")
+    if wanted != "auto":
+        return bool(wanted == "h5")
+    is_appliance = getattr(config, "execution_mode", None) is not None
+    return mode == WEIGHT_STREAMING and is_appliance and env.read().job_id is None
+
+
+def _one_by_one(session: ProgramSession, names: Container[str]) -> Iterator[NamedValue]:
+    for spec in session.weights():
+        if spec.name in names:
+            value = session.read(spec.name)
+            yield spec.name, value.dtype, value.shape, value

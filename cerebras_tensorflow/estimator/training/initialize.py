@@ -1,0 +1,193 @@
+"""Initial values of variables: the initializers' own, one variable at a time, or a warm start's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.slicing.apply_ops import slice_bounds
+from cerebras_tensorflow.compiler.slicing.initializers import SlicedInitializers
+from cerebras_tensorflow.estimator.model.model_call import Model
+from cerebras_tensorflow.estimator.training.checkpoints import NamedValue
+from cerebras_tensorflow.estimator.training.warm_start import (
+    WarmStart,
+    WarmStartSettings,
+    checkpoint_of,
+    plan_warm_start,
+)
+from cerebras_tensorflow.graph.nodes import GraphDef, prune
+from cerebras_tensorflow.graph.randomness import INITIALIZATION_STEP, SEEDED_COUNTER, counter_feed, make_stateless
+from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import as_bytes
+
+_TOGETHER_BYTES = 16 << 20  # of values that are made in one run: TensorFlow prepares each kind of run
+_SLICE_BYTES = 16 << 20  # of a value that is made in slices
+
+
+def initialize(session: ProgramSession, model: Model, settings: WarmStartSettings | None) -> None:
+    """Set the variables that a checkpoint holds: by the initializers where that can be, in the session's own memory."""
+    made = _initializers(model, settings)
+    # An initializer that reads a variable would need those of this session, in their order.
+    if not any(node.op == "VarHandleOp" for node in made.graph_def.node):
+        rest = session.assign(made.graph_def, made.tensors, made.feeds)
+        made = replace(made, variables={name: made.variables[name] for name in rest})
+    for name, value in _values(model, settings, made):
+        session.load(name, value)
+
+
+def initial_values(model: Model, settings: WarmStartSettings | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, value) of each variable that a checkpoint holds; one large value is in memory at a time.
+
+    Random initializers draw by (seed, op), so a value does not depend on which others were drawn before it.
+    """
+    yield from _values(model, settings, _initializers(model, settings))
+
+
+def initial_rows(model: Model, settings: WarmStartSettings | None) -> Iterator[NamedValue]:
+    """Yield what `initial_values` does, large values in slices where their initializers allow it: bit for bit the same.
+
+    Drawn whole, a vocabulary takes its size several times over.
+    """
+    made = _initializers(model, settings)
+    slices, bounds = _slices(made)
+    with _session_of(replace(made, graph_def=slices.graph_def)) as session:
+        for name, cuts in bounds.items():
+            variable = made.variables[name]
+            shape = tuple(variable.shape.as_list())
+            feeds = [slices.feeds(made.feeds, start, (stop - start, *shape[1:])) for start, stop in pairwise(cuts)]
+            rows = (as_bytes(session.run(slices.outputs[name], feed)) for feed in feeds)
+            yield name, np.dtype(variable.dtype.base_dtype.as_numpy_dtype), shape, rows
+        rest = {name: variable for name, variable in made.variables.items() if name not in bounds}
+        for name, value in _drawn(session, replace(made, variables=rest)):
+            yield name, value.dtype, value.shape, value
+    for name, value in _warm(model, settings, made.warm):
+        yield name, value.dtype, value.shape, value
+
+
+def _slices(made: _Initializers) -> tuple[SlicedInitializers, Mapping[str, tuple[int, ...]]]:
+    """Return the initializers with copies that make slices, and where to cut the variables that have some."""
+    slices, bounds = SlicedInitializers(made.graph_def), {}
+    for name, variable in made.variables.items():
+        shape = tuple(variable.shape.as_list())
+        cuts = slice_bounds(shape, _num_bytes(variable), _SLICE_BYTES)
+        if len(cuts) > 2 and slices.add(name, made.tensors[name], shape):
+            bounds[name] = cuts
+    return slices, bounds
+
+
+@dataclass(frozen=True)
+class _Initializers:
+    """What makes the values of variables that no warm start gives.
+
+    Attributes:
+        graph_def: The ops, stateless.
+        variables: Checkpoint name -> variable.
+        tensors: Checkpoint name -> name of the tensor with the value.
+        feeds: For a run of the graph.
+        warm: What the warm start gives.
+    """
+
+    graph_def: GraphDef
+    variables: Mapping[str, Any]
+    tensors: Mapping[str, str]
+    feeds: Mapping[str, np.ndarray]
+    warm: WarmStart
+
+
+def _initializers(model: Model, settings: WarmStartSettings | None) -> _Initializers:
+    variables = model.saved_names()
+    warm = plan_warm_start(model, settings) if settings is not None else WarmStart({}, ())
+    cold = {name: variable for name, variable in variables.items() if name not in {*warm.sources, *warm.by_vocabulary}}
+    tensors = {name: variable.initializer.inputs[1] for name, variable in cold.items()}
+    roots = [tensor.op.name for tensor in tensors.values()]
+    graph_def = make_stateless(prune(model.graph.as_graph_def(), roots))
+    has_random = any(node.name == SEEDED_COUNTER for node in graph_def.node)
+    feeds = counter_feed(INITIALIZATION_STEP, 0, secrets.randbits(63)) if has_random else {}
+    return _Initializers(graph_def, cold, {name: tensor.name for name, tensor in tensors.items()}, feeds, warm)
+
+
+def _values(model: Model, settings: WarmStartSettings | None, made: _Initializers) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, value) of the variables of the initializers, then of those of the warm start."""
+    if made.variables:
+        with _session_of(made) as session:
+            yield from _drawn(session, made)
+    yield from _warm(model, settings, made.warm)
+
+
+@contextmanager
+def _session_of(made: _Initializers) -> Iterator[Any]:
+    """A session on the initializers' graph."""
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(made.graph_def, name="")
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        yield session
+
+
+def _drawn(session: Any, made: _Initializers) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, value) of the variables of the initializers."""
+    for names in _groups(made.variables):
+        values = session.run([made.tensors[name] for name in names], made.feeds)
+        yield from zip(names, map(np.asarray, values), strict=True)
+
+
+def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, value) of the variables that a warm start gives."""
+    if settings is not None and warm.sources:
+        with open_checkpoint(checkpoint_of(settings)) as reader:
+            for name, source in warm.sources.items():
+                yield name, reader.read(source)
+    if settings is not None and warm.by_vocabulary:
+        yield from _by_vocabulary(model.saved_names(), settings, warm.by_vocabulary)
+
+
+def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the names of variables whose values are made in one run: few bytes together, or one variable."""
+    group: list[str] = []
+    group_bytes = 0
+    for name, variable in variables.items():
+        num_bytes = _num_bytes(variable)
+        if group and group_bytes + num_bytes > _TOGETHER_BYTES:
+            yield group
+            group, group_bytes = [], 0
+        group.append(name)
+        group_bytes += num_bytes
+    if group:
+        yield group
+
+
+def _num_bytes(variable: Any) -> int:
+    return int(np.prod(variable.shape.as_list(), dtype=np.int64)) * int(variable.dtype.base_dtype.size)
+
+
+def _by_vocabulary(
+    variables: Mapping[str, Any], settings: WarmStartSettings, names: Sequence[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, value) of variables whose rows are those of the checkpoint that belong to the same words."""
+    with tf.Graph().as_default():
+        made = {
+            name: tf.compat.v1.get_variable(name, variables[name].shape, variables[name].dtype.base_dtype)
+            for name in names
+        }
+        tf.compat.v1.train.warm_start(
+            checkpoint_of(settings),
+            vars_to_warm_start=None,
+            var_name_to_vocab_info={name: settings.var_name_to_vocab_info[name] for name in names},
+            var_name_to_prev_var_name={
+                name: source for name, source in settings.var_name_to_prev_var_name.items() if name in names
+            },
+        )
+        with tf.compat.v1.Session() as session:
+            for name, variable in made.items():
+                session.run(variable.initializer)
+                yield name, session.run(variable)

@@ -1,0 +1,103 @@
+"""A hook that records one training step: what loads, computes, updates and stores when, and the memory it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.chrome_trace import write_chrome_trace
+from cerebras_tensorflow.perf.measured_timeline import Clock, MemorySampler, measured_timeline, op_spans
+from cerebras_tensorflow.perf.picture import write_picture
+from cerebras_tensorflow.perf.timeline import LOAD, STORE, Span, Timeline
+from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store.interface import Move
+
+v1 = tf.compat.v1
+
+
+class StepRecorder:
+    """Records what a session does from now until `finish`.
+
+    Args:
+        session: The session; its next run must be given `options` and a RunMetadata.
+    """
+
+    def __init__(self, session: ProgramSession) -> None:
+        self.options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        self._session = session
+        self._moves: list[Move] = []
+        self._lock = threading.Lock()
+        self._clock = Clock()
+        self._sampler = MemorySampler(self._clock)
+        if session.store is not None:
+            session.store.on_move = self._note
+
+    def finish(self, run_metadata: Any, title: str) -> Timeline:
+        """Return the timeline of the run whose RunMetadata is given; the step's writes have arrived by then."""
+        store = self._session.store
+        if store is not None:
+            store.flush()
+            store.on_move = None
+        memory = self._sampler.stop()
+        ops = {node.name: node.op for node in self._session.program.graph_def.node}
+        spans = op_spans(run_metadata.step_stats, ops, self._clock)
+        specs = self._session.program.stored
+        with self._lock:
+            for move in self._moves:
+                stream = STORE if move.kind == "store" else LOAD
+                begin_s, end_s = move.begin_s - self._clock.counter_s, move.end_s - self._clock.counter_s
+                spans.append(Span(stream, specs[move.weight].name, begin_s, end_s, move.num_bytes))
+        return measured_timeline(title, spans, memory)
+
+    def _note(self, move: Move) -> None:
+        with self._lock:
+            self._moves.append(move)
+
+
+class TraceHook(tf.compat.v1.train.SessionRunHook):
+    """Records one step and writes `<folder>/step_<N>.json` (Chrome trace) and, with matplotlib, `step_<N>.png`.
+
+    Args:
+        step: Global step to record, from 1; the recorded step is slower than others, since TensorFlow notes every op.
+        folder: Made if it is missing.
+    """
+
+    def __init__(self, step: int, folder: str | Path) -> None:
+        self._step = step
+        self._folder = Path(folder)
+        self._recorder: StepRecorder | None = None
+
+    def before_run(self, run_context: Any) -> Any:
+        """Ask for TensorFlow's record if this is the step."""
+        session = run_context.session
+        if session.global_step + 1 != self._step:
+            return None
+        self._recorder = StepRecorder(session)
+        return v1.train.SessionRunArgs(None, options=self._recorder.options)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Write what was recorded."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        timeline = recorder.finish(run_values.run_metadata, f"step {self._step}")
+        path = self._folder / f"step_{self._step}.json"
+        write_chrome_trace(path, timeline)
+        # The trace holds everything; the picture is a convenience that needs matplotlib.
+        with contextlib.suppress(SettingsError):
+            write_picture(path.with_suffix(".png"), timeline)
+        moves_s = timeline.busy_s((LOAD, STORE))
+        run_log.info("Trace of step %d: %s (open it in ui.perfetto.dev)", self._step, path)
+        if moves_s:
+            run_log.info(
+                "Loads and stores took %.3f of its %.3f seconds, %.0f%% of that beside computation.",
+                moves_s,
+                timeline.end_s,
+                100 * timeline.overlap(),
+            )

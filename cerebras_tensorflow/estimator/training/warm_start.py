@@ -1,0 +1,163 @@
+"""Warm starts: which variables take their first value from a checkpoint, and from which of its tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.estimator.model.model_call import Model, variable_name
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+
+
+@dataclass(frozen=True)
+class WarmStartSettings:
+    """Where variables start from, instead of their initializers.
+
+    Attributes:
+        ckpt_to_initialize_from: A checkpoint of any kind that we read, a folder with a `checkpoint` file, or a
+            SavedModel.
+        vars_to_warm_start: A regular expression, matched from the start of the names (which end in ":0") of trainable
+            variables; or a list of such, for all variables, or of variables. None: none. Default: all trainable ones.
+        var_name_to_vocab_info: Name in the model -> tf.compat.v1.train.VocabInfo: rows are found by their words.
+            The checkpoint is then one of TensorFlow's.
+        var_name_to_prev_var_name: Name in the model -> name in the checkpoint.
+        is_lenient: Ours: whether variables that the checkpoint lacks, or holds in another shape, keep their initial
+            value.
+
+    Raises:
+        ValueError: If there is no checkpoint.
+    """
+
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: Any = ".*"
+    var_name_to_vocab_info: Mapping[str, Any] = field(default_factory=dict)
+    var_name_to_prev_var_name: Mapping[str, str] = field(default_factory=dict)
+    is_lenient: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.ckpt_to_initialize_from:
+            raise ValueError("`ckpt_to_initialize_from` MUST be set in WarmStartSettings")
+        for name in ("var_name_to_vocab_info", "var_name_to_prev_var_name"):
+            object.__setattr__(self, name, dict(getattr(self, name) or {}))
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """What a warm start does with one model.
+
+    Attributes:
+        sources: Variable -> tensor of the checkpoint.
+        by_vocabulary: Variables whose rows are found by their words.
+    """
+
+    sources: Mapping[str, str]
+    by_vocabulary: Sequence[str]
+
+
+def warm_start_settings(value: Any, is_lenient: bool = False) -> WarmStartSettings | None:
+    """Return a caller's warm start as settings.
+
+    Args:
+        value: A path, WarmStartSettings of ours or of tf.estimator, or None.
+        is_lenient: Whether a path alone loads what matches and reports the rest.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if value is None or isinstance(value, WarmStartSettings):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return WarmStartSettings(os.fspath(value), is_lenient=is_lenient)
+    if hasattr(value, "ckpt_to_initialize_from"):
+        return WarmStartSettings(
+            os.fspath(value.ckpt_to_initialize_from),
+            value.vars_to_warm_start,
+            value.var_name_to_vocab_info,
+            value.var_name_to_prev_var_name,
+        )
+    raise ValueError(f"warm_start_from must be a string or a WarmStartSettings, instead got {type(value)}")
+
+
+def checkpoint_of(settings: WarmStartSettings) -> str:
+    """Return the checkpoint of a warm start; that of a SavedModel lies in it."""
+    path = os.fspath(settings.ckpt_to_initialize_from)
+    if os.path.isfile(os.path.join(path, "saved_model.pb")):
+        return os.path.join(path, "variables", "variables")
+    return path
+
+
+def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
+    """Find the tensors of a checkpoint for the variables of a model.
+
+    Raises:
+        ValueError: If the checkpoint lacks one that was asked for, or holds it in another shape, with the texts of
+            TensorFlow; or if a name of the settings is no variable's.
+        CheckpointError: If the checkpoint cannot be read, or a lenient start finds nothing in it.
+    """
+    variables = model.saved_names()
+    path = checkpoint_of(settings)
+    run_log.info("Warm-starting from: %s", path)
+    wanted = _selected(model, settings)
+    by_vocabulary = [name for name in settings.var_name_to_vocab_info if name in variables]
+    _check_all_used("var_name_to_prev_var_name", settings.var_name_to_prev_var_name, [*wanted, *by_vocabulary])
+    _check_all_used("var_name_to_vocab_info", settings.var_name_to_vocab_info, list(variables))
+    found: dict[str, str] = {}
+    problems = []
+    with open_checkpoint(path) as reader:
+        for name in wanted:
+            if name in settings.var_name_to_vocab_info:
+                continue
+            source = settings.var_name_to_prev_var_name.get(name, name)
+            shape = tuple(variables[name].shape.as_list())
+            if source not in reader:
+                problems.append(f"Tensor {source} is not found in {path} checkpoint")
+            elif reader.entry(source).shape != shape:
+                problems.append(
+                    f"Shape of variable {name}:0 ({shape}) doesn't match with shape of tensor {source} "
+                    f"({list(reader.entry(source).shape)}) from checkpoint reader."
+                )
+            else:
+                found[name] = source
+        if problems and not settings.is_lenient:
+            shapes = {name: list(reader.entry(name).shape) for name in reader.names()}
+            lacks = problems[0].startswith("Tensor")
+            raise ValueError(f"{problems[0]} {shapes}" if lacks else problems[0])
+    if wanted and not found and settings.is_lenient:
+        raise CheckpointError(f"cannot warm-start from {path}: it shares no variable with the model")
+    run_log.info("Warm-started %d variables.", len(found) + len(by_vocabulary))
+    for problem in problems:
+        run_log.info("Not warm-started: %s", problem)
+    return WarmStart(found, by_vocabulary)
+
+
+def _selected(model: Model, settings: WarmStartSettings) -> list[str]:
+    wanted = settings.vars_to_warm_start
+    if wanted is None or isinstance(wanted, str):
+        run_log.info("Warm-starting variables only in TRAINABLE_VARIABLES.")
+        trainable = [variable_name(variable) for variable in model.graph.get_collection("trainable_variables")]
+        return [name for name in trainable if wanted is not None and re.match(wanted, f"{name}:0")]
+    if not isinstance(wanted, (list, tuple)):
+        raise ValueError(f"`vars_to_warm_start must be a `list` or `str`.  Given type is {type(wanted)}")
+    names = model.saved_names()
+    if all(isinstance(item, str) for item in wanted):
+        return [name for name in names if any(re.match(item, f"{name}:0") for item in wanted)]
+    if not all(hasattr(item, "name") and hasattr(item, "shape") for item in wanted):
+        raise ValueError(
+            "If `vars_to_warm_start` is a list, it must be all `Variable` or all `str`.  "
+            f"Given types are {[type(item) for item in wanted]}"
+        )
+    return list(dict.fromkeys(variable_name(item) for item in wanted))
+
+
+def _check_all_used(setting: str, given: Mapping[str, Any], viable: Sequence[str]) -> None:
+    unused = set(given) - set(viable)
+    if unused:
+        raise ValueError(
+            f"You provided the following variables in {setting} that were not used: {unused}.  "
+            f"Perhaps you misspelled them?  Here is the list of viable variable names: {dict.fromkeys(viable).keys()}"
+        )

@@ -1,0 +1,1 @@
+"""Input pipelines that run in processes of their own."""

@@ -1,0 +1,343 @@
+"""The bytes of weights in files, in blocks of 64 kB, each with a checksum that is compared at every read.
+
+A block's home is the store's own file or, until it is first written, a checkpoint. Checksums stay in memory (4 bytes a
+block): they protect a run against its disk, and no other run reads its store. A block that a row or a slice lies in is
+read and checked as a whole; a write that ends inside a block reads that block first.
+
+Reads and writes are whole pages from page boundaries in the file and in memory, as O_DIRECT asks for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from cerebras_tensorflow.errors import CorruptCheckpointError
+from cerebras_tensorflow.runtime.host.disk_space import give_back, reserve
+from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, aligned_buffer, up_to
+
+BLOCK_BYTES = 64 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
+PIECE_BYTES = 1 << 20  # moved at a time, so that it still is in a core's cache when its checksums are taken
+_ADOPTED, _NOWHERE = 2, 3  # homes of a block, beside the slots 0 and 1
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+class DamagedBlock(Exception):
+    """Blocks whose content is not what was written: (number of the first, file, byte in it)."""
+
+    def __init__(self, block: int, path: str, offset: int) -> None:
+        super().__init__(f"bytes {offset} to {offset + BLOCK_BYTES} of {path}")
+        self.block, self.path, self.offset = block, path, offset
+
+
+class MissingBlock(Exception):
+    """Bytes that were never written."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where a weight lies as a whole: file descriptor, path for messages, first byte."""
+
+    file: int
+    path: str
+    offset: int
+
+
+@dataclass
+class Placement:
+    """Where each block of a weight is, and its checksum.
+
+    Attributes:
+        homes: The slot that a block is in, _ADOPTED for a checkpoint, _NOWHERE before it is written.
+        checksums: CRC-32C of each block.
+        parts: Block -> intervals [bytes of the weight] that are there, of blocks that were only written in part.
+    """
+
+    homes: npt.NDArray[np.uint8]
+    checksums: npt.NDArray[np.uint32]
+    parts: dict[int, list[tuple[int, int]]]
+
+    @classmethod
+    def empty(cls, num_blocks: int) -> Placement:
+        """Return that of a weight that nobody has written."""
+        return cls(np.full(num_blocks, _NOWHERE, np.uint8), np.zeros(num_blocks, np.uint32), {})
+
+    def copy(self) -> Placement:
+        """Return one that later writes leave alone."""
+        return Placement(self.homes.copy(), self.checksums.copy(), dict(self.parts))
+
+
+class Blocks:
+    """One weight's blocks. Writes of a weight must come one at a time; reads may come at any time.
+
+    The store's file has two slots for a weight. `hold` keeps what is there now from being written over: as long as it
+    lasts, a block's new content goes to the other slot.
+
+    Args:
+        num_bytes: Size of the weight.
+        slots: Its two places in the store's file.
+    """
+
+    def __init__(self, num_bytes: int, slots: tuple[Extent, Extent]) -> None:
+        self.num_bytes = num_bytes
+        self.padded_bytes = up_to(num_bytes, PAGE_BYTES)
+        self.slots = slots
+        self.version = 0  # counts the pieces written, for readers that met one of them
+        self._adopted = slots[0]
+        self._now = Placement.empty(-(-num_bytes // BLOCK_BYTES))
+        self._held: Placement | None = None
+        self._main = 0  # the slot that blocks from elsewhere go to
+        self._is_doubled = False  # whether both slots have disk space
+        self._lock = threading.Lock()  # of changes of the placement, and of which slots are free
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the first block that holds bytes of [start, stop), and the one after the last."""
+        return start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
+
+    def read_bytes(self, start: int, stop: int) -> int:
+        """Return how many bytes `read` fills."""
+        first, last = self.span(start, stop)
+        return min(last * BLOCK_BYTES, self.padded_bytes) - first * BLOCK_BYTES
+
+    def read(self, start: int, stop: int, target: Bytes, placement: Placement | None = None) -> None:
+        """Fill a page-aligned array with the blocks that hold bytes start to stop.
+
+        Args:
+            start, stop: Bytes of the weight that are wanted.
+            target: Takes the blocks from `start // BLOCK_BYTES` on; at least as long as `read_bytes` says.
+            placement: From `hold`; None: as it is now.
+
+        Raises:
+            DamagedBlock: If a block is not what was written, also while it is being written.
+            MissingBlock: If bytes in [start, stop) were never written.
+            OSError, EOFError: If the file cannot be read, or ends early.
+        """
+        placement = placement or self._now
+        first, last = self.span(start, stop)
+        self._check_there(placement, first, last, start, stop)
+        base = first * BLOCK_BYTES
+        for begin, end in _runs(placement.homes[first:last], first):
+            home = int(placement.homes[begin])
+            extent = self._adopted if home == _ADOPTED else self.slots[home]
+            limit = self.num_bytes if home == _ADOPTED else self.padded_bytes
+            for at in range(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, limit), PIECE_BYTES):
+                stop_at = min(at + PIECE_BYTES, end * BLOCK_BYTES, limit)
+                _fill(extent, at, target[at - base : stop_at - base])
+                if stop_at == self.num_bytes:
+                    target[stop_at - base : self.padded_bytes - base] = 0
+                    stop_at = self.padded_bytes
+                _verify(placement, at // BLOCK_BYTES, target[at - base : stop_at - base], extent)
+
+    def write(self, start: int, data: Bytes, scratch: Bytes) -> None:
+        """Write bytes of the weight from `start` on.
+
+        Args:
+            start: First byte.
+            data: The bytes; at any address.
+            scratch: PIECE_BYTES at a page boundary, of this thread.
+
+        Raises:
+            DamagedBlock: If a block that is to be changed in part is not what was written.
+            OSError: If the file cannot be written.
+        """
+        stop = start + data.size
+        first, last = self.span(start, stop)
+        per_piece = PIECE_BYTES // BLOCK_BYTES
+        for begin in range(first, last, per_piece):
+            end = min(begin + per_piece, last)
+            low, high = begin * BLOCK_BYTES, min(end * BLOCK_BYTES, self.padded_bytes)
+            piece = scratch[: high - low]
+            inner_start, inner_stop = max(start, low), min(stop, high)
+            for block in {begin, end - 1}:
+                self._keep_rest(block, piece[(block - begin) * BLOCK_BYTES :], inner_start, inner_stop)
+            piece[inner_start - low : inner_stop - low] = data[inner_start - start : inner_stop - start]
+            sums = checksums(piece)
+            with self._lock:
+                self.version += 1
+                homes = self._targets(begin, end)
+                for run_start, run_stop in _runs(homes, begin):
+                    part = piece[run_start * BLOCK_BYTES - low : run_stop * BLOCK_BYTES - low]
+                    _drain(self.slots[int(homes[run_start - begin])], run_start * BLOCK_BYTES, part)
+                self._now.checksums[begin:end] = sums
+                self._note_parts(begin, end, inner_start, inner_stop)
+                self._now.homes[begin:end] = homes
+                self.version += 1
+        with self._lock:
+            self._settle()
+
+    def adopt(self, extent: Extent, checksum: int | None, scratch: Bytes) -> None:
+        """Take a checkpoint's bytes as the weight's value; reads them once, for the blocks' checksums.
+
+        Raises:
+            CorruptCheckpointError: If they are cut short or fail their checksum.
+        """
+        sums: list[int] = []
+        whole = 0
+        for at in range(0, self.num_bytes, PIECE_BYTES):
+            piece = scratch[: min(PIECE_BYTES, self.num_bytes - at)]
+            try:
+                _fill(extent, at, piece)
+            except EOFError as error:
+                raise CorruptCheckpointError(f"{extent.path} is cut short: {error}. Use another checkpoint.") from error
+            whole = google_crc32c.extend(whole, piece)
+            if at + piece.size == self.num_bytes:
+                padded = up_to(piece.size, PAGE_BYTES)
+                scratch[piece.size : padded] = 0
+                piece = scratch[:padded]
+            sums += checksums(piece)
+        if checksum is not None and whole != checksum:
+            raise CorruptCheckpointError(
+                f"{extent.path}: bytes {extent.offset} to {extent.offset + self.num_bytes} are damaged: their checksum "
+                f"is {whole:#010x}, the index says {checksum:#010x}. Use another checkpoint."
+            )
+        with self._lock:
+            count = len(sums)
+            self._now = Placement(np.full(count, _ADOPTED, np.uint8), np.array(sums, np.uint32), {})
+            self._adopted = extent
+
+    @property
+    def needs_reserve(self) -> bool:
+        """Whether `hold` has to reserve disk space for the weight's other slot."""
+        return not self._is_doubled
+
+    def hold(self) -> Placement:
+        """Keep what the weight is now until `release`; `read` takes what this returns.
+
+        Raises:
+            OSError: If the disk has no room for the other slot.
+        """
+        with self._lock:
+            if not self._is_doubled:
+                reserve(self.slots[0].file, self.slots[1 - self._main].offset, self.padded_bytes)
+                self._is_doubled = True
+            self._held = self._now.copy()
+            return self._held
+
+    def release(self) -> None:
+        """Let all blocks be written over again."""
+        with self._lock:
+            self._held = None
+            self._settle()
+
+    def _targets(self, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """The slots that new content of some blocks goes to."""
+        now = self._now.homes[first:last]
+        homes = np.where(now <= 1, now, self._main).astype(np.uint8)
+        if self._held is not None:
+            homes[self._held.homes[first:last] == homes] ^= 1
+        return homes
+
+    def _settle(self) -> None:
+        """Give the disk space of a slot back if no block is in it."""
+        if not self._is_doubled or self._held is not None:
+            return
+        for slot in (self._main, 1 - self._main):
+            if not (self._now.homes == 1 - slot).any():
+                self._main = slot
+                self._is_doubled = False
+                give_back(self.slots[0].file, self.slots[1 - slot].offset, self.padded_bytes)
+                return
+
+    def _check_there(self, placement: Placement, first: int, last: int, start: int, stop: int) -> None:
+        if placement.homes[first:last].max(initial=0) != _NOWHERE and not placement.parts:
+            return
+        for block in range(first, last):
+            there = placement.parts.get(block)
+            if there is None and placement.homes[block] != _NOWHERE:
+                continue
+            low = max(start, block * BLOCK_BYTES)
+            high = min(stop, (block + 1) * BLOCK_BYTES, self.num_bytes)
+            if not any(a <= low and high <= b for a, b in there or ()):
+                raise MissingBlock
+
+    def _keep_rest(self, block: int, place: Bytes, start: int, stop: int) -> None:
+        """Put a block's bytes outside [start, stop) where the block is being made."""
+        low, high = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.padded_bytes)
+        if start <= low and stop >= high:
+            return
+        place = place[: high - low]
+        if start <= low and stop >= self.num_bytes:  # only the padding is left
+            place[stop - low :] = 0
+        elif self._now.homes[block] == _NOWHERE:
+            place[:] = 0
+        else:
+            there = self._now.parts.get(block, [(low, min(high, self.num_bytes))])
+            self.read(*there[0], place)
+
+    def _note_parts(self, first: int, last: int, start: int, stop: int) -> None:
+        """Remember what is there of blocks that are written in part; comes before the new homes are noted."""
+        for block in range(first, last) if self._now.parts else {first, last - 1}:
+            low, high = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.num_bytes)
+            known = self._now.parts.pop(block, None)
+            if known is None and self._now.homes[block] != _NOWHERE:
+                continue
+            there = _merged([*(known or ()), (max(start, low), min(stop, high))])
+            if there != [(low, high)]:
+                self._now.parts[block] = there
+
+
+class Scratch(threading.local):
+    """PIECE_BYTES at a page boundary for each thread."""
+
+    def __init__(self) -> None:
+        self.piece = aligned_buffer(PIECE_BYTES)
+
+
+def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def checksums(piece: Bytes) -> list[int]:
+    """Return the CRC-32C of each block of some bytes."""
+    extend = google_crc32c.extend
+    return [extend(0, piece[at : at + BLOCK_BYTES]) for at in range(0, piece.size, BLOCK_BYTES)]
+
+
+def _verify(placement: Placement, first: int, piece: Bytes, extent: Extent) -> None:
+    sums = checksums(piece)
+    expected = placement.checksums[first : first + len(sums)].tolist()
+    if sums != expected:
+        bad = first + next(n for n, pair in enumerate(zip(sums, expected, strict=True)) if pair[0] != pair[1])
+        raise DamagedBlock(bad, extent.path, extent.offset + bad * BLOCK_BYTES)
+
+
+def _runs(homes: npt.NDArray[np.uint8], first: int) -> Iterator[tuple[int, int]]:
+    """Yield (first block, block after the last) of neighbours that have one home."""
+    cuts = [0, *(np.flatnonzero(np.diff(homes)) + 1).tolist(), homes.size]
+    for begin, end in itertools.pairwise(cuts):
+        yield first + begin, first + end
+
+
+def _fill(extent: Extent, start: int, target: Bytes) -> None:
+    view = target.data
+    offset = extent.offset + start
+    while view.nbytes:
+        count = os.preadv(extent.file, [view], offset)
+        if not count:
+            raise EOFError(f"{extent.path} ends at byte {offset}, {view.nbytes} bytes early")
+        view = view[count:]
+        offset += count
+
+
+def _drain(extent: Extent, start: int, source: Bytes) -> None:
+    view = source.data
+    offset = extent.offset + start
+    while view.nbytes:
+        count = os.pwritev(extent.file, [view], offset)
+        view = view[count:]
+        offset += count

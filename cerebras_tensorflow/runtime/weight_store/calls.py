@@ -1,0 +1,117 @@
+"""The calls of a weight-streaming graph into its weight store."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.program import (
+    GATHER_TOKEN,
+    LEND_TOKEN,
+    LOAD_TOKEN,
+    PRIVATE_LOAD_TOKEN,
+    SLICE_LOAD_TOKEN,
+    SLICE_STORE_TOKEN,
+    STORE_TOKEN,
+    UNCHECKED_LOAD_TOKEN,
+)
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+
+
+class StoreCalls:
+    """Binds a Program's graph to a store.
+
+    TensorFlow calls a Python function from a graph by a token under which it was registered. `tf.numpy_function`
+    registers it with the graph it is called in, so that graph has to live as long as the session does.
+    Arrays pass without a copy either way.
+    """
+
+    def __init__(self, store: WeightStore) -> None:
+        self._store = store
+        self._graph = tf.Graph()
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+        with self._graph.as_default():
+            index = tf.constant(0, tf.int64)
+            value = tf.constant(0.0)
+            calls = {
+                LOAD_TOKEN: tf.numpy_function(self._load, [index], tf.float32),
+                UNCHECKED_LOAD_TOKEN: tf.numpy_function(self._unchecked_load, [index], tf.float32),
+                PRIVATE_LOAD_TOKEN: tf.numpy_function(self._private_load, [index], tf.float32),
+                GATHER_TOKEN: tf.numpy_function(self._gather, [index, index], tf.float32),
+                STORE_TOKEN: tf.numpy_function(self._store_value, [index, value], tf.int32),
+                SLICE_LOAD_TOKEN: tf.numpy_function(self._load_slice, [index, index, index], tf.float32),
+                LEND_TOKEN: tf.numpy_function(self._lend, [index, index, index], tf.float32),
+                SLICE_STORE_TOKEN: tf.numpy_function(self._store_slice, [index, index, value], tf.int32),
+            }
+        self._tokens = {name.encode(): call.op.get_attr("token") for name, call in calls.items()}
+
+    def bind(self, graph_def: GraphDef) -> GraphDef:
+        """Return the graph with its calls pointed at this store."""
+        bound = GraphDef.FromString(graph_def.SerializeToString())
+        for node in bound.node:
+            if node.op == "PyFunc" and node.attr["token"].s in self._tokens:
+                node.attr["token"].s = self._tokens[node.attr["token"].s]
+        return bound
+
+    def take_error(self) -> BaseException | None:
+        """Return the first error a call raised since the last time, as it was before TensorFlow wrapped it."""
+        with self._lock:
+            error, self.error = self.error, None
+        return error
+
+    def _load(self, index: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read(int(index))
+
+    def _unchecked_load(self, index: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read_unchecked(int(index))
+
+    def _private_load(self, index: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read_private(int(index))
+
+    def _gather(self, index: np.int64, rows: np.ndarray) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read_rows(int(index), np.asarray(rows))
+
+    def _store_value(self, index: np.int64, value: np.ndarray) -> np.int32:
+        with _Recorded(self):
+            self._store.write(int(index), value)
+        return np.int32(0)
+
+    def _load_slice(self, index: np.int64, start: np.int64, stop: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.read_slice(int(index), int(start), int(stop))
+
+    def _lend(self, index: np.int64, start: np.int64, stop: np.int64) -> np.ndarray:
+        with _Recorded(self):
+            return self._store.lend(int(index), int(start), int(stop))
+
+    def _store_slice(self, index: np.int64, start: np.int64, value: np.ndarray) -> np.int32:
+        with _Recorded(self):
+            self._store.write_slice(int(index), int(start), value)
+        return np.int32(0)
+
+    def record(self, error: BaseException) -> None:
+        """Keep the first error."""
+        with self._lock:
+            self.error = self.error or error
+
+
+class _Recorded:
+    """Records the error that leaves a block."""
+
+    def __init__(self, calls: StoreCalls) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._calls.record(error)

@@ -1,0 +1,192 @@
+"""One weight server: holds the weights of stores in its memory until it is killed. Started by csrun, with a folder and
+its index.
+
+It knows bytes only, no shapes, no types and no TensorFlow, so it starts in a moment and all its node's memory is the
+weights'. The calls, over gRPC with raw bytes:
+
+| call | takes | gives |
+|---|---|---|
+| Open | JSON: index -> bytes of each weight | number of the store |
+| Read | HEADER | the bytes from start to stop, in pieces; those of the snapshot if `is_held` |
+| Gather | HEADER (bytes of a row for `start`, number of rows for `stop`), int64 row numbers | rows, in pieces |
+| Write | HEADER, then pieces | |
+| Hold, Release, EndHold, Close | HEADER | |
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
+from cerebras_tensorflow.runtime.weight_store.buffers import aligned_buffer
+
+SERVICE = "cerebras_tensorflow.WeightServer"
+HEADER = struct.Struct("<QQQQQ")
+"""Number of the store, index of the weight, start, stop, is_held."""
+
+TOKEN_KEY = "weight-token"
+PIECE_BYTES = 2 << 20
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+THREADS = 16
+
+Bytes = np.ndarray
+
+
+def server_file(folder: Path, index: int) -> Path:
+    """Return the file in which a weight server says where it is to be found."""
+    return folder / f"weight-server-{index}.json"
+
+
+@dataclass
+class Held:
+    """One store's share on this server: values by index, and those that a snapshot has."""
+
+    values: dict[int, Bytes]
+    snapshot: dict[int, Bytes] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class WeightServer:
+    """Answers the chief. Final."""
+
+    def __init__(self) -> None:
+        self._stores: dict[int, Held] = {}
+        self._numbers = itertools.count(1)
+
+    def open(self, request: bytes, context: Any) -> bytes:
+        """Make room for a store and return its number."""
+        sizes = {int(index): int(size) for index, size in json.loads(request).items()}
+        needed, free = sum(sizes.values()), free_memory_bytes()
+        if needed > free:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"it has {free} bytes of memory for {needed} of weights")
+        number = next(self._numbers)
+        self._stores[number] = Held({index: aligned_buffer(size) for index, size in sizes.items()})
+        return str(number).encode()
+
+    def read(self, request: bytes, context: Any) -> Iterator[bytes]:
+        """Yield a part of a weight."""
+        number, index, start, stop, is_held = HEADER.unpack(request)
+        held = self._stores[number]
+        value = (held.snapshot if is_held else held.values)[index]
+        for low in range(start, stop, PIECE_BYTES):
+            yield value[low : min(low + PIECE_BYTES, stop)].tobytes()
+
+    def gather(self, request: bytes, context: Any) -> Iterator[bytes]:
+        """Yield rows of a weight."""
+        number, index, row_bytes, count, _ = HEADER.unpack(request[: HEADER.size])
+        rows = np.frombuffer(request, np.int64, count, HEADER.size)
+        table = self._stores[number].values[index].reshape(-1, row_bytes)
+        step = max(1, PIECE_BYTES // row_bytes)
+        for low in range(0, count, step):
+            yield table[rows[low : low + step]].tobytes()
+
+    def write(self, requests: Iterator[bytes], context: Any) -> bytes:
+        """Replace a part of a weight."""
+        number, index, start, stop, _ = HEADER.unpack(next(requests))
+        held = self._stores[number]
+        with held.lock:
+            value = held.values[index]
+            if held.snapshot.get(index) is value:  # the snapshot keeps what it has
+                value = aligned_buffer(value.size)
+                if stop - start < value.size:
+                    value[:] = held.values[index]
+                held.values[index] = value
+        for piece in requests:
+            value[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+            start += len(piece)
+        if start != stop:
+            context.abort(grpc.StatusCode.DATA_LOSS, f"a write ended at byte {start} instead of {stop}")
+        return b""
+
+    def hold(self, request: bytes, context: Any) -> bytes:
+        """Keep the weights as they are now."""
+        held = self._stores[HEADER.unpack(request)[0]]
+        held.snapshot = dict(held.values)
+        return b""
+
+    def release(self, request: bytes, context: Any) -> bytes:
+        """Let go of one weight of the snapshot."""
+        number, index, *_ = HEADER.unpack(request)
+        self._stores[number].snapshot.pop(index, None)
+        return b""
+
+    def end_hold(self, request: bytes, context: Any) -> bytes:
+        """Let go of the snapshot."""
+        self._stores[HEADER.unpack(request)[0]].snapshot = {}
+        return b""
+
+    def close(self, request: bytes, context: Any) -> bytes:
+        """Forget a store."""
+        self._stores.pop(HEADER.unpack(request)[0], None)
+        return b""
+
+
+def start(host: str, token: str) -> tuple[grpc.Server, int]:
+    """Return a server that listens, and its port."""
+    ours = WeightServer()
+    unary, answers, takes = (
+        grpc.unary_unary_rpc_method_handler,
+        grpc.unary_stream_rpc_method_handler,
+        grpc.stream_unary_rpc_method_handler,
+    )
+    handlers = {
+        "Open": unary(_guarded(ours.open, token)),
+        "Read": answers(_guarded(ours.read, token)),
+        "Gather": answers(_guarded(ours.gather, token)),
+        "Write": takes(_guarded(ours.write, token)),
+        "Hold": unary(_guarded(ours.hold, token)),
+        "Release": unary(_guarded(ours.release, token)),
+        "EndHold": unary(_guarded(ours.end_hold, token)),
+        "Close": unary(_guarded(ours.close, token)),
+    }
+    server = grpc.server(ThreadPoolExecutor(THREADS), options=[*UNLIMITED, ("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port(f"{host}:0")
+    server.start()
+    return server, port
+
+
+def _guarded(answer: Callable[[Any, Any], Any], token: str) -> Callable[[Any, Any], Any]:
+    """Return an answer that only those get who can read the launch's folder."""
+
+    def guarded(request: Any, context: Any) -> Any:
+        given = str(dict(context.invocation_metadata()).get(TOKEN_KEY, ""))
+        if not secrets.compare_digest(given.encode(), token.encode()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        return answer(request, context)
+
+    return guarded
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve the weights of one launch."""
+    folder, index = Path(argv[0]), int(argv[1])
+    has_nodes = env.read().is_under_slurm
+    token = secrets.token_hex(16)
+    server, port = start("0.0.0.0" if has_nodes else "127.0.0.1", token)
+    host = socket.gethostname() if has_nodes else "127.0.0.1"
+    path = server_file(folder, index)
+    draft = path.with_suffix(".tmp")
+    about = {"target": f"{host}:{port}", "token": token, "free_bytes": free_memory_bytes()}
+    draft.write_text(json.dumps(about), encoding="utf-8")
+    draft.replace(path)
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""TensorFlow V2 checkpoints ("tensor bundles"), read and written without TensorFlow."""

@@ -1,0 +1,186 @@
+"""The records of a tensor bundle (TensorFlow V2 checkpoint) and the names of its files. Values only, no files.
+
+A bundle is `PREFIX.index`, a sorted table of tensor name -> BundleEntry plus a header under the empty name, and
+`PREFIX.data-0000k-of-0000n` with the raw values. Source: tensorflow/core/protobuf/tensor_bundle.proto.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from cerebras_tensorflow.saver.bundle import wire
+from cerebras_tensorflow.saver.bundle.ordered_code import Extent
+from cerebras_tensorflow.saver.interface import check_shape
+
+HEADER_KEY = b""
+INDEX_SUFFIX = ".index"
+_PRODUCER = 1
+_DATA_NAME = re.compile(r"(?P<prefix>.*)\.data-(?P<shard>\d{5})-of-(?P<num_shards>\d{5})", re.DOTALL)
+_WHOLE_DIM = -1
+
+
+@dataclass(frozen=True)
+class BundleHeader:
+    """What holds for the whole bundle."""
+
+    num_shards: int
+    is_big_endian: bool = False
+
+
+@dataclass(frozen=True)
+class BundleEntry:
+    """Where one tensor lies. A partitioned tensor has `slices`, and its values under the keys of those.
+
+    Attributes:
+        type_number: Element type, numbered as in types.proto.
+        crc: Masked CRC-32C of the stored bytes.
+    """
+
+    type_number: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    crc: int
+    slices: tuple[tuple[Extent, ...], ...] = ()
+
+
+def index_path(prefix: str) -> str:
+    """Return the path of a bundle's index file."""
+    return prefix + INDEX_SUFFIX
+
+
+def data_path(prefix: str, shard: int, num_shards: int) -> str:
+    """Return the path of one of a bundle's data files."""
+    return f"{prefix}.data-{shard:05d}-of-{num_shards:05d}"
+
+
+def parse_data_path(path: str) -> tuple[str, int, int] | None:
+    """Return (prefix, shard, number of shards) of a data file's path, or None for any other path."""
+    match = _DATA_NAME.fullmatch(path)
+    return (match["prefix"], int(match["shard"]), int(match["num_shards"])) if match else None
+
+
+def encode_header(header: BundleHeader) -> bytes:
+    """Return the BundleHeaderProto of a little-endian bundle."""
+    version = wire.varint_field(1, _PRODUCER)
+    return wire.varint_field(1, header.num_shards) + wire.bytes_field(3, version)
+
+
+def decode_header(data: bytes) -> BundleHeader:
+    """Return the header of a BundleHeaderProto.
+
+    Raises:
+        ValueError: If it is malformed.
+    """
+    num_shards = endianness = 0
+    for number, value in wire.fields(data):
+        if number == 1:
+            num_shards = _int(value)
+        elif number == 2:
+            endianness = _int(value)
+    return BundleHeader(num_shards, endianness != 0)
+
+
+def encode_entry(entry: BundleEntry) -> bytes:
+    """Return the BundleEntryProto of an entry without slices."""
+    dims = b"".join(wire.bytes_field(2, wire.varint_field(1, dim)) for dim in entry.shape)
+    return (
+        wire.varint_field(1, entry.type_number)
+        + wire.bytes_field(2, dims)
+        + wire.varint_field(3, entry.shard)
+        + wire.varint_field(4, entry.offset)
+        + wire.varint_field(5, entry.size)
+        + wire.fixed32_field(6, entry.crc)
+    )
+
+
+def decode_entry(data: bytes) -> BundleEntry:
+    """Return the entry of a BundleEntryProto.
+
+    Raises:
+        ValueError: If it is malformed, or a dim, an offset or a size is negative.
+    """
+    type_number = shard = offset = size = crc = 0
+    shape: tuple[int, ...] = ()
+    slices: list[tuple[Extent, ...]] = []
+    for number, value in wire.fields(data):
+        if number == 1:
+            type_number = _int(value)
+        elif number == 2:
+            shape = _decode_shape(_bytes(value))
+        elif number == 3:
+            shard = _int(value)
+        elif number == 4:
+            offset = wire.as_signed(_int(value))
+        elif number == 5:
+            size = wire.as_signed(_int(value))
+        elif number == 6:
+            crc = _int(value)
+        elif number == 7:
+            slices.append(_decode_slice(_bytes(value)))
+    check_shape(shape)
+    if offset < 0 or size < 0:
+        raise ValueError(f"negative offset {offset} or size {size}")
+    return BundleEntry(type_number, shape, shard, offset, size, crc, tuple(slices))
+
+
+def _decode_shape(data: bytes) -> tuple[int, ...]:
+    dims = []
+    for number, value in wire.fields(data):
+        if number == 2:
+            sizes = [_int(size) for field, size in wire.fields(_bytes(value)) if field == 1]
+            dims.append(wire.as_signed(sizes[-1]) if sizes else 0)
+        elif number == 3 and value:
+            raise ValueError("the shape is of unknown rank")
+    return tuple(dims)
+
+
+def _decode_slice(data: bytes) -> tuple[Extent, ...]:
+    extents: list[Extent] = []
+    for number, value in wire.fields(data):
+        if number == 1:
+            start, length = 0, _WHOLE_DIM
+            for field, extent in wire.fields(_bytes(value)):
+                if field == 1:
+                    start = wire.as_signed(_int(extent))
+                elif field == 2:
+                    length = wire.as_signed(_int(extent))
+            extents.append((start, length))
+    return tuple(extents)
+
+
+def resolve(extents: tuple[Extent, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Return the index that a piece covers in its whole tensor.
+
+    Raises:
+        ValueError: If the piece does not lie inside the tensor.
+    """
+    if len(extents) != len(shape):
+        raise ValueError(f"a piece of rank {len(extents)} in a tensor of shape {shape}")
+    index = []
+    for (start, length), dim in zip(extents, shape, strict=True):
+        stop = dim if length == _WHOLE_DIM else start + length
+        if not 0 <= start <= stop <= dim:
+            raise ValueError(f"a piece from {start} to {stop} in a dim of {dim}")
+        index.append(slice(start, stop))
+    return tuple(index)
+
+
+def num_elements(shape: tuple[int, ...]) -> int:
+    """Return the product of the dims; 1 for a scalar."""
+    return math.prod(shape)
+
+
+def _int(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise ValueError("a number field holds bytes")
+    return value
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise ValueError("a message field holds a number")
+    return value

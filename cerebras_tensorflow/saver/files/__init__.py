@@ -1,0 +1,1 @@
+"""Files below a checkpoint: atomic names, write-back, range copies, maps, checksums."""

@@ -1,0 +1,250 @@
+"""Files that appear under their final name only when they are complete and durable.
+
+A file is written as `.NAME.partial` beside its target, under an flock that the kernel releases when the process dies,
+then made durable and renamed. So a partial file whose lock is free belongs to nobody, and two processes that write
+the same target meet at the lock. Locks reach across hosts where the file system supports it (NFS of Linux does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from types import TracebackType
+
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.files.writeback import WRITE_BYTES
+
+logger = logging.getLogger(__name__)
+
+_PREFIX, _SUFFIX = ".", ".partial"
+
+
+class PartialFile:
+    """One file on its way to its final name.
+
+    Args:
+        target: Final path; missing parent folders are made, and go again if nothing is committed into them.
+
+    Raises:
+        CheckpointError: If another process is writing the same target, the folder cannot be written, or a folder or
+            device has the target's name.
+    """
+
+    def __init__(self, target: str) -> None:
+        folder, name = os.path.split(os.path.abspath(target))
+        self.target = os.path.join(folder, name)
+        self.path = partial_path(self.target)
+        _check_replaceable(self.target)
+        self._made_folders = _missing_folders(folder)
+        self.fd = -1
+        self.is_placed = False
+        try:
+            with reporting(self.target):
+                os.makedirs(folder, exist_ok=True)
+                self.fd = _create_locked(self.path, self.target)
+        except BaseException:
+            self._remove_made_folders()
+            raise
+
+    def commit(self, target: str | None = None, is_durable: bool = True) -> None:
+        """Rename the file to its target, or to another name in the same folder; made durable before.
+
+        Args:
+            target: The other name.
+            is_durable: False leaves it to the kernel when content and name reach the disk: enough for a process that
+                is killed, not for a power failure.
+        """
+        target = self.target if target is None else target
+        with reporting(target):
+            if is_durable:
+                os.fsync(self.fd)
+            os.rename(self.path, target)
+            self.is_placed = True
+            if is_durable:
+                fsync_folder(os.path.dirname(target))
+        self._close()
+
+    def discard(self) -> None:
+        """Remove the file. Does nothing after `commit`."""
+        if self.fd >= 0:
+            if not self.is_placed:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path)
+                self._remove_made_folders()
+            self._close()
+
+    def _remove_made_folders(self) -> None:
+        with contextlib.suppress(OSError):  # up to the first that holds something
+            for folder in self._made_folders:
+                os.rmdir(folder)
+
+    def _close(self) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+class FolderLock:
+    """The right to save checkpoints into a folder, held by one process at a time; a context manager.
+
+    Raises:
+        CheckpointError: If another process holds it; says which where the system tells.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = os.path.abspath(folder)
+        self._fd = -1
+        with reporting(self.folder):
+            os.makedirs(self.folder, exist_ok=True)
+            self._fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(self._fd)
+                self.release()
+                raise CheckpointError(
+                    f"{self.folder}: {holder} is saving checkpoints there. Wait for its end, or choose another folder."
+                ) from None
+            except OSError as exc:
+                # Some network file systems lock no folders; the locks of the single files still hold there.
+                logger.warning("%s: cannot be locked against a second run (%s)", self.folder, exc.strerror)
+
+    def release(self) -> None:
+        """Give the right back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def partial_path(target: str) -> str:
+    """Return the path under which a target is written."""
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f"{_PREFIX}{name}{_SUFFIX}")
+
+
+def write_file(path: str, content: bytes) -> None:
+    """Replace a small file as a whole: readers see the old or the new content, also after a crash."""
+    partial = PartialFile(path)
+    try:
+        with reporting(path):
+            write_all(partial.fd, content)
+        partial.commit()
+    finally:
+        partial.discard()
+
+
+def write_all(fd: int, content: bytes | memoryview) -> None:
+    """Write all of the content; the system may take it in parts."""
+    view = memoryview(content).cast("B")
+    while view.nbytes:
+        view = view[os.write(fd, view[:WRITE_BYTES]) :]
+
+
+def remove_stale(folder: str) -> list[str]:
+    """Remove the partial files that dead processes left in a folder; return their paths."""
+    removed = []
+    for item in os.scandir(folder):
+        if not (item.name.startswith(_PREFIX) and item.name.endswith(_SUFFIX) and item.is_file(follow_symlinks=False)):
+            continue
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            fd = os.open(item.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(item.path)
+                removed.append(item.path)
+            finally:
+                os.close(fd)
+    if removed:
+        logger.info("%s: removed %d partial files of processes that ended while writing", folder, len(removed))
+    return removed
+
+
+def fsync_folder(folder: str) -> None:
+    """Make renames and removals in a folder durable."""
+    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def reporting(path: str) -> Iterator[None]:
+    """Turn an OSError of writing into a CheckpointError that says what to do."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = "Nothing of it was kept. Free some space or choose another folder."
+        elif exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = "Choose a folder that you may write to."
+        elif exc.errno == errno.ENOENT:
+            advice = "The file system lets no file be made there; choose another folder."
+        elif exc.errno in (errno.ENOTDIR, errno.EEXIST):
+            advice = "A file stands where a folder is needed; choose another path."
+        else:
+            advice = "The checkpoint was not written."
+        raise CheckpointError(f"{path}: cannot be written: {exc.strerror or exc}. {advice}") from exc
+
+
+def _missing_folders(folder: str) -> list[str]:
+    """Return the folders of a path that are not there, the deepest first."""
+    missing = []
+    while not os.path.lexists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing
+
+
+def _check_replaceable(target: str) -> None:
+    """Check that a target is a file or nothing: a rename would also replace /dev/null."""
+    with contextlib.suppress(OSError):
+        mode = os.stat(target).st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+            raise CheckpointError(f"{target}: cannot be written: {kind} stands there; choose another path")
+
+
+def _create_locked(path: str, target: str) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(fd)
+            os.close(fd)
+            raise CheckpointError(
+                f"{target}: {holder} is writing this file now. Wait for it to end, or choose another name."
+            ) from None
+        # Between open and lock, a clean-up or the previous writer may have taken the name away.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                # Not of one that is empty: ext4 takes that for the rewriting of a file, and flushes it at its close.
+                if os.fstat(fd).st_size:
+                    os.ftruncate(fd, 0)
+                return fd
+        os.close(fd)
+
+
+def _holder(fd: int) -> str:
+    """Return "process N" for the holder of a lock on an open file, as /proc/locks tells it."""
+    status = os.fstat(fd)
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            parts = line.split()
+            if len(parts) > 5 and parts[1] == "FLOCK" and parts[5] == wanted:
+                return f"process {parts[4]}"
+    return "another process"

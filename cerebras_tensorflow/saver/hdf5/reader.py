@@ -1,0 +1,299 @@
+"""Reading the HDF5 checkpoints that we write, by the index at their end; one file or shards."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver.bundle import string_tensor
+from cerebras_tensorflow.saver.files import extents
+from cerebras_tensorflow.saver.files.checksum import crc32c
+from cerebras_tensorflow.saver.hdf5 import blocks as h5_blocks
+from cerebras_tensorflow.saver.hdf5 import format as h5_format
+from cerebras_tensorflow.saver.hdf5 import index as h5_index
+from cerebras_tensorflow.saver.hdf5.index import NOT_CONTIGUOUS, H5Index, H5Record
+from cerebras_tensorflow.saver.interface import (
+    BytesLike,
+    StoredExtent,
+    TensorEntry,
+    TensorReader,
+    as_bytes,
+    flat_view,
+)
+
+
+def read_index(path: str) -> H5Index | None:
+    """Return the index of an HDF5 file, or None if it has none (another program wrote it).
+
+    Raises:
+        CheckpointError: If the file cannot be opened.
+        CorruptCheckpointError: If its index is damaged.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be opened: {exc.strerror}. Check the path.") from exc
+    try:
+        return h5_index.read(fd)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError, MemoryError) as exc:
+        raise CorruptCheckpointError(f"{path}: damaged: {exc}. Use another checkpoint.") from exc
+    finally:
+        os.close(fd)
+
+
+class H5Reader(TensorReader):
+    """The tensors of one of our HDF5 checkpoints.
+
+    Args:
+        path: The file; of a sharded checkpoint, the one that holds the index.
+        index: Its index, from `read_index`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], index: H5Index) -> None:
+        self.path = os.fspath(path)
+        self.index = index
+        self._fds: dict[int, int] = {}
+        self._files: dict[int, Any] = {}
+        self._closed = False
+
+    def names(self) -> list[str]:
+        return sorted(self.index.records)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.index.records
+
+    def entry(self, name: str) -> TensorEntry:
+        return self.record(name).entry()
+
+    def record(self, name: str) -> H5Record:
+        """Return where a tensor lies.
+
+        Raises:
+            KeyError: If there is no such tensor; names near ones.
+        """
+        record = self.index.records.get(name)
+        if record is None:
+            near = difflib.get_close_matches(name, list(self.index.records), 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else f"; it has {len(self.index.records)} tensors"
+            raise KeyError(f"{self.path}: no tensor {name!r}{hint}")
+        return record
+
+    def extent(self, name: str) -> StoredExtent | None:
+        record = self.record(name)
+        if record.type_name == h5_format.STRING_TYPE or record.offset == NOT_CONTIGUOUS:
+            return None
+        self._check_end(name, record)
+        return StoredExtent(self._shard_path(record.shard), record.offset, record.crc)
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        record = self.record(name)
+        if record.type_name == h5_format.STRING_TYPE:
+            return self._read_strings(name, record)
+        entry = record.entry()
+        self._check_end(name, record)
+        array = np.empty(entry.shape, entry.dtype)
+        self.read_into(name, array)
+        return array
+
+    def read_into(self, name: str, buffer: BytesLike) -> None:
+        record = self.record(name)
+        if record.type_name == h5_format.STRING_TYPE:
+            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+        target = flat_view(buffer)
+        if target.size != record.num_bytes:
+            raise ValueError(f"{self.path}: tensor {name!r} has {record.num_bytes} bytes, the buffer {target.size}")
+        self._fill(name, record, target)
+
+    def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        record = self.record(name)
+        entry = record.entry()
+        if not entry.shape:
+            raise ValueError(f"{self.path}: tensor {name!r} is a scalar and has no rows")
+        start, stop, _ = slice(start, stop).indices(entry.shape[0])
+        stop = max(start, stop)
+        if record.type_name == h5_format.STRING_TYPE:
+            return self._read_strings(name, record)[start:stop]
+        if record.offset == NOT_CONTIGUOUS:
+            stored = np.asarray(self._dataset(name, record)[start:stop])
+            return stored.view(entry.dtype)
+        self._check_end(name, record)
+        rows = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
+        row_bytes = h5_format.num_elements(entry.shape[1:]) * entry.dtype.itemsize
+        try:
+            extents.fill(self._fd(record.shard), record.offset + start * row_bytes, rows.reshape(-1).view(np.uint8))
+        except EOFError as exc:
+            raise self._corrupt(name, record, str(exc)) from exc
+        return rows
+
+    def chunks(self, name: str) -> Iterator[BytesLike]:
+        record = self.record(name)
+        if record.type_name == h5_format.STRING_TYPE:
+            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+        if record.offset == NOT_CONTIGUOUS:
+            yield from self._compressed_chunks(name, record)
+            return
+        try:
+            crc = yield from extents.stream(self._fd(record.shard), record.offset, record.num_bytes)
+        except EOFError as exc:
+            raise self._corrupt(name, record, str(exc)) from exc
+        self._check_crc(name, record, crc)
+
+    def verify(self) -> int:
+        num_bytes = 0
+        for name, record in self.index.records.items():
+            if record.offset == NOT_CONTIGUOUS:
+                for _ in self._compressed_chunks(name, record):
+                    pass
+            else:
+                try:
+                    crc = extents.checksum(self._fd(record.shard), record.offset, record.num_bytes)
+                except EOFError as exc:
+                    raise self._corrupt(name, record, str(exc)) from exc
+                self._check_crc(name, record, crc)
+            num_bytes += record.num_bytes
+        self._verify_rest(self.path, self.index)
+        for shard, shard_name in enumerate(self.index.shards):
+            mine = {n: r for n, r in self.index.records.items() if r.shard == shard}
+            if not mine:
+                continue
+            path = self._shard_path(shard)
+            index = read_index(path)
+            if index is None:
+                raise CorruptCheckpointError(f"{path}: its index is missing: truncated or changed by another program")
+            if {n: (r.offset, r.crc) for n, r in index.records.items()} != {
+                n: (r.offset, r.crc) for n, r in mine.items()
+            }:
+                raise CorruptCheckpointError(
+                    f"{path}: {shard_name} does not belong to this index. Bring back the right one."
+                )
+            self._verify_rest(path, index)
+        return num_bytes
+
+    def check_complete(self) -> None:
+        for name, record in self.index.records.items():
+            self._check_end(name, record)
+
+    def close(self) -> None:
+        self._closed = True
+        for file in self._files.values():
+            file.close()
+        for fd in self._fds.values():
+            os.close(fd)
+        self._files, self._fds = {}, {}
+
+    def _verify_rest(self, path: str, index: H5Index) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if h5_index.rest_checksum(fd, index.records if not index.shards else {}, index.end) != index.rest_crc:
+                raise CorruptCheckpointError(
+                    f"{path}: the bytes outside the tensors (HDF5's own records) fail their checksum: damaged, or "
+                    "changed by another program. Use another checkpoint."
+                )
+        except ValueError as exc:
+            raise CorruptCheckpointError(f"{path}: damaged: {exc}. Use another checkpoint.") from exc
+        finally:
+            os.close(fd)
+
+    def _fill(self, name: str, record: H5Record, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        if record.offset == NOT_CONTIGUOUS:
+            self._fill_compressed(name, record, target)
+            return
+        try:
+            crc = extents.fill_checked(self._fd(record.shard), record.offset, target)
+        except EOFError as exc:
+            raise self._corrupt(name, record, str(exc)) from exc
+        self._check_crc(name, record, crc)
+
+    def _fill_compressed(self, name: str, record: H5Record, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        dataset = self._dataset(name, record)
+        stored = h5_format.stored_dtype(record.type_name)
+        shape = dataset.shape
+        if h5_format.num_elements(shape) * stored.itemsize != record.num_bytes or dataset.dtype != stored:
+            raise self._corrupt(name, record, f"HDF5 holds {dataset.dtype} {shape}, the index says otherwise")
+        try:
+            dataset.read_direct(target.view(stored).reshape(shape))
+        except OSError as exc:
+            raise self._corrupt(name, record, str(exc)) from exc
+        self._check_crc(name, record, crc32c(target))
+
+    def _compressed_chunks(self, name: str, record: H5Record) -> Iterator[BytesLike]:
+        dataset = self._dataset(name, record)
+        crc = done = 0
+        for block in h5_blocks.blocks(dataset.shape, dataset.chunks, dataset.dtype.itemsize):
+            try:
+                piece = as_bytes(np.asarray(dataset[block]))
+            except OSError as exc:
+                raise self._corrupt(name, record, str(exc)) from exc
+            crc = crc32c(piece, crc)
+            done += piece.size
+            if done > record.num_bytes:
+                raise self._corrupt(name, record, f"HDF5 holds more than the {record.num_bytes} bytes of the index")
+            yield piece
+        self._check_crc(name, record, crc)
+
+    def _read_strings(self, name: str, record: H5Record) -> np.ndarray[Any, Any]:
+        self._check_end(name, record)
+        stored = np.empty(record.num_bytes, np.uint8)
+        self._fill(name, record, stored)
+        try:
+            elements, _ = string_tensor.decode(stored.tobytes(), h5_format.num_elements(record.shape))
+        except ValueError as exc:
+            raise self._corrupt(name, record, str(exc)) from exc
+        array = np.empty(len(elements), object)
+        array[:] = elements
+        return array.reshape(record.shape)
+
+    def _check_crc(self, name: str, record: H5Record, crc: int) -> None:
+        if crc != record.crc:
+            raise self._corrupt(name, record, f"its checksum is {crc:#010x}, the index says {record.crc:#010x}")
+
+    def _check_end(self, name: str, record: H5Record) -> None:
+        size = os.fstat(self._fd(record.shard)).st_size
+        if record.offset + record.num_bytes > size and record.offset != NOT_CONTIGUOUS:
+            raise self._corrupt(name, record, f"it ends at byte {record.offset + record.num_bytes}, the file at {size}")
+
+    def _corrupt(self, name: str, record: H5Record, problem: str) -> CorruptCheckpointError:
+        path = self._shard_path(record.shard)
+        return CorruptCheckpointError(f"{path}: tensor {name!r} is damaged: {problem}. Use another checkpoint.")
+
+    def _dataset(self, name: str, record: H5Record) -> Any:
+        import h5py
+
+        if record.shard not in self._files:
+            self._fd(record.shard)
+            import hdf5plugin  # noqa: F401 (registers LZ4)
+
+            try:
+                self._files[record.shard] = h5py.File(self._shard_path(record.shard), "r")
+            except OSError as exc:
+                raise self._corrupt(name, record, str(exc)) from exc
+        try:
+            return self._files[record.shard][h5_format.quote(name)]
+        except (KeyError, OSError, RuntimeError, ValueError) as exc:
+            raise self._corrupt(name, record, f"HDF5 cannot open it: {exc}") from exc
+
+    def _shard_path(self, shard: int) -> str:
+        if not self.index.shards:
+            return self.path
+        return os.path.join(os.path.dirname(self.path), self.index.shards[shard])
+
+    def _fd(self, shard: int) -> int:
+        if self._closed:
+            raise CheckpointError(f"{self.path}: this reader is closed")
+        fd = self._fds.get(shard)
+        if fd is None:
+            path = self._shard_path(shard)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as exc:
+                raise CorruptCheckpointError(
+                    f"{path}: file {shard + 1} of {max(len(self.index.shards), 1)} of this checkpoint: {exc.strerror}. "
+                    "Bring it back beside the index, or use another checkpoint."
+                ) from exc
+            self._fds[shard] = fd
+        return fd

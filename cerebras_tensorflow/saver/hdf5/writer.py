@@ -1,0 +1,259 @@
+"""Writing HDF5 checkpoints that the published readers accept. HDF5 lays the file out; the values go past it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import h5py
+import numpy as np
+from h5py import h5a, h5d, h5p, h5s, h5t
+
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.bundle import string_tensor
+from cerebras_tensorflow.saver.files import writeback
+from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting, write_all
+from cerebras_tensorflow.saver.files.checksum import crc32c
+from cerebras_tensorflow.saver.files.writeback import WriteBehind
+from cerebras_tensorflow.saver.hdf5 import compressed as h5_compressed
+from cerebras_tensorflow.saver.hdf5 import format as h5_format
+from cerebras_tensorflow.saver.hdf5 import index as h5_index
+from cerebras_tensorflow.saver.hdf5 import update as h5_update
+from cerebras_tensorflow.saver.hdf5.index import H5Index, H5Record
+from cerebras_tensorflow.saver.hdf5.metadata_file import MetadataFile
+from cerebras_tensorflow.saver.interface import BytesLike, Place, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.names import shards_of
+
+_PIECE_BYTES = 4 << 20
+# Large tensors begin on a page; small ones are packed.
+_ALIGNED_FROM_BYTES = 64 << 10
+_PAGE_BYTES = 4096
+_META_BLOCK_BYTES = 64 << 10
+_LZ4_FILTER = 32004
+
+
+class H5Writer(TensorWriter):
+    """One HDF5 checkpoint file being written.
+
+    Args:
+        path: Final path. A file that stands there stays until the new one is complete.
+        compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
+        jobs: Threads that compress (LZ4: with the package lz4); the file does not depend on it.
+        is_durable: Whether `commit` waits for the disk.
+
+    Raises:
+        ValueError: If the compression is unknown.
+        CheckpointError: If another process is writing this file, or the folder cannot be written.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], compression: str = "none", jobs: int = 1, is_durable: bool = True
+    ) -> None:
+        if compression not in h5_format.COMPRESSIONS:
+            raise ValueError(f"compression {compression!r}: expected one of {', '.join(h5_format.COMPRESSIONS)}")
+        self.path = os.path.abspath(path)
+        self._compression = compression
+        self._is_durable = is_durable
+        self.records: dict[str, H5Record] = {}
+        self.is_placed = False
+        self._partial: PartialFile | None = PartialFile(self.path)
+        # An update that was cut short belongs to the file that stands there, not to the one to come.
+        h5_update.replay(self.path)
+        self._io = MetadataFile(self._partial.fd)
+        self._behind = WriteBehind(self._partial.fd, is_durable)
+        self._packer = h5_compressed.packer(compression, jobs)
+        self._file = h5py.File(
+            self._io,
+            "w",
+            libver="earliest",
+            alignment_threshold=_ALIGNED_FROM_BYTES,
+            alignment_interval=_PAGE_BYTES,
+            meta_block_size=_META_BLOCK_BYTES,
+        )
+        self._attributes = _Attributes()
+        self._attributes.write(self._file.id, h5_format.INDEX_ATTRIBUTE, True)
+
+    def add(self, name: str, array: Any) -> None:
+        array = np.asarray(array)
+        if h5_format.type_name(array.dtype) != h5_format.STRING_TYPE:
+            self.add_chunks(name, array.dtype, array.shape, [as_bytes(array)])
+            return
+        stored, _ = string_tensor.encode(string_tensor.to_elements(array))
+        self._add(name, h5_format.STRING_TYPE, (len(stored),), array.shape, [stored])
+
+    def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
+        type_name = h5_format.type_name(np.dtype(dtype))
+        if type_name == h5_format.STRING_TYPE:
+            raise ValueError(f"{name}: strings cannot be added in chunks; use add")
+        shape = tuple(int(dim) for dim in shape)
+        self._add(name, type_name, shape, shape, chunks)
+
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place | None:
+        type_name = h5_format.type_name(np.dtype(dtype))
+        shape = tuple(int(dim) for dim in shape)
+        if self._compression != "none" or type_name == h5_format.STRING_TYPE:
+            return None
+        dataset, num_bytes = self._append(name, type_name, shape, shape, None)
+        offset = self._room(dataset, num_bytes)
+        with reporting(self.path):
+            self._io.check()
+        self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
+        return Place(self.path, lambda content, position: self._behind.write_at(content, offset + position))
+
+    def commit(self) -> None:
+        replaced = shards_of(self.path) if os.path.exists(self.path) else []
+        self.commit_as(self.path, (), self.records)
+        with reporting(self.path):
+            for path in replaced:
+                os.unlink(path)
+
+    def commit_as(self, path: str, shards: tuple[str, ...], records: dict[str, H5Record]) -> None:
+        """Commit under a name of the same folder, with an index that may point into other files."""
+        if self._partial is None:
+            raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
+        try:
+            self._file.close()
+            with reporting(self.path):
+                self._io.check()
+                self._behind.finish()
+                end = os.fstat(self._partial.fd).st_size
+                rest_crc = h5_index.rest_checksum(self._partial.fd, self.records, end)
+                os.lseek(self._partial.fd, end, os.SEEK_SET)
+                write_all(self._partial.fd, h5_index.encode(H5Index(records, shards, end, rest_crc)))
+            self._partial.commit(path, self._is_durable)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._partial is not None:
+            self._behind.stop()
+            if self._packer is not None:
+                self._packer.close()
+            # HDF5 flushes at close; into a file that is about to go.
+            self._io.drop_writes()
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                self._file.close()
+            self.is_placed = self._partial.is_placed
+            self._partial.discard()
+            self._partial = None
+
+    def _add(
+        self,
+        name: str,
+        type_name: str,
+        stored_shape: tuple[int, ...],
+        shape: tuple[int, ...],
+        chunks: Iterable[BytesLike],
+    ) -> None:
+        stored = h5_format.stored_dtype(type_name)
+        is_compressed = self._compression != "none" and 0 not in stored_shape and bool(stored_shape)
+        chunk_shape = h5_compressed.chunk_shape(stored_shape, stored.itemsize) if is_compressed else None
+        dataset, num_bytes = self._append(name, type_name, stored_shape, shape, chunk_shape)
+        if chunk_shape is not None:
+            offset = h5_index.NOT_CONTIGUOUS
+            crc = h5_compressed.write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks, self._packer)
+        else:
+            offset = self._room(dataset, num_bytes)
+            crc = _write_contiguous(self._behind, name, offset, num_bytes, chunks, self.path)
+        with reporting(self.path):
+            self._io.check()
+        self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
+
+    def _append(
+        self,
+        name: str,
+        type_name: str,
+        stored_shape: tuple[int, ...],
+        shape: tuple[int, ...],
+        chunk_shape: tuple[int, ...] | None,
+    ) -> tuple[h5d.DatasetID, int]:
+        """Return a new dataset with its attributes, and the size of its values [B]."""
+        if self._partial is None:
+            raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
+        if name in self.records:
+            raise ValueError(f"{self.path}: tensor {name!r} is added twice")
+        stored = h5_format.stored_dtype(type_name)
+        dataset = self._create(h5_format.quote(name), stored, stored_shape, chunk_shape)
+        self._describe(dataset, type_name, shape)
+        return dataset, h5_format.num_elements(stored_shape) * stored.itemsize
+
+    def _room(self, dataset: h5d.DatasetID, num_bytes: int) -> int:
+        """Return the offset of a contiguous dataset's values, space on the disk reserved."""
+        assert self._partial is not None
+        offset = int(dataset.get_offset()) if num_bytes else 0
+        with reporting(self.path):
+            writeback.reserve(self._partial.fd, offset, num_bytes)
+        return offset
+
+    def _create(
+        self, link: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunk_shape: tuple[int, ...] | None
+    ) -> h5d.DatasetID:
+        plist = h5p.create(h5p.DATASET_CREATE)
+        plist.set_obj_track_times(False)
+        if chunk_shape is None:
+            plist.set_layout(h5d.CONTIGUOUS)
+            # Space is taken now and filled by us, not by HDF5.
+            plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+            plist.set_fill_time(h5d.FILL_TIME_NEVER)
+        else:
+            plist.set_chunk(chunk_shape)
+            if self._compression == "gzip":
+                plist.set_deflate(h5_compressed.GZIP_LEVEL)
+            else:
+                h5_compressed.load_lz4()
+                plist.set_filter(_LZ4_FILTER, 0, (0,))
+        space = h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
+        return h5d.create(self._file.id, link.encode(), h5t.py_create(dtype, logical=True), space, plist)
+
+    def _describe(self, dataset: h5d.DatasetID, type_name: str, shape: tuple[int, ...]) -> None:
+        write = self._attributes.write
+        write(dataset, h5_format.LEGACY_TYPE_ATTRIBUTE, h5_format.LEGACY_ARRAY_TYPE)
+        write(dataset, h5_format.BFLOAT16_ATTRIBUTE, type_name == "bfloat16")
+        write(dataset, h5_format.STORAGE_TYPE_ATTRIBUTE, h5_format.STORAGE_ARRAY_TYPE)
+        write(dataset, h5_format.STORAGE_NUMPY_ATTRIBUTE, True)
+        if h5_format.is_raw_bits(type_name):
+            write(dataset, h5_format.ELEMENT_TYPE_ATTRIBUTE, type_name)
+        if type_name == h5_format.STRING_TYPE:
+            write(dataset, h5_format.STRING_SHAPE_ATTRIBUTE, ",".join(str(dim) for dim in shape))
+
+
+class _Attributes:
+    """Scalar attributes through the low-level interface: at 100 000 tensors the high-level one takes minutes."""
+
+    def __init__(self) -> None:
+        self._space = h5s.create(h5s.SCALAR)
+        self._text_dtype = h5py.string_dtype()
+        self._text = h5t.py_create(self._text_dtype, logical=True)
+        self._flag = h5t.py_create(np.dtype(bool), logical=True)
+
+    def write(self, target: Any, name: str, value: str | bool) -> None:
+        is_text = isinstance(value, str)
+        attribute = h5a.create(target, name.encode(), self._text if is_text else self._flag, self._space)
+        attribute.write(np.array(value, self._text_dtype if is_text else bool))
+
+
+def _write_contiguous(
+    behind: WriteBehind,
+    name: str,
+    offset: int,
+    num_bytes: int,
+    chunks: Iterable[BytesLike],
+    path: str,
+) -> int:
+    """Write a tensor's bytes where HDF5 reserved space for them; return their CRC."""
+    crc = done = 0
+    for chunk in chunks:
+        view = flat_view(chunk)
+        for start in range(0, view.size, _PIECE_BYTES):
+            piece = view[start : start + _PIECE_BYTES]
+            if done + piece.size > num_bytes:
+                raise ValueError(f"{name}: the chunks hold more than the {num_bytes} bytes of its shape and type")
+            crc = crc32c(piece, crc)
+            with reporting(path):
+                behind.write_at(piece.data, offset + done)
+            done += piece.size
+    if done != num_bytes:
+        raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")
+    return crc

@@ -1,0 +1,183 @@
+"""The cluster server: the published csctl client's protocol, answered from the records of this machine."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from cerebras_tensorflow.system import protocol
+from csrun.csctl import actions, resources
+from csrun.csctl.resources import Filters, ResourceError, Resources
+
+PROTOS = "csrun/csctl/protos"
+CHUNK_BYTES = 1 << 20
+
+CSCTL = protocol.load(f"{PROTOS}/csctl.proto")
+api = CSCTL.messages
+messages = protocol.load(f"{PROTOS}/resources.proto").messages
+
+
+class CsCtl:
+    """Answers csctl. Final.
+
+    Args:
+        home: Folder of the systems and jobs.
+        token: What a client must present; empty: nothing, which is for loopback only.
+    """
+
+    def __init__(self, home: Path, token: str) -> None:
+        self._home = home
+        self._token = token
+        self._exports: dict[str, Path] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="csctl-exports-")
+
+    def GetServerConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Say whether a token is needed."""
+        return api.GetServerConfigResponse(is_user_auth_enabled=bool(self._token))
+
+    def Get(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Return resources as a table, as JSON or as messages."""
+        return self._guarded(context, lambda: self._get(request, context))
+
+    def Patch(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Change a job's labels."""
+        return self._guarded(context, lambda: self._patch(request))
+
+    def CancelJobV2(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Ask a job to stop, and see to it that it does."""
+        return self._guarded(context, lambda: self._cancel(request, context))
+
+    def ListResourceTypes(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Return the types of resources."""
+        return api.ListResourceTypesResponse(items=[api.ResourceType(name=name) for name in resources.TYPES])
+
+    def CreateLogExport(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Prepare a job's log for download."""
+        return self._guarded(context, lambda: self._export(request))
+
+    def GetLogExport(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Say that an export is ready: it is, once CreateLogExport has returned."""
+        return self._guarded(
+            context,
+            lambda: (
+                self._exported(request.export_id) and api.GetLogExportResponse(status=api.LOG_EXPORT_STATUS_COMPLETED)
+            ),
+        )
+
+    def DownloadLogExport(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Return the next piece of an export; the page token is the place in the file."""
+        return self._guarded(context, lambda: self._download(request))
+
+    def _guarded(self, context: grpc.ServicerContext, answer: Callable[[], Any]) -> Any:
+        """Return the answer to a client with the right token; errors become gRPC's, with the text for the user."""
+        given = dict(context.invocation_metadata()).get("auth-token", "")
+        if self._token and not hmac.compare_digest(str(given).encode(), self._token.encode()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token; set CSAUTH_TOKEN")
+        try:
+            return answer()
+        except ResourceError as exc:
+            context.abort(grpc.StatusCode.NOT_FOUND, str(exc))
+
+    def _get(self, request: Any, context: grpc.ServicerContext) -> Any:
+        options = request.options
+        filters = Filters(
+            all_states=options.all_states,
+            user=_user_name(context) if options.current_user_only else None,
+            labels=dict(options.label_filters),
+            system=options.system or None,
+            limit=options.limit or 5000,
+        )
+        found = resources.get(self._home, request.type, request.name, filters)
+        if request.accept == api.JSON_METHOD:
+            raw = json.dumps(found.content if found.objects else {}).encode()
+        elif request.representation == api.TABLE_REPRESENTATION:
+            raw = _table(found).SerializeToString()
+        else:
+            raw = _message(found).SerializeToString()
+        return api.GetResponse(type=request.type, content_type=request.accept, raw=raw)
+
+    def _patch(self, request: Any) -> Any:
+        if resources.SINGULAR.get(request.type, request.type) != "jobs":
+            raise ResourceError(f"only jobs have labels, not {request.type}")
+        try:
+            changes = json.loads(request.body)["meta"]["labels"]
+        except (ValueError, KeyError, TypeError) as exc:
+            raise ResourceError('expected a body like {"meta": {"labels": {"key": "value"}}}') from exc
+        job = actions.label(self._home, request.name, changes)
+        raw = json.dumps(resources.job_object(job)).encode()
+        return api.PatchResponse(type=request.type, content_type=api.JSON_METHOD, raw=raw)
+
+    def _cancel(self, request: Any, context: grpc.ServicerContext) -> Any:
+        job = actions.request_cancel(self._home, request.job_id, _user_name(context))
+        threading.Thread(target=actions.finish_cancel, args=(self._home, job), daemon=True).start()
+        return api.CancelJobResponse(message="Job canceled successfully")
+
+    def _export(self, request: Any) -> Any:
+        export_id = secrets.token_hex(8)
+        folder = Path(self._folder.name) / export_id
+        folder.mkdir()
+        self._exports[export_id] = actions.export_log(self._home, request.name, folder)
+        return api.CreateLogExportResponse(export_id=export_id)
+
+    def _exported(self, export_id: str) -> Path:
+        if export_id not in self._exports:
+            raise ResourceError(f"export {export_id} not found")
+        return self._exports[export_id]
+
+    def _download(self, request: Any) -> Any:
+        path = self._exported(request.export_id)
+        start = int(request.page_token) if request.page_token.isdigit() else 0
+        with path.open("rb") as file:
+            file.seek(start)
+            chunk = file.read(CHUNK_BYTES)
+        rest = path.stat().st_size - start - len(chunk)
+        token = str(start + len(chunk)) if rest > 0 else ""
+        return api.DownloadLogExportResponse(chunk=chunk, next_page_token=token, estimated_remaining_bytes=max(rest, 0))
+
+
+def client_config(address: str, certificate: bytes | None) -> str:
+    """Return what the published csctl reads from the file that --csconfig names."""
+    import base64
+
+    if certificate is None:
+        authority = {"certificateAuthority": os.devnull}  # a path instead of data: the client connects without TLS
+    else:
+        authority = {"certificateAuthorityData": base64.b64encode(certificate).decode("ascii")}
+    return json.dumps(resources.client_settings(address, authority), indent=2)
+
+
+def add_to(server: grpc.Server, home: Path, token: str) -> None:
+    """Let a gRPC server answer csctl."""
+    CSCTL.services["CsCtlV1"].add_to(server, CsCtl(home, token))
+
+
+def _table(found: Resources) -> Any:
+    return messages.Table(
+        columns=[messages.ColumnDefinition(name=name) for name in found.columns],
+        rows=[messages.RowData(cells=row) for row in found.rows],
+    )
+
+
+def _message(found: Resources) -> Any:
+    name = found.kind if found.is_single else f"{found.kind}List"
+    return json_format.ParseDict(found.content, getattr(messages, name)(), ignore_unknown_fields=True)
+
+
+def _user_name(context: grpc.ServicerContext) -> str:
+    import pwd
+
+    uid = str(dict(context.invocation_metadata()).get("auth-uid", ""))
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (ValueError, KeyError):
+        return uid or "unknown"

@@ -1,0 +1,1 @@
+"""`cs-system serve`: one process that offers jobs and systems to other machines."""

@@ -1,0 +1,117 @@
+"""The server's side of runs on other hosts: it holds the job for them, and lets go when they end or go away."""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import ExecModeError, SystemStateError
+from cerebras_tensorflow.system import jobs, protocol, registry, remote
+from csrun.csctl.resources import one_line
+
+NAME_LIMIT = 64
+DESCRIPTION_LIMIT = 4096
+LABELS_LIMIT = 64
+
+PROTOCOL = protocol.load(remote.PROTO)
+protos = PROTOCOL.messages
+
+
+class Systems:
+    """Offers one system of a home. Final.
+
+    Args:
+        home: Folder of the systems and jobs.
+        name: Name of the system that is offered.
+        token: What a client must present; empty: nothing.
+    """
+
+    def __init__(self, home: Path, name: str, token: str) -> None:
+        self._home = home
+        self._name = name
+        self._token = token
+
+    def Show(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Return the system."""
+        self._check_token(context)
+        state = registry.read(self._home, self._name)
+        return protos.SystemMessage(name=state.name, execution_mode=state.execution_mode)
+
+    def Run(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """Hold the system for one run of another host."""
+        self._check_token(context)
+        begin = next(requests).begin
+        if begin.execution_mode not in env.EXECUTION_MODES:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unknown execution mode {begin.execution_mode!r}")
+        host = context.peer().rsplit(":", 1)[0].partition(":")[2]
+        user = f"{one_line(begin.user)[:NAME_LIMIT] or 'unknown'}@{host}"
+        description = begin.description[:DESCRIPTION_LIMIT]
+        labels = {key[:NAME_LIMIT]: value[:NAME_LIMIT] for key, value in list(begin.labels.items())[:LABELS_LIMIT]}
+        job = jobs.submit(self._home, self._name, begin.execution_mode, description, labels, user)
+        phase, message = jobs.FAILED, "the client went away"
+        try:
+            ended = _first_end(requests)
+            told = None
+            while (
+                waiting := job.try_start(lambda: registry.admit(self._home, self._name, begin.execution_mode))
+            ) is not None:
+                if waiting.reason != told:
+                    yield protos.RunEvent(waiting_for=waiting.reason)
+                    told = waiting.reason
+                if not context.is_active() or _got(ended, waiting.look_again_s) is not None:
+                    return
+            yield protos.RunEvent(job_id=job.id, job_number=job.number)
+            has_told = False
+            while (end := _got(ended, jobs.POLL_S)) is None:
+                if job.record.is_cancel_requested and not has_told:
+                    yield protos.RunEvent(is_cancelled=True)
+                    has_told = True
+            if end.phase in jobs.FINISHED:
+                phase, message = end.phase, end.message
+        except ExecModeError as exc:
+            message = str(exc)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        except SystemStateError as exc:
+            message = str(exc)
+            context.abort(grpc.StatusCode.ABORTED, message)
+        finally:
+            job.finish(phase, message)
+
+    def _check_token(self, context: grpc.ServicerContext) -> None:
+        given = dict(context.invocation_metadata()).get("auth-token", "")
+        if self._token and not hmac.compare_digest(str(given).encode(), self._token.encode()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, f"wrong or missing token; set {env.TOKEN}")
+
+
+def add_to(server: grpc.Server, home: Path, name: str, token: str) -> None:
+    """Let a gRPC server offer a system."""
+    PROTOCOL.services["Systems"].add_to(server, Systems(home, name, token))
+
+
+def _first_end(requests: Iterator[Any]) -> queue.SimpleQueue[Any]:
+    """Return a queue that gets the client's `end`, an empty one when the client goes away without it."""
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        end = protos.End()
+        with suppress(Exception):  # grpc raises a bare Exception when the call is cancelled
+            end = next(requests).end
+        ended.put(end)
+
+    threading.Thread(target=read, daemon=True).start()
+    return ended
+
+
+def _got(ended: queue.SimpleQueue[Any], timeout_s: float) -> Any:
+    try:
+        return ended.get(timeout=timeout_s)
+    except queue.Empty:
+        return None

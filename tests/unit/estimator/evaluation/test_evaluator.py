@@ -1,0 +1,79 @@
+"""The tasks of train_and_evaluate that are ours alone: whom it refuses, and a checkpoint that goes while it is read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cerebras_tensorflow.estimator.config.run_config import RunConfig
+from cerebras_tensorflow.estimator.evaluation.evaluator import Evaluator
+from cerebras_tensorflow.estimator.tf_estimator import Estimator
+from cerebras_tensorflow.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+from cerebras_tensorflow.saver.model_dir import retention
+from tests.unit.estimator.tiny import estimator, input_fn, model_fn, v1
+
+CLUSTER = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}
+
+
+def as_task(patch: pytest.MonkeyPatch, kind: str) -> None:
+    patch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": 0}}))
+
+
+def plain(model_dir: Path) -> Estimator:
+    return Estimator(model_fn, str(model_dir), RunConfig(save_checkpoints_steps=2))
+
+
+@pytest.mark.parametrize("task", ["worker", "ps"])
+def test_tasks_that_have_no_work_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+    as_task(monkeypatch, task)
+    with pytest.raises(ValueError, match=rf"task '{task}', but one process trains here.* Start the chief alone"):
+        train_and_evaluate(plain(tmp_path), TrainSpec(input_fn(), 2), EvalSpec(input_fn(epochs=1)))
+
+
+def test_a_chief_says_that_it_trains_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    as_task(monkeypatch, "chief")
+    assert train_and_evaluate(plain(tmp_path), TrainSpec(input_fn(), 2), EvalSpec(input_fn(epochs=1))) is None
+    assert "have nothing to do: {'worker': 1, 'ps': 1}" in caplog.text
+
+
+def test_input_workers_of_a_cs_config_divide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    as_task(monkeypatch, "worker")
+    result = train_and_evaluate(estimator(tmp_path), TrainSpec(input_fn(), 2), EvalSpec(input_fn(epochs=1)))
+    assert result is not None
+    assert result[0] is not None
+    assert result[0]["global_step"] == 2
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = plain(tmp_path).train(input_fn(), max_steps=2)
+
+    class Removes(v1.train.SessionRunHook):  # type: ignore[misc]
+        def begin(self) -> None:
+            path = run.latest_checkpoint()
+            assert path is not None
+            retention.remove(path)
+
+    evaluator = Evaluator(run, EvalSpec(input_fn(epochs=1), hooks=[Removes()]), 4)
+    with caplog.at_level(logging.WARNING, "tensorflow"):
+        assert evaluator.evaluate_beside_training() is None
+    assert "was removed while it was evaluated" in caplog.text
+    assert "keep_checkpoint_max" in caplog.text
+
+
+def test_another_error_is_the_callers(tmp_path: Path) -> None:
+    def broken() -> Any:
+        raise RuntimeError("no data")
+
+    run = plain(tmp_path).train(input_fn(), max_steps=2)
+    with pytest.raises(RuntimeError, match="no data"):
+        Evaluator(run, EvalSpec(broken), 4).evaluate_beside_training()

@@ -1,0 +1,221 @@
+"""What an input_fn may return and take, and how its batches, end and errors reach the step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.estimator.model.inputs import BatchInputs, InputPipeline, first_dim, untuned
+from tests.unit.estimator import tiny
+
+v1 = tf.compat.v1
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+Y = np.arange(6, dtype=np.int32)
+
+
+def opened(input_fn: Callable[..., Any], params: Any = None) -> tuple[InputPipeline, BatchInputs, Any]:
+    """A pipeline that has started, its placeholders, and their graph."""
+    pipeline = InputPipeline(input_fn, params, "train", None, 1)
+    graph = tf.Graph()
+    with graph.as_default():
+        inputs = pipeline.placeholders()
+    pipeline.start()
+    return pipeline, inputs, graph
+
+
+def first_batch(input_fn: Callable[..., Any], params: Any = None) -> tuple[BatchInputs, Mapping[str, np.ndarray]]:
+    pipeline, inputs, _ = opened(input_fn, params)
+    try:
+        return inputs, pipeline.next_batch()
+    finally:
+        pipeline.close()
+
+
+def pairs() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
+
+
+def test_a_dataset_of_pairs_gives_features_and_labels() -> None:
+    inputs, batch = first_batch(pairs)
+    np.testing.assert_array_equal(batch[inputs.features.name], X[:2])
+    np.testing.assert_array_equal(batch[inputs.labels.name], Y[:2])
+    assert inputs.features.dtype == tf.float32 and inputs.labels.dtype == tf.int32
+
+
+def test_a_tuple_of_tensors_is_read_again_for_each_batch() -> None:
+    def input_fn() -> Any:
+        return v1.data.make_one_shot_iterator(pairs()).get_next()
+
+    pipeline, inputs, _ = opened(input_fn)
+    try:
+        pipeline.next_batch()
+        np.testing.assert_array_equal(pipeline.next_batch()[inputs.features.name], X[2:4])
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, None)], ids=["alone", "with None"])
+def test_features_without_labels(wrap: Callable[[Any], Any]) -> None:
+    inputs, batch = first_batch(lambda: wrap({"x": tf.constant(X)}))
+    assert inputs.labels is None
+    np.testing.assert_array_equal(batch[inputs.features["x"].name], X)
+
+
+def test_nested_features_keep_their_structure() -> None:
+    inputs, batch = first_batch(lambda: ({"a": tf.constant(1), "b": (tf.constant(2), [tf.constant(3)])}, None))
+    assert batch[inputs.features["b"][1][0].name] == 3
+    assert batch[inputs.features["a"].name] == 1
+
+
+def test_sparse_features_come_as_a_sparse_tensor_with_their_values() -> None:
+    sparse = tf.sparse.from_dense(tf.constant([[0, 5], [7, 0]]))
+    pipeline, inputs, graph = opened(lambda: {"s": sparse_again()})
+    try:
+        with graph.as_default(), v1.Session(graph=graph) as session:
+            dense = session.run(tf.sparse.to_dense(inputs.features["s"]), pipeline.next_batch())
+    finally:
+        pipeline.close()
+    np.testing.assert_array_equal(dense, [[0, 5], [7, 0]])
+    assert isinstance(sparse, tf.SparseTensor)
+
+
+def sparse_again() -> Any:
+    return tf.sparse.from_dense(tf.constant([[0, 5], [7, 0]]))
+
+
+def test_params_reach_an_input_fn_that_takes_them() -> None:
+    _, batch = first_batch(lambda params: tf.constant([params["value"]]), {"value": 9})
+    assert next(iter(batch.values())).tolist() == [9]
+
+
+def test_an_input_fn_without_arguments_is_called_without() -> None:
+    _, batch = first_batch(lambda: tf.constant([4]), {"value": 9})
+    assert next(iter(batch.values())).tolist() == [4]
+
+
+def test_mode_and_config_are_offered() -> None:
+    seen: dict[str, Any] = {}
+
+    def input_fn(mode: str, config: Any) -> Any:
+        seen.update(mode=mode, config=config)
+        return tf.constant([1])
+
+    first_batch(input_fn)
+    assert seen == {"mode": "train", "config": None}
+
+
+def test_a_tuple_of_three_is_refused_with_its_length() -> None:
+    with pytest.raises(ValueError, match="tuple of length 3"):
+        InputPipeline(lambda: (tf.constant(1), tf.constant(2), tf.constant(3)), None, "train", None, 1)
+
+
+def test_an_error_in_input_fn_surfaces_as_it_is() -> None:
+    def input_fn() -> Any:
+        raise FileNotFoundError("no such corpus")
+
+    with pytest.raises(FileNotFoundError, match="no such corpus"):
+        InputPipeline(input_fn, None, "train", None, 1)
+
+
+def test_an_error_while_reading_surfaces_in_every_later_call() -> None:
+    def generate() -> Any:
+        yield np.float32(1)
+        raise RuntimeError("row 17 is broken")
+
+    def input_fn() -> Any:
+        return tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.float32))
+
+    pipeline, _, _ = opened(input_fn)
+    try:
+        pipeline.next_batch()
+        for _ in range(2):
+            with pytest.raises(tf.errors.OpError, match="row 17 is broken"):
+                pipeline.next_batch()
+        assert not pipeline.is_exhausted
+    finally:
+        pipeline.close()
+
+
+def test_the_end_of_the_input_is_out_of_range_and_stays_so() -> None:
+    pipeline, _, _ = opened(pairs)
+    try:
+        for _ in range(3):
+            pipeline.next_batch()
+        assert not pipeline.is_exhausted
+        for _ in range(2):
+            with pytest.raises(tf.errors.OutOfRangeError):
+                pipeline.next_batch()
+        assert pipeline.is_exhausted
+    finally:
+        pipeline.close()
+
+
+def test_shuffling_repeats_with_the_seed() -> None:
+    def input_fn() -> Any:
+        return tf.data.Dataset.range(100).shuffle(100).batch(100)
+
+    first, second = (next(iter(first_batch(input_fn)[1].values())) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert first.tolist() != list(range(100))
+
+
+def test_a_lookup_table_of_the_input_is_initialized() -> None:
+    def input_fn() -> Any:
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2]), -1)
+        return tf.data.Dataset.from_tensors(tf.constant(["b", "z"])).map(table.lookup)
+
+    _, batch = first_batch(input_fn)
+    assert next(iter(batch.values())).tolist() == [2, -1]
+
+
+def test_closing_without_reading_ends_the_reading_thread() -> None:
+    pipeline, _, _ = opened(lambda: tf.data.Dataset.range(10**9).batch(2))
+    pipeline.close()
+    assert pipeline._thread is not None and not pipeline._thread.is_alive()
+
+
+def test_a_dataset_is_not_tuned_unless_its_options_ask_for_it() -> None:
+    asked = tf.data.Options()
+    asked.autotune.enabled = True
+    assert untuned(pairs()).options().autotune.enabled is False
+    assert untuned(pairs().with_options(asked)).options().autotune.enabled is True
+    with tf.Graph().as_default():  # where TensorFlow warns of asking
+        dataset = pairs().with_options(asked)
+        assert untuned(dataset) is dataset and untuned(pairs()) is not dataset
+
+
+def test_first_dim_skips_scalars() -> None:
+    assert first_dim({"a": np.float32(1), "b": np.zeros((5, 2))}) == 5
+    assert first_dim({"a": np.float32(1)}) == 1
+
+
+def test_an_input_fn_finds_itself_the_only_worker_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    seen: list[Any] = []
+
+    def shard() -> Any:
+        config = json.loads(os.environ["TF_CONFIG"])
+        seen.append((len(config["cluster"]["worker"]), config["task"]["index"]))
+        return tiny.input_fn()()
+
+    tiny.estimator(tmp_path).train(shard, steps=1)
+    assert set(seen) == {(1, 0)}
+    assert "TF_CONFIG" not in os.environ
+
+
+def test_a_tf_config_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
+    monkeypatch.setenv("TF_CONFIG", given)
+
+    def shard() -> Any:
+        assert os.environ["TF_CONFIG"] == given
+        return tiny.input_fn()()
+
+    tiny.estimator(tmp_path).train(shard, steps=1)

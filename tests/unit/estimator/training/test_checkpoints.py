@@ -1,0 +1,233 @@
+"""How a run saves: the format, what reads it afterwards, and that training goes on while a checkpoint is written."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow import CSConfig, CSRunConfig
+from cerebras_tensorflow.compat.run_configs import ApplianceRunConfig
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.estimator.training import checkpoints
+from cerebras_tensorflow.saver import tf_h5_saver
+from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader, checkpoints_newest_first, open_checkpoint
+from cerebras_tensorflow.saver.checkpoint_writer import open_writer
+from cerebras_tensorflow.saver.files.atomic import FolderLock
+from cerebras_tensorflow.saver.interface import TensorWriter
+from tests.unit.estimator.tiny import estimator, input_fn, v1
+
+PIPELINED, STREAMING = "pipelined", "weight_streaming"
+PLAIN, APPLIANCE = CSRunConfig(), ApplianceRunConfig(CSConfig())
+
+
+def values(path: str | Path) -> dict[str, bytes]:
+    with open_checkpoint(path) as reader:
+        return {name: reader.read(name).tobytes() for name in reader.names()}
+
+
+@pytest.mark.parametrize(
+    "config, mode, job, expected",
+    [
+        (APPLIANCE, STREAMING, None, True),
+        (APPLIANCE, STREAMING, "7", False),
+        (APPLIANCE, PIPELINED, None, False),
+        (PLAIN, STREAMING, "7", False),
+        (PLAIN, STREAMING, None, False),
+        (PLAIN, PIPELINED, None, False),
+        (PLAIN.replace(checkpoint_format="h5"), PIPELINED, "7", True),
+        (APPLIANCE.replace(checkpoint_format="tensorflow"), STREAMING, None, False),
+    ],
+)
+def test_auto_means_hdf5_for_the_appliance_and_tensorflow_under_csrun(
+    config: Any, mode: str, job: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if job is not None:
+        monkeypatch.setenv("CSRUN_JOB_ID", job)
+    assert checkpoints.is_h5(config, mode) is expected
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="checkpoint_format must be one of auto, tensorflow, h5, given: 'hdf5'"):
+        CSRunConfig(checkpoint_format="hdf5")
+
+
+def test_either_mode_goes_on_from_either_format_and_both_kinds_of_reader_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_start_of(step: int) -> Any:
+        return lambda: input_fn()().skip(step)
+
+    unbroken = estimator(tmp_path / "unbroken").train(from_start_of(0), max_steps=8)
+    plan = [(STREAMING, "h5", "model-ckpt-2.h5"), (PIPELINED, "h5", "model.ckpt-4.h5")]
+    plan += [(STREAMING, "tensorflow", "model-ckpt-6"), (PIPELINED, "tensorflow", "model.ckpt-8")]
+    model_dir = tmp_path / "broken"
+    step = 0
+    for mode, form, name in plan:
+        monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", mode)
+        run = estimator(model_dir, checkpoint_format=form, keep_checkpoint_max=None)
+        run.train(from_start_of(step), max_steps=step + 2)
+        step += 2
+        assert tf.train.latest_checkpoint(str(model_dir)) == str(model_dir / name) == run.latest_checkpoint()
+        assert CheckpointReader.all_checkpoints(model_dir)[-1] == str(model_dir / name)
+        assert tf.train.get_checkpoint_state(str(model_dir)).model_checkpoint_path == str(model_dir / name)
+    assert values(model_dir / "model.ckpt-8") == values(unbroken.latest_checkpoint() or "")
+    stored = CheckpointReader.all_checkpoints(model_dir)
+    losses = [run.evaluate(input_fn(epochs=1), checkpoint_path=path)["loss"] for path in stored]
+    assert len(losses) == len(stored) >= 8 and losses[-1] < losses[0]
+
+
+def test_a_run_starts_from_hdf5_from_converted_files_and_from_a_path(mode: str, tmp_path: Path) -> None:
+    first = estimator(tmp_path / "first").train(input_fn(), max_steps=3).latest_checkpoint()
+    assert first is not None
+    h5, back = tmp_path / "x.h5", tmp_path / "back"
+    tf_h5_saver.tensorflow_to_h5(first, h5)
+    tf_h5_saver.h5_to_tensorflow(h5, back)
+    ends = []
+    for number, path in enumerate([first, h5, back, f"{back}.index", tmp_path / "first"]):
+        run = estimator(tmp_path / f"warm{number}", warm_start_from=str(path))
+        run.train(input_fn(), max_steps=1)
+        ends.append(values(run.latest_checkpoint() or ""))
+    assert all(end == ends[0] for end in ends)
+    (tmp_path / "copied").mkdir()
+    tf_h5_saver.tensorflow_to_h5(first, tmp_path / "copied" / "model-ckpt-3.h5")
+    assert int(estimator(tmp_path / "copied").train(input_fn(), max_steps=4).get_variable_value("global_step")) == 4
+
+
+class _Gate(TensorWriter):
+    """Writes when it is let."""
+
+    opened = threading.Event()
+
+    def __init__(self, path: Any) -> None:
+        self._writer = open_writer(path)
+        self.path = self._writer.path
+
+    def add(self, name: str, array: Any) -> None:
+        assert self.opened.wait(60), "training waited for the writer, which waits for training"
+        self._writer.add(name, array)
+
+    def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Any) -> None:
+        assert self.opened.wait(60), "training waited for the writer, which waits for training"
+        self._writer.add_chunks(name, dtype, shape, chunks)
+
+    def commit(self) -> None:
+        self._writer.commit()
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+class _OpenAt(v1.train.SessionRunHook):
+    """Lets the writer write once some steps have been taken."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            _Gate.opened.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Checkpoints after the first can be written only when the hook says so."""
+    _Gate.opened = threading.Event()
+    monkeypatch.setattr(
+        checkpoints, "open_writer", lambda path: open_writer(path) if "-0" in str(path) else _Gate(path)
+    )
+    yield
+    _Gate.opened.set()
+
+
+@pytest.mark.parametrize("store", ["memory", "file"])
+@pytest.mark.usefixtures("gate")
+def test_training_goes_on_while_a_checkpoint_is_written_which_holds_the_values_of_its_step(
+    mode: str, store: str, tmp_path: Path
+) -> None:
+    if mode == PIPELINED and store == "file":
+        pytest.skip("pipelined runs have no store")
+    config = {"save_checkpoints_steps": 2, "keep_checkpoint_max": None}
+    run = estimator(tmp_path / "run", **config)
+    run.config.cs_config.weight_store = store
+    run.train(input_fn(), max_steps=3, hooks=[_OpenAt(3)])
+    short = estimator(tmp_path / "short").train(input_fn(), max_steps=2)
+    name = Path(short.latest_checkpoint() or "").name
+    assert values(tmp_path / "run" / name) == values(tmp_path / "short" / name)
+
+
+def test_an_error_of_the_writer_stops_the_training_and_names_the_file(mode: str, tmp_path: Path) -> None:
+    name = "model-ckpt-2" if mode == STREAMING else "model.ckpt-2"
+    (tmp_path / f"{name}.index" / "x").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=f"{name}.*cannot be written"):
+        estimator(tmp_path, save_checkpoints_steps=2).train(input_fn(), max_steps=50)
+    assert (estimator(tmp_path).latest_checkpoint() or "").endswith("-0")
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_where_copies_do_not_fit_into_memory_training_waits_for_the_write(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(checkpoints, "free_memory_bytes", lambda: 1000)
+    with caplog.at_level(logging.INFO, "tensorflow"):
+        run = estimator(tmp_path, save_checkpoints_steps=2).train(input_fn(), max_steps=3)
+    assert "Training waits while the checkpoint is written" in caplog.text
+    assert int(run.get_variable_value("global_step")) == 3
+
+
+def test_a_second_run_that_saves_into_a_model_dir_is_one_clear_error(tmp_path: Path) -> None:
+    with FolderLock(str(tmp_path)), pytest.raises(CheckpointError, match=r"process \d+ is saving checkpoints there"):
+        estimator(tmp_path).train(input_fn(), max_steps=1)
+    assert checkpoints_newest_first(tmp_path) == []
+
+
+def test_listeners_find_the_checkpoint_when_they_are_told_of_it(mode: str, tmp_path: Path) -> None:
+    seen = []
+
+    class Listener(v1.train.CheckpointSaverListener):
+        def after_save(self, session: Any, global_step_value: int) -> None:
+            seen.append((global_step_value, tf.train.latest_checkpoint(str(tmp_path))))
+
+    estimator(tmp_path, save_checkpoints_steps=1).train(input_fn(), max_steps=2, saving_listeners=[Listener()])
+    assert [(step, (path or "").rpartition("-")[2]) for step, path in seen] == [(0, "0"), (1, "1"), (2, "2")]
+
+
+def test_a_flipped_bit_leads_back_to_the_checkpoint_before_everywhere(mode: str, tmp_path: Path) -> None:
+    """Also whoever asks before training, to set the input to the step, gets the one that training starts from."""
+    estimator(tmp_path, save_checkpoints_steps=2).train(input_fn(), max_steps=4)
+    newest = checkpoints_newest_first(tmp_path)[0]
+    data = Path(f"{newest}.data-00000-of-00001")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    run = estimator(tmp_path)
+    assert (run.latest_checkpoint() or "").endswith("-2")
+    assert int(run.get_variable_value("global_step")) == 2
+    run.train(input_fn(), steps=1)
+    assert int(run.get_variable_value("global_step")) == 3
+
+
+def test_the_values_saved_are_numpys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", STREAMING)
+    run = estimator(tmp_path, checkpoint_format="h5").train(input_fn(), max_steps=1)
+    with tf_h5_saver.H5Checkpoint(run.latest_checkpoint() or "") as checkpoint:
+        assert checkpoint["w"].dtype == np.float32 and checkpoint["w"].shape == (4, 64)
+        assert checkpoint.verify() > 0
+
+
+def test_runs_save_by_time_and_keep_some_of_the_past(tmp_path: Path) -> None:
+    def kept(name: str, **settings: Any) -> list[int]:
+        config = {"save_checkpoints_secs": 1e-6, "checkpoint_format": "h5", "keep_checkpoint_max": 2, **settings}
+        estimator(tmp_path / name, **config).train(input_fn(), max_steps=4)
+        found = CheckpointReader.all_checkpoints(tmp_path / name)
+        return sorted(int(Path(path).stem.rpartition("-")[2]) for path in found)
+
+    assert kept("newest") == [3, 4]
+    assert kept("some", keep_checkpoint_every_n_hours=1e-12) == [1, 2, 3, 4]

@@ -1,0 +1,139 @@
+import warnings
+
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.runtime.input_workers import chief as input_workers
+from cerebras_tensorflow.runtime.input_workers import order as input_order
+
+
+def variant_of(make, seed: int | None = 1):
+    tf.compat.v1.set_random_seed(seed)
+    return tf.data.experimental.to_variant(make())
+
+
+def batches(dataset) -> list[bytes]:
+    iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+    batch = iterator.get_next()
+    found = []
+    with tf.compat.v1.Session() as session:
+        session.run(iterator.initializer)
+        while True:
+            try:
+                found.append(session.run(batch).tobytes())
+            except tf.errors.OutOfRangeError:
+                return found
+
+
+def numbers():
+    return tf.data.Dataset.range(50).shuffle(20).repeat(2)
+
+
+def pair(x):
+    return tf.stack([x, tf.cast(x % 5, tf.int64)])
+
+
+def fused(dataset):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and in old scripts
+        return dataset.apply(tf.data.experimental.map_and_batch(lambda x: x * 3, 7))
+
+
+PIPELINES = {
+    "map and batch": lambda: numbers().map(lambda x: x * 3).batch(7).prefetch(2),
+    "batch, then map": lambda: numbers().batch(7).map(lambda x: x * 3),
+    "dropped remainder": lambda: numbers().map(lambda x: x * 3, num_parallel_calls=2).batch(7, drop_remainder=True),
+    "no batch": lambda: numbers().map(lambda x: x * 3),
+    "repeat last": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).batch(7).repeat(2),
+    "shuffle last": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(10),
+    "map first": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(20).repeat(2).batch(7),
+    "between": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(9).map(pair).take(40).skip(3).batch(7),
+    "map first, no batch": lambda: tf.data.Dataset.range(50).map(lambda x: x * 3).shuffle(20).skip(4),
+    "skip batches": lambda: numbers().map(lambda x: x * 3).repeat(2).batch(7).skip(2).map(lambda x: x + 1).prefetch(1),
+    "resumed": lambda: (
+        tf.data.Dataset.range(50)
+        .map(lambda x: x * 3)
+        .shuffle(9)
+        .repeat(3)
+        .batch(7, drop_remainder=True)
+        .skip(3)
+        .take(9)
+    ),
+    "nothing left": lambda: numbers().map(lambda x: x * 3).batch(7).skip(40),
+    "map and batch, fused": lambda: numbers().apply(fused).skip(2),
+    "batched twice": lambda: numbers().batch(2).map(lambda x: x + 1).batch(3),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_parts_make_up_the_whole(name: str, count: int) -> None:
+    with tf.Graph().as_default():
+        tf.compat.v1.set_random_seed(1)
+        whole = batches(PIPELINES[name]())
+    with tf.Graph().as_default():
+        tf.compat.v1.set_random_seed(1)
+        dataset = PIPELINES[name]()
+        variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
+        parts = input_workers.parts(dataset, variant, count)
+        assert batches(input_workers.merged(parts)) == whole
+
+
+def test_the_last_maps_and_the_batching_are_split() -> None:
+    with tf.Graph().as_default():
+        split = input_workers.find_split(variant_of(PIPELINES["map and batch"]))
+        assert (split.source.op.type, split.batch_size) == ("RepeatDataset", 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "is_mapped_before"),
+    [
+        (PIPELINES["map first"], "RepeatDataset", False),
+        (PIPELINES["map first, no batch"], "SkipDataset", False),
+        (PIPELINES["between"], "SkipDataset", False),
+        (PIPELINES["map and batch"], "RepeatDataset", False),
+        (PIPELINES["skip batches"], "SkipDataset", False),
+        (PIPELINES["resumed"], "TakeDataset", False),
+        # Elements are batches here: what makes them is repeated in every worker.
+        (PIPELINES["repeat last"], "RepeatDataset", True),
+        (lambda: tf.data.Dataset.range(50).map(draw).shuffle(20).batch(7), "ShuffleDataset", True),
+    ],
+)
+def test_maps_before_a_shuffle_are_split_too_unless_they_have_state(make, source: str, is_mapped_before: bool) -> None:
+    with tf.Graph().as_default():
+        split = input_workers.find_split(input_order.maps_last(variant_of(make)))
+        assert split.source.op.type == source
+        upstream = {operation.type for operation in input_order.upstream(split.source.op)}
+        assert any(kind in upstream for kind in input_order.MAPS) == is_mapped_before
+
+
+def draw(x):
+    return x + tf.random.uniform([], maxval=9, dtype=tf.int64, seed=3)
+
+
+def unordered():
+    options = tf.data.Options()
+    options.deterministic = False
+    return numbers().map(lambda x: x).with_options(options)
+
+
+@pytest.mark.parametrize(
+    ("make", "seed", "reason"),
+    [
+        (PIPELINES["map and batch"], 1, ""),
+        (PIPELINES["map and batch"], None, "without a seed"),
+        (unordered, 1, "no fixed order"),
+        (lambda: numbers().map(lambda x: tf.numpy_function(lambda y: y, [x], tf.int64)), 1, "calls Python"),
+    ],
+)
+def test_what_workers_could_not_repeat_stays_in_the_chief(make, seed: int | None, reason: str) -> None:
+    with tf.Graph().as_default():
+        found = input_workers.why_not(variant_of(make, seed))
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_without_workers_the_dataset_is_left_alone() -> None:
+    with tf.Graph().as_default():
+        dataset = numbers()
+        assert input_workers.distributed(dataset) is dataset

@@ -1,0 +1,139 @@
+"""Weights on weight servers: what only this store can get wrong. What all stores share is in test_weight_store.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.weight_store import server as weight_server_process
+from cerebras_tensorflow.runtime.weight_store.remote import Place, ServerStore, have_room, shares, summon
+
+TOKEN = "token"
+ROWS = 3 * weight_server_process.PIECE_BYTES // 4096 + 1  # a weight of several pieces and a bit
+SPECS = (WeightSpec("large", "float32", (ROWS, 1024), ROWS * 4096), WeightSpec("small", "float32", (5, 3), 60))
+
+
+@contextmanager
+def weight_servers(count: int, token: str = TOKEN) -> Iterator[list[Place]]:
+    """Yield the places of servers that run in this process."""
+    servers = [weight_server_process.start("127.0.0.1", TOKEN) for _ in range(count)]
+    yield [Place(index, f"127.0.0.1:{port}", token, 1 << 30) for index, (_, port) in enumerate(servers)]
+    for server, _ in servers:
+        server.stop(grace=None).wait()
+
+
+@pytest.fixture
+def store() -> Iterator[ServerStore]:
+    """A store on two servers, filled with numbers."""
+    with weight_servers(2) as places:
+        opened = ServerStore(SPECS, places)
+        opened.write(0, np.arange(ROWS * 1024, dtype=np.float32).reshape(ROWS, 1024))
+        opened.write(1, np.ones((5, 3), np.float32))
+        yield opened
+        opened.close()
+
+
+def test_shares_are_even_and_the_same_every_time() -> None:
+    specs = [WeightSpec(str(size), "float32", (size,), 4 * size) for size in (1, 9, 5, 4, 1)]
+    assert shares(specs, 2) == [0, 0, 1, 1, 1]
+    assert shares(specs, 1) == [0] * 5
+
+
+def test_a_large_weight_comes_back_whole_in_slices_and_in_rows(store: ServerStore) -> None:
+    whole = np.arange(ROWS * 1024, dtype=np.float32).reshape(ROWS, 1024)
+    np.testing.assert_array_equal(store.read(0), whole)
+    np.testing.assert_array_equal(store.read_slice(0, 500, ROWS), whole[500:])
+    rows = np.array([[ROWS - 1, 0], [7, 7]])
+    np.testing.assert_array_equal(store.read_rows(0, rows), whole[rows])
+    store.write_slice(0, 500, -whole[500:])
+    np.testing.assert_array_equal(store.read_slice(0, 499, 502), np.stack([whole[499], -whole[500], -whole[501]]))
+    assert store.read(0).ctypes.data % 64 == 0
+
+
+def test_what_was_never_written_is_not_read() -> None:
+    with weight_servers(1) as places:
+        store = ServerStore(SPECS, places)
+        with pytest.raises(StoreError, match="small was never written"):
+            store.read(1)
+        store.write_slice(1, 0, np.ones((2, 3), np.float32))
+        assert store.read_slice(1, 0, 2).shape == (2, 3)
+        for read in (lambda: store.read(1), lambda: store.read_rows(1, np.array([4]))):
+            with pytest.raises(StoreError, match="small was never written"):
+                read()
+        store.close()
+
+
+def test_a_snapshot_keeps_what_training_changes(store: ServerStore) -> None:
+    snapshot = store.snapshot()
+    store.write_slice(1, 3, np.zeros((2, 3), np.float32))
+    store.write(0, np.zeros((ROWS, 1024), np.float32))
+    kept = np.concatenate(list(snapshot.pieces(1))).view(np.float32)
+    np.testing.assert_array_equal(kept, np.ones(15, np.float32))
+    np.testing.assert_array_equal(store.read(1)[:, 0], [1, 1, 1, 0, 0])
+    with pytest.raises(StoreError, match="has not been closed"):
+        store.snapshot()
+    store.close()
+    first = next(iter(snapshot.pieces(0))).view(np.float32)
+    np.testing.assert_array_equal(first[:3], [0, 1, 2])
+    snapshot.release(0)
+    snapshot.close()
+
+
+def test_a_server_that_dies_is_named_and_nothing_waits(store: ServerStore) -> None:
+    with weight_servers(1) as places:
+        other = ServerStore(SPECS, places)
+        other.write(1, np.ones((5, 3), np.float32))
+        other.flush()
+    with pytest.raises(StoreError, match=r"weight server 0 at 127\.0\.0\.1:\d+ fails"):
+        other.read(1)
+    other.write(1, np.ones((5, 3), np.float32))
+    with pytest.raises(StoreError, match="goes on from the last checkpoint"):
+        other.flush()
+    other.close()
+
+
+def test_another_token_is_refused() -> None:
+    with weight_servers(1, token="wrong") as places, pytest.raises(StoreError, match="wrong token"):
+        ServerStore(SPECS, places)
+
+
+def test_a_server_without_room_says_so() -> None:
+    huge = [WeightSpec("huge", "uint8", (1 << 50,), 1 << 50)]
+    with weight_servers(1) as places:
+        with pytest.raises(StoreError, match=f"bytes of memory for {1 << 50} of weights"):
+            ServerStore(huge, places)
+        assert have_room(places, 1 << 29) and not have_room(places, 1 << 30) and not have_room([], 1)
+
+
+def test_servers_of_one_host_share_its_memory() -> None:
+    here = [Place(index, f"127.0.0.1:{index}", TOKEN, 1 << 30) for index in range(4)]
+    assert not have_room(here, 1 << 30)
+    elsewhere = [Place(index, f"node{index}:1", TOKEN, 1 << 30) for index in range(4)]
+    assert have_room(elsewhere, 1 << 31)
+
+
+def test_a_launch_without_servers_says_how_to_have_them() -> None:
+    assert summon(env.read({})) == []
+    with pytest.raises(StoreError, match="--single-task-nodes 2"):
+        ServerStore(SPECS, [])
+
+
+def test_the_server_process_needs_no_tensorflow() -> None:
+    code = f"import sys, {weight_server_process.__name__}; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_unknown_stores_are_refused() -> None:
+    with weight_servers(1) as places, grpc.insecure_channel(places[0].target) as channel:
+        call = channel.unary_unary(f"/{weight_server_process.SERVICE}/Hold")
+        with pytest.raises(grpc.RpcError):
+            call(weight_server_process.HEADER.pack(9, 0, 0, 0, 0), metadata=((weight_server_process.TOKEN_KEY, TOKEN),))

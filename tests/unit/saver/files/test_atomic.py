@@ -1,0 +1,122 @@
+"""atomic: complete files under final names, nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.files import atomic
+
+
+def test_a_file_appears_only_at_commit(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "weights"
+    partial = atomic.PartialFile(str(target))
+    atomic.write_all(partial.fd, b"abc")
+    assert not target.exists()
+    partial.commit()
+    assert target.read_bytes() == b"abc"
+    assert os.listdir(target.parent) == ["weights"]
+
+
+def test_discard_keeps_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "weights"
+    target.write_bytes(b"old")
+    partial = atomic.PartialFile(str(target))
+    atomic.write_all(partial.fd, b"new")
+    partial.discard()
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["weights"]
+
+
+_HOLD = """
+import sys
+from cerebras_tensorflow.saver import atomic
+held = getattr(atomic, sys.argv[1])(sys.argv[2])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def _holder(kind: str, path: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, kind, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_on_the_same_target_gets_one_clear_error(tmp_path: Path) -> None:
+    with _holder("PartialFile", tmp_path / "weights") as other:
+        with pytest.raises(CheckpointError, match=f"process {other.pid} is writing this file"):
+            atomic.PartialFile(str(tmp_path / "weights"))
+        other.kill()
+
+
+def test_a_folder_is_saved_to_by_one_process(tmp_path: Path) -> None:
+    with _holder("FolderLock", tmp_path) as other:
+        with pytest.raises(CheckpointError, match=f"process {other.pid} is saving checkpoints"):
+            atomic.FolderLock(str(tmp_path))
+        other.kill()
+    with atomic.FolderLock(str(tmp_path)):
+        pass
+
+
+def test_partials_of_dead_processes_are_removed_and_live_ones_stay(tmp_path: Path) -> None:
+    with _holder("PartialFile", tmp_path / "dead") as dead:
+        dead.kill()
+    live = atomic.PartialFile(str(tmp_path / "live"))
+    (tmp_path / "other.partial").write_bytes(b"not ours")
+    assert atomic.remove_stale(str(tmp_path)) == [atomic.partial_path(str(tmp_path / "dead"))]
+    live.commit()
+    assert sorted(os.listdir(tmp_path)) == ["live", "other.partial"]
+
+
+def test_a_partial_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    Path(atomic.partial_path(str(tmp_path / "weights"))).write_bytes(b"left by a crash")
+    atomic.write_file(str(tmp_path / "weights"), b"new")
+    assert (tmp_path / "weights").read_bytes() == b"new"
+
+
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
+    partial = atomic.PartialFile(str(tmp_path / "weights"))
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        pytest.raises(CheckpointError, match=r"No space left on device.*Free some space"),
+        atomic.reporting("weights"),
+    ):
+        atomic.write_all(full.fileno(), b"x")
+    partial.discard()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_parent_that_is_a_file_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="file stands where a folder is needed"):
+        atomic.PartialFile(str(tmp_path / "file" / "weights"))
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """As root, a rename would replace /dev/null too."""
+    os.mkfifo(tmp_path / "pipe")
+    for target, kind in ((tmp_path / "pipe", "pipe"), (tmp_path, "a folder"), (Path("/dev/null"), "a device")):
+        with pytest.raises(CheckpointError, match=kind):
+            atomic.PartialFile(str(target))
+    assert (tmp_path / "pipe").is_fifo()
+    assert Path("/dev/null").is_char_device()
+
+
+def test_folders_that_were_made_go_again_with_what_was_not_committed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    partial = atomic.PartialFile(str(tmp_path / "there" / "new" / "deep" / "x"))
+    other = atomic.PartialFile(str(tmp_path / "there" / "new" / "y"))
+    partial.discard()
+    assert (tmp_path / "there" / "new").exists()
+    assert not (tmp_path / "there" / "new" / "deep").exists()
+    other.commit()
+    assert (tmp_path / "there" / "new" / "y").exists()
+    atomic.PartialFile(str(tmp_path / "away" / "x")).discard()
+    atomic.PartialFile(str(tmp_path / "there" / "x")).discard()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["there"]

@@ -1,0 +1,59 @@
+"""asynchronous: order, bound, errors."""
+
+import threading
+
+import pytest
+
+from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
+
+
+def test_training_goes_on_while_a_write_waits() -> None:
+    gate, written = threading.Event(), []
+    with AsynchronousWriter() as writer:
+        writer.save(lambda: 1, lambda value: (gate.wait(10), written.append(value)))
+        assert writer.is_writing and written == []
+        gate.set()
+    assert written == [1]
+
+
+def test_saves_never_overtake_and_one_snapshot_exists_at_a_time() -> None:
+    alive, peak, written = 0, 0, []
+
+    def snapshot() -> int:
+        nonlocal alive, peak
+        alive += 1
+        peak = max(peak, alive)
+        return len(written)
+
+    def write(value: int) -> None:
+        nonlocal alive
+        written.append(value)
+        alive -= 1
+
+    with AsynchronousWriter() as writer:
+        for _ in range(50):
+            writer.save(snapshot, write)
+    assert written == list(range(50))
+    assert peak == 1
+
+
+def test_an_error_surfaces_once_at_the_next_call() -> None:
+    def fail(value: int) -> None:
+        raise OSError("disk full")
+
+    writer = AsynchronousWriter()
+    writer.save(lambda: 1, fail)
+    with pytest.raises(OSError, match="disk full"):
+        writer.wait()
+    writer.check()
+
+
+def test_an_error_surfaces_at_the_end_but_never_hides_the_trainings_own() -> None:
+    def fail(value: int) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"), AsynchronousWriter() as writer:
+        writer.save(lambda: 1, fail)
+    with pytest.raises(ZeroDivisionError), AsynchronousWriter() as writer:
+        writer.save(lambda: 1, fail)
+        raise ZeroDivisionError
