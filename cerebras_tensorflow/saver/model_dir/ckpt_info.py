@@ -1,0 +1,36 @@
+"""The index `ckpt_info` that releases 1.9 to 2.4 kept beside their HDF5 checkpoints: which there are, oldest first."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+logger = logging.getLogger(__name__)
+
+LEGACY_INDEX = "ckpt_info"
+
+
+def checkpoints_listed(folder: str) -> list[str]:
+    """Return the paths of the checkpoints that a folder's `ckpt_info` lists, oldest first; none if it has none.
+
+    Entries that are null, missing or outside the folder are left out, a damaged index counts as absent.
+
+    Source:
+        An HDF5 file with one root attribute, `ckpt_info`, a JSON object whose `ckpt_paths` are relative paths or null.
+    """
+    path = os.path.join(folder, LEGACY_INDEX)
+    if not os.path.isfile(path):
+        return []
+    import h5py  # only where there is such a file: h5py takes its time
+
+    try:
+        with h5py.File(path, "r") as file:
+            content = json.loads(file.attrs[LEGACY_INDEX])
+        names = [name for name in content["ckpt_paths"] if isinstance(name, str)]
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        logger.warning("%s: not read: %s", path, error)
+        return []
+    root = os.path.realpath(folder)
+    inside = [name for name in names if os.path.realpath(os.path.join(root, name)).startswith(root + os.sep)]
+    return [path for path in (os.path.join(folder, name) for name in inside) if os.path.isfile(path)]

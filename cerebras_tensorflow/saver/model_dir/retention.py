@@ -1,0 +1,174 @@
+"""Which checkpoints stay: the newest few, and one for good every so many hours, as tf.compat.v1.train.Saver has it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver.files.atomic import fsync_folder, partial_path, remove_stale, reporting
+from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX, parse_data_path
+from cerebras_tensorflow.saver.names import MASKS_SUFFIX, META_SUFFIX, checkpoint_of_shard, files_of, is_model_dir_name, masks_path
+from cerebras_tensorflow.saver.model_dir.state import CheckpointState, read_state, write_state
+from cerebras_tensorflow.saver.hdf5.reader import read_index
+from cerebras_tensorflow.saver.bundle.reader import BundleReader
+
+logger = logging.getLogger(__name__)
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to keep.
+
+    Attributes:
+        keep_max: Number of newest checkpoints; 0 or None keeps all.
+        keep_every_n_hours: Of those that would go, one every so many hours stays for good; None keeps none.
+    """
+
+    keep_max: int | None = 5
+    keep_every_n_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep_max is not None and self.keep_max < 0:
+            raise ValueError(f"keep_checkpoint_max={self.keep_max}: expected 0 (all) or a positive number")
+        if self.keep_every_n_hours is not None and self.keep_every_n_hours <= 0:
+            raise ValueError(f"keep_checkpoint_every_n_hours={self.keep_every_n_hours}: expected a positive number")
+
+
+def advance(
+    state: CheckpointState | None, path: str, saved_at_s: float, policy: Policy
+) -> tuple[CheckpointState, list[str]]:
+    """Return the state after a save, and the checkpoints that go.
+
+    Args:
+        state: Before the save; None for the first.
+        path: The checkpoint just saved.
+        saved_at_s: When [s since 1970].
+        policy: What to keep.
+
+    Source:
+        As tf.compat.v1.train.Saver: one that leaves the newest few stays for good if it was saved more than
+        keep_every_n_hours after the one before it that did, counted from the first save. We keep that time in the
+        state file, so it survives a restart; theirs begins again.
+    """
+    kept: list[tuple[str, float]] = []
+    preserved = None
+    if state is not None:
+        stamps = state.all_model_checkpoint_timestamps
+        paths = state.all_model_checkpoint_paths
+        known = len(stamps) == len(paths)
+        kept = list(zip(paths, stamps if known else [saved_at_s] * len(paths), strict=True))
+        preserved = state.last_preserved_timestamp
+    kept = [(other, stamp) for other, stamp in kept if other != path] + [(path, saved_at_s)]
+    if preserved is None:
+        preserved = kept[0][1]
+    gone = []
+    while policy.keep_max and len(kept) > policy.keep_max:
+        oldest, stamp = kept.pop(0)
+        if policy.keep_every_n_hours is not None and stamp > preserved + policy.keep_every_n_hours * _HOUR_S:
+            preserved += policy.keep_every_n_hours * _HOUR_S
+        else:
+            gone.append(oldest)
+    return CheckpointState(path, tuple(p for p, _ in kept), tuple(s for _, s in kept), preserved), gone
+
+
+def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | None = None) -> list[str]:
+    """Enter a committed checkpoint in a model_dir's state and remove those that go; return the latter.
+
+    The state is written first: whenever the process dies, no checkpoint that the state names is gone.
+
+    Raises:
+        CheckpointError: If the state or the folder cannot be written.
+    """
+    folder = os.path.abspath(model_dir)
+    path = os.path.abspath(path)
+    try:
+        state = read_state(folder)
+    except CorruptCheckpointError as exc:
+        logger.warning("%s It is written anew.", exc)
+        state = None
+    if state is not None:
+        present = [
+            (kept, stamp)
+            for kept, stamp in zip(
+                state.all_model_checkpoint_paths,
+                state.all_model_checkpoint_timestamps or (0.0,) * len(state.all_model_checkpoint_paths),
+                strict=False,
+            )
+            if files_of(kept)
+        ]
+        state = CheckpointState(
+            state.model_checkpoint_path,
+            tuple(os.path.abspath(kept) for kept, _ in present),
+            tuple(stamp for _, stamp in present),
+            state.last_preserved_timestamp,
+        )
+    new_state, gone = advance(state, path, time.time() if saved_at_s is None else saved_at_s, policy)
+    write_state(folder, new_state)
+    for old in gone:
+        remove(old)
+    return gone
+
+
+def remove(path: str) -> None:
+    """Remove all files of a checkpoint, the one that makes it findable first and durably so, and its masks."""
+    with reporting(path):
+        masks = [masks_path(path)] if os.path.exists(masks_path(path)) else []
+        for file in files_of(path) + masks:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
+            fsync_folder(os.path.dirname(file))
+    logger.debug("removed checkpoint %s", path)
+
+
+def clean_up(model_dir: str) -> list[str]:
+    """Remove what saves and removals of dead processes left in a model_dir; return the paths.
+
+    That is partial files whose process is gone, and data files, graphs and masks of our names without their checkpoint.
+    The caller holds the folder's lock (`atomic.FolderLock`), so that nobody is between a data file and its index.
+
+    Raises:
+        CheckpointError: If they cannot be removed.
+    """
+    folder = os.path.abspath(model_dir)
+    removed = remove_stale(folder)
+    for item in sorted(os.listdir(folder)):
+        path = os.path.join(folder, item)
+        if _is_orphan(path):
+            with reporting(path):
+                os.unlink(path)
+            removed.append(path)
+            logger.info("removed %s, which no checkpoint names any more", path)
+    return removed
+
+
+def _is_orphan(path: str) -> bool:
+    """Whether a file holds values of a checkpoint with one of our names that does not need it; in doubt, no."""
+    if path.endswith(MASKS_SUFFIX):
+        checkpoint = path.removesuffix(MASKS_SUFFIX)
+        return is_model_dir_name(checkpoint) and not files_of(checkpoint)
+    if path.endswith(META_SUFFIX):
+        checkpoint = path.removesuffix(META_SUFFIX)
+        return is_model_dir_name(checkpoint) and files_of(checkpoint) == [path]
+    bundle, shard = parse_data_path(path), checkpoint_of_shard(path)
+    owner = bundle[0] if bundle is not None else shard
+    if owner is None or not is_model_dir_name(owner):
+        return False
+    head = owner + INDEX_SUFFIX if bundle is not None else owner
+    if os.path.exists(partial_path(head)):
+        return False
+    if not os.path.exists(head):
+        return True
+    try:
+        if bundle is not None:
+            with BundleReader(owner) as reader:
+                return reader.num_shards != bundle[2]
+        index = read_index(owner)
+        return index is not None and os.path.basename(path) not in index.shards
+    except CheckpointError:
+        return False
