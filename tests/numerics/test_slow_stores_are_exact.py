@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.runtime.weight_store.test_remote import weight_servers
 
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
@@ -26,6 +25,7 @@ from cerebras_tensorflow.runtime.weight_store.remote import ServerStore
 from cerebras_tensorflow.runtime.weight_store.snapshot import StoreSnapshot
 from tests.numerics.streaming import Built, build, opened
 from tests.numerics.test_weight_streaming_is_exact import accumulated, adam, clipped, decoupled_decay
+from tests.unit.runtime.weight_store.test_remote import weight_servers
 
 STEPS = 6
 SNAPSHOTS_AFTER = (1, 3)

@@ -9,12 +9,19 @@ import time
 from dataclasses import dataclass
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver.files.atomic import fsync_folder, partial_path, remove_stale, reporting
 from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX, parse_data_path
-from cerebras_tensorflow.saver.names import MASKS_SUFFIX, META_SUFFIX, checkpoint_of_shard, files_of, is_model_dir_name, masks_path
-from cerebras_tensorflow.saver.model_dir.state import CheckpointState, read_state, write_state
-from cerebras_tensorflow.saver.hdf5.reader import read_index
 from cerebras_tensorflow.saver.bundle.reader import BundleReader
+from cerebras_tensorflow.saver.files.atomic import fsync_folder, partial_path, remove_stale, reporting
+from cerebras_tensorflow.saver.hdf5.reader import read_index
+from cerebras_tensorflow.saver.model_dir.state import CheckpointState, read_state, write_state
+from cerebras_tensorflow.saver.names import (
+    MASKS_SUFFIX,
+    META_SUFFIX,
+    checkpoint_of_shard,
+    files_of,
+    is_model_dir_name,
+    masks_path,
+)
 
 logger = logging.getLogger(__name__)
 
