@@ -1,3 +1,3 @@
-"""The release of this software; setup.py says the same."""
+"""The release of this software; pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"

@@ -10,19 +10,21 @@ version="${1:?usage: scripts/test_on_tensorflow.sh 2.16 [pytest arguments]}"
 shift
 venv="${VENV:-.venv-tf$version}"
 stamp="$venv/.installed_requirements"
-wanted="$version $(sha256sum setup.py)"
+wanted="$version $(sha256sum pyproject.toml)"
 [[ -x $venv/bin/python ]] || "${PYTHON:-python3}" -m venv "$venv"
 if [[ ! -f $stamp || "$(<"$stamp")" != "$wanted" ]]; then
     pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
     if [[ $version == 2.15 ]]; then
         "${pip[@]}" "tensorflow-cpu==2.15.*" "numpy<2" pandas pytest hypothesis
     else
-        # What setup.py asks for, with this TensorFlow in the place of the newest.
+        # What pyproject.toml asks for, with this TensorFlow in the place of the newest.
         mapfile -t needed < <("$venv/bin/python" - <<'PYTHON'
-import ast
-tree = ast.parse(open("setup.py", encoding="utf-8").read())
-call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup")
-install = ast.literal_eval(next(word.value for word in call.keywords if word.arg == "install_requires"))
+from pathlib import Path
+try:
+    import tomllib
+except ModuleNotFoundError:
+    from pip._vendor import tomli as tomllib
+install = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
 print("\n".join(name for name in install if not name.startswith(("tensorflow", "tf_keras"))))
 PYTHON
         )

@@ -10,11 +10,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
+from typing import TYPE_CHECKING
 
 from cerebras_tensorflow.compat import finder
 
+if TYPE_CHECKING:
+    from importlib.abc import MetaPathFinder
+else:
+    MetaPathFinder = object  # as in finder.py
 
-class _Deferral(finder.MetaPathFinder):
+
+class _Deferral(MetaPathFinder):
     """Refuses Keras to the import statement of TensorFlow's own __init__, and to nobody else."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:

@@ -65,7 +65,8 @@ def language_model_metrics(
     """Return eval/accuracy, eval/lm_perplexity and eval/bits_per_token as (value, update) pairs.
 
     Args:
-        logits_BSV, labels_BS: As `token_losses` takes them.
+        logits_BSV: As `token_losses` takes them.
+        labels_BS: As `token_losses` takes them.
         mask_BS: 1 at tokens that count.
         unit: What a token is: 'byte' makes eval/bits_per_byte of the last one.
     """

@@ -18,19 +18,32 @@ class RecordInput(Protocol):
     """What a section says about TFRecord files."""
 
     @property
-    def data_dir(self) -> Any: ...
+    def data_dir(self) -> Any:
+        """Folder or folders of the files."""
+
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Samples in a step."""
+
     @property
-    def shuffle(self) -> bool: ...
+    def shuffle(self) -> bool:
+        """Whether samples come in random order."""
+
     @property
-    def shuffle_seed(self) -> int: ...
+    def shuffle_seed(self) -> int:
+        """Seed of that order."""
+
     @property
-    def shuffle_buffer(self) -> int: ...
+    def shuffle_buffer(self) -> int:
+        """Samples among which the next one is drawn."""
+
     @property
-    def repeat(self) -> bool: ...
+    def repeat(self) -> bool:
+        """Whether the data starts again at its end."""
+
     @property
-    def skip_steps(self) -> int: ...
+    def skip_steps(self) -> int:
+        """Steps at the start that a resumed run has done already."""
 
 
 def record_dataset(

@@ -18,15 +18,24 @@ class Order(Protocol):
     """What a section says about the order of its samples."""
 
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Samples in a step."""
+
     @property
-    def shuffle(self) -> bool: ...
+    def shuffle(self) -> bool:
+        """Whether samples come in random order."""
+
     @property
-    def shuffle_seed(self) -> int: ...
+    def shuffle_seed(self) -> int:
+        """Seed of that order."""
+
     @property
-    def repeat(self) -> bool: ...
+    def repeat(self) -> bool:
+        """Whether the data starts again at its end."""
+
     @property
-    def skip_steps(self) -> int: ...
+    def skip_steps(self) -> int:
+        """Steps at the start that a resumed run has done already."""
 
 
 def batches_of(num_samples: int, settings: Order, input_context: Any, what: str) -> tf.data.Dataset:

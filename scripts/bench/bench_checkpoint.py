@@ -1,4 +1,4 @@
-"""How fast, and in how much memory, are checkpoints converted, saved and loaded? [GB/s, MB, ms]
+"""How fast, and in how much memory, are checkpoints converted, saved and loaded [GB/s, MB, ms]?
 
 Every rate stands beside that of a plain copy, write or read of the same bytes on the same disk, taken in turns in one
 run, in an order that changes from turn to turn, nothing waiting for the disk and the source in the page cache before

@@ -1,4 +1,4 @@
-"""How long does training stop for a checkpoint, and how much does the writing beside it slow the steps down? [s, %]
+"""How long does training stop for a checkpoint, and how much does the writing beside it slow the steps down [s, %]?
 
     python scripts/bench/bench_saving.py --folder /some/disk --layers 6
 

@@ -1,4 +1,4 @@
-"""How near does the weight store come to the plain disk, and what do its checksums cost? [GB/s, processor seconds]
+"""How near does the weight store come to the plain disk, and what do its checksums cost [GB/s, processor seconds]?
 
     python scripts/bench/bench_weight_store.py --folder /some/disk --gigabytes 4 --repeats 3
 
@@ -71,7 +71,7 @@ class Plain:
         self._path.unlink()
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - one list of things to time
     """Run the benchmark and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench_weight_store"))
@@ -102,7 +102,7 @@ def main() -> None:
         for index in range(count):
             store.write(index, value)
         store.flush()
-        os.fdatasync(store._folder.file)
+        os.fdatasync(store._folder.file)  # noqa: SLF001 - a benchmark may look inside
 
     def read_all(store: FileStore) -> None:
         for index in range(count):

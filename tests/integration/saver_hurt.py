@@ -118,7 +118,7 @@ def in_child(run: Callable[[int], object]) -> tuple[int, int]:
     except CheckpointError as error:
         os.write(writing, str(error).encode())
         os._exit(2)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - a forked child tells whatever it was
         os.write(writing, repr(error).encode())
         os._exit(1)
     finally:

@@ -30,6 +30,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.system import registry
+from cerebras_tensorflow.system.interface import System
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
 _ROUNDED_TO = 64_000_000  # bytes of the process without the step, so that runs of one model share a Program
@@ -47,7 +48,7 @@ class Target:
 
     mode: str
     is_cs: bool
-    system: registry.System | None
+    system: System | None
 
 
 @dataclass(frozen=True)
