@@ -1,6 +1,6 @@
 """Branches of tf.cond in a graph of Switch and Merge: which nodes may not run, and how to wait for one that may not.
 
-A node behind the branch that is not taken is dead, and so is whatever waits for it by a control edge. `Liveness.alive`
+A node behind the branch that is not taken is dead, and so is whatever waits for it by a control edge. `Deadness.alive`
 gives, for any node, one that runs in either case: after the node where its branch is taken, at once where it is not.
 """
 
@@ -14,7 +14,7 @@ from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable, consta
 Branch = tuple[str, int]  # the predicate as text, and which side of it
 
 
-class Liveness:
+class Deadness:
     """Branch conditions of every node of a graph, and the nodes that make a conditional one waitable.
 
     Args:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from cerebras_tensorflow.graph.conditionals import Liveness
+from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
-from cerebras_tensorflow.graph.variables import Touch, Variable, find_variables, is_write
+from cerebras_tensorflow.graph.variables import Variable, VariableAccess, find_variables, is_write
 
 
 def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str]) -> GraphDef:
@@ -26,24 +26,24 @@ def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str
     table = NodeTable(graph_def)
     within = table.ancestors([train_node])
 
-    def is_free_read(touch: Touch) -> bool:
+    def is_free_read(access: VariableAccess) -> bool:
         """Whether every step may run a read that the train op does not need (a summary's, say)."""
-        return touch.op != "VariableShape" and all(
+        return access.op != "VariableShape" and all(
             not is_write(table.nodes[name].op) and (table.nodes[name].op != "Placeholder" or name in fed)
-            for name in table.ancestors([touch.node]) - within
+            for name in table.ancestors([access.node]) - within
         )
 
     pairs = []
     for variable in find_variables(table).values():
-        variable.touches = [touch for touch in variable.touches if touch.node in within or is_free_read(touch)]
-        for touch in first_reads(table, variable)[0]:
-            pairs += [(write.node, touch) for write in variable.writes]
+        variable.accesses = [access for access in variable.accesses if access.node in within or is_free_read(access)]
+        for access in first_reads(table, variable)[0]:
+            pairs += [(write.node, access) for write in variable.writes]
     # An edge from a read inside a branch would carry its branch's deadness: the write waits for a node that is alive.
-    has_branches = any(touch.switches for _, touch in pairs)
-    liveness = Liveness(table, order_nodes(table) if has_branches else [], "cs_read")
+    has_branches = any(access.switches for _, access in pairs)
+    deadness = Deadness(table, order_nodes(table) if has_branches else [], "cs_read")
     added: dict[str, list[str]] = {}
-    for write, touch in sorted(pairs, key=lambda pair: (table.index[pair[0]], table.index[pair[1].node])):
-        read = liveness.alive(touch.node) if touch.switches else touch.node
+    for write, access in sorted(pairs, key=lambda pair: (table.index[pair[0]], table.index[pair[1].node])):
+        read = deadness.alive(access.node) if access.switches else access.node
         if read not in {endpoint.node for endpoint in table.inputs[write]}:
             added.setdefault(write, []).append(read)
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
@@ -52,12 +52,12 @@ def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str
             node = type(node).FromString(node.SerializeToString())
             node.input.extend(f"^{read}" for read in dict.fromkeys(added[node.name]))
         result.node.append(node)
-    result.node.extend(liveness.new_nodes)
+    result.node.extend(deadness.new_nodes)
     return result
 
 
-def first_reads(table: NodeTable, variable: Variable) -> tuple[list[Touch], list[Touch]]:
+def first_reads(table: NodeTable, variable: Variable) -> tuple[list[VariableAccess], list[VariableAccess]]:
     """Return (reads of the value before any write, reads of the value after one) of a variable."""
-    later = table.descendants(touch.node for touch in variable.writes)
-    before = [touch for touch in variable.reads if touch.node not in later]
-    return before, [touch for touch in variable.reads if touch.node in later]
+    later = table.descendants(access.node for access in variable.writes)
+    before = [access for access in variable.reads if access.node not in later]
+    return before, [access for access in variable.reads if access.node in later]

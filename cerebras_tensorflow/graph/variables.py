@@ -38,7 +38,7 @@ def is_write(op: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Touch:
+class VariableAccess:
     """One op that takes a variable's handle, and the Switch outputs through which the handle reaches it."""
 
     node: str
@@ -54,7 +54,7 @@ class Variable:
     name: str  # name in the checkpoint
     dtype: np.dtype
     shape: tuple[int, ...] | None  # None: not fully known
-    touches: list[Touch] = field(default_factory=list)
+    accesses: list[VariableAccess] = field(default_factory=list)
     obstacle: str | None = None  # why it cannot be streamed
 
     @property
@@ -65,12 +65,12 @@ class Variable:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     @property
-    def reads(self) -> list[Touch]:
-        return [touch for touch in self.touches if touch.op in READ_OPS]
+    def reads(self) -> list[VariableAccess]:
+        return [access for access in self.accesses if access.op in READ_OPS]
 
     @property
-    def writes(self) -> list[Touch]:
-        return [touch for touch in self.touches if is_write(touch.op)]
+    def writes(self) -> list[VariableAccess]:
+        return [access for access in self.accesses if is_write(access.op)]
 
 
 def find_variables(table: NodeTable, within: Container[str] | None = None) -> dict[str, Variable]:
@@ -78,7 +78,7 @@ def find_variables(table: NodeTable, within: Container[str] | None = None) -> di
 
     Args:
         table: The graph.
-        within: Names of the ops whose touches count; None: all.
+        within: Names of the ops whose accesses count; None: all.
 
     A handle that leaves through an op we do not know (a function call, a while loop) gets an obstacle: the
     variable then has to stay resident.
@@ -96,7 +96,7 @@ def find_variables(table: NodeTable, within: Container[str] | None = None) -> di
         )
         _follow_handle(table, variables[name], Endpoint(name, 0), ())
         if within is not None:
-            variables[name].touches = [touch for touch in variables[name].touches if touch.node in within]
+            variables[name].accesses = [access for access in variables[name].accesses if access.node in within]
     return variables
 
 
@@ -112,7 +112,7 @@ def _follow_handle(table: NodeTable, variable: Variable, source: Endpoint, switc
                 end = Endpoint(consumer, port)
                 _follow_handle(table, variable, end, (*switches, end))
         elif op in READ_OPS or is_write(op):
-            variable.touches.append(Touch(consumer, op, switches))
+            variable.accesses.append(VariableAccess(consumer, op, switches))
         elif op == "VarIsInitializedOp":
             continue
         else:

@@ -22,7 +22,7 @@ from cerebras_tensorflow.planner.shapes import ShapeInputs, parse_shape
 
 if TYPE_CHECKING:
     from cerebras_tensorflow.perf.timeline import Timeline
-    from cerebras_tensorflow.planner.plan import Plan
+    from cerebras_tensorflow.planner.plan import StepPlan
     from cerebras_tensorflow.planner.rates import Rates
 
 _BAD_INPUT = 2
@@ -142,7 +142,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _print(
     options: argparse.Namespace,
-    planned: Plan,
+    planned: StepPlan,
     measured: Rates | None,
     line: Timeline | None,
     is_in_memory: bool,
@@ -170,8 +170,8 @@ def load_model(text: str) -> tuple[Callable[..., Any], Any]:
         if reference is None:
             functions = [key for key, value in vars(module).items() if inspect.isfunction(value)] or ["model_fn"]
             raise SettingsError(f"{place} does not say which function is its model_fn; write {place}:{functions[0]}")
-        found = reference.model_fn
-        return (load_model(found)[0] if isinstance(found, str) else found), reference
+        model_fn = reference.model_fn
+        return (load_model(model_fn)[0] if isinstance(model_fn, str) else model_fn), reference
     function = getattr(module, name, None)
     if not callable(function):
         names = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))

@@ -25,7 +25,7 @@ from cerebras_tensorflow.planner.shapes import ShapeInputs
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """A compiled step and what it costs.
 
     Attributes:
@@ -69,7 +69,7 @@ def plan_step(
     mode: str,
     execution_mode: str,
     settings: CSConfig,
-) -> Plan:
+) -> StepPlan:
     """Compile one step of a model without making its weights.
 
     Args:
@@ -98,7 +98,7 @@ def plan_step(
     gc.collect()
     program = compile_step(step, execution_mode, options, outputs)
     num_flops = sum(op_flops.values())
-    return Plan(
+    return StepPlan(
         program=program,
         memory=plan_memory(program),
         cs2=estimate(program, inputs.batch_size, batch_bytes, num_flops),
@@ -111,7 +111,7 @@ def plan_step(
     )
 
 
-def timeline(plan: Plan, rates: Rates, is_in_memory: bool, title: str) -> Timeline:
+def timeline(plan: StepPlan, rates: Rates, is_in_memory: bool, title: str) -> Timeline:
     """Return when what would happen on a machine of given rates.
 
     Args:
@@ -145,10 +145,10 @@ def _trained(model: Model) -> list[Any]:
 
 
 def _outputs(model: Model) -> list[Any]:
-    found = [model.spec.loss] if model.spec.loss is not None else []
+    tensors = [model.spec.loss] if model.spec.loss is not None else []
     predictions = model.spec.predictions
     if predictions is not None:
-        found += tf.nest.flatten(predictions)
+        tensors += tf.nest.flatten(predictions)
     for value, update in (getattr(model.spec, "eval_metric_ops", None) or {}).values():
-        found += [value, update]
-    return found
+        tensors += [value, update]
+    return tensors

@@ -6,12 +6,12 @@ from typing import Any
 
 from cerebras_tensorflow.compiler.report import compile_report_text, memory_plan_text
 from cerebras_tensorflow.perf.timeline import LOAD, STORE, Timeline
-from cerebras_tensorflow.planner.plan import Plan, step_s
+from cerebras_tensorflow.planner.plan import StepPlan, step_s
 from cerebras_tensorflow.planner.rates import Rates
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
-def plan_text(title: str, plan: Plan, rates: Rates | None, line: Timeline | None, is_in_memory: bool) -> str:
+def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | None, is_in_memory: bool) -> str:
     """Return the whole report.
 
     Args:
@@ -48,7 +48,7 @@ def plan_text(title: str, plan: Plan, rates: Rates | None, line: Timeline | None
     return "\n".join(parts)
 
 
-def plan_values(plan: Plan, rates: Rates | None, line: Timeline | None) -> dict[str, Any]:
+def plan_values(plan: StepPlan, rates: Rates | None, line: Timeline | None) -> dict[str, Any]:
     """Return the figures of a report for programs; what is simulated says so in its name."""
     values: dict[str, Any] = {
         "mode": plan.program.mode,

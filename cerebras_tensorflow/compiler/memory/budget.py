@@ -39,8 +39,8 @@ _MOVES_OF_A_WEIGHT = 4  # forward, backward, and to and from its update
 
 
 @dataclass(frozen=True)
-class Moves:
-    """What the schedule moves.
+class Traffic:
+    """What the schedule of a step moves.
 
     Attributes:
         window_bytes: Bytes of weights in memory at a time, where one does not exceed it.
@@ -68,26 +68,26 @@ class Moves:
         return _MOVES_OF_A_WEIGHT * sum(self.weights)
 
 
-def overhead_bytes(values: Sequence[Value], peak_bytes: int, moves: Moves | None) -> int:
+def overhead_bytes(values: Sequence[Value], peak_bytes: int, traffic: Traffic | None) -> int:
     """Return what a step takes beside its values and its weights.
 
     Args:
         values: Of the step.
         peak_bytes: What they take at most at a time.
-        moves: Of its weights; None: they stay in memory.
+        traffic: Of its weights; None: they stay in memory.
     """
     largest = max((value.num_bytes for value in values), default=0)
-    in_pool = peak_bytes + (moves.update_bytes if moves else 0)
-    share = _LARGEST_SHARE if moves else _LARGEST_SHARE_IN_MEMORY
+    in_pool = peak_bytes + (traffic.update_bytes if traffic else 0)
+    share = _LARGEST_SHARE if traffic else _LARGEST_SHARE_IN_MEMORY
     taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + share * largest
-    return int(taken) + _SESSION_BYTES + (min(_STORE_BYTES, sum(moves.weights)) if moves else 0)
+    return int(taken) + _SESSION_BYTES + (min(_STORE_BYTES, sum(traffic.weights)) if traffic else 0)
 
 
 def spill_within(
     values: Sequence[Value],
     length: int,
     outputs: Mapping[str, Sequence[Output]],
-    moves: Moves,
+    traffic: Traffic,
     options: StreamingOptions,
 ) -> SpillPlan:
     """Choose what to spill.
@@ -96,7 +96,7 @@ def spill_within(
         values: Of the step.
         length: Of the step's order.
         outputs: Of each op.
-        moves: Of its weights.
+        traffic: Of its weights.
         options: The budget, and what else is chosen about spilling.
 
     Raises:
@@ -106,19 +106,19 @@ def spill_within(
     least = plan(0)
     memory_budget, process_bytes = options.memory_budget, options.process_bytes
     if memory_budget is None:
-        return _spill_little(plan, least, int(options.spill_share * moves.step_bytes))
-    fixed = process_bytes + moves.peak_bytes
-    overhead = overhead_bytes(values, least.peak_bytes, moves)
+        return _spill_little(plan, least, int(options.spill_share * traffic.step_bytes))
+    fixed = process_bytes + traffic.peak_bytes
+    overhead = overhead_bytes(values, least.peak_bytes, traffic)
     needed = (fixed + least.peak_bytes + overhead) / _PLANNED_SHARE
     if needed > memory_budget:
         raise CompileError(
             f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
-            f"{format_bytes(process_bytes)} for the process, {format_bytes(moves.peak_bytes)} for weights on the move, "
-            f"{format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, "
+            f"{format_bytes(process_bytes)} for the process, {format_bytes(traffic.peak_bytes)} for weights on the "
+            f"move, {format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, "
             f"{format_bytes(overhead)} for kernels, queues and allocators, and some to spare. Raise memory_budget to "
             "that, or make the batch or the sequence smaller"
         )
-    free = _PLANNED_SHARE * memory_budget - fixed - overhead_bytes(values, 0, moves)
+    free = _PLANNED_SHARE * memory_budget - fixed - overhead_bytes(values, 0, traffic)
     return plan(max(least.peak_bytes, int(free / (1 + _POOL_SHARE))))
 
 

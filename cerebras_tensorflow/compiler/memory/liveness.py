@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebras_tensorflow.graph.conditionals import Liveness as Branches
+from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
@@ -98,14 +98,14 @@ def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Se
             continue
         for port, output in enumerate(outputs.get(name, ())):
             endpoint = Endpoint(name, port)
-            found = sorted(uses.get(endpoint, ()), key=lambda use: use.position)
-            if output.num_bytes and found:
+            taken = sorted(uses.get(endpoint, ()), key=lambda use: use.position)
+            if output.num_bytes and taken:
                 values.append(
                     Value(
                         endpoint,
                         output.num_bytes,
                         position[name],
-                        tuple(found),
+                        tuple(taken),
                         name in inside or endpoint in conditional,
                     )
                 )
@@ -114,9 +114,9 @@ def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Se
 
 def _in_branches_and_loops(table: NodeTable, order: Sequence[str]) -> set[str]:
     """Ops that may not run in a step, or more than once, and those that values go into and come out of them by."""
-    branches = Branches(table, list(order))
+    deadness = Deadness(table, list(order))
     loops = loop_depths(table)
-    return {name for name in order if table.nodes[name].op in _CONDITIONAL or name in loops or branches.branches(name)}
+    return {name for name in order if table.nodes[name].op in _CONDITIONAL or name in loops or deadness.branches(name)}
 
 
 def memory_curve(values: Sequence[Value], length: int) -> NDArray[np.int64]:

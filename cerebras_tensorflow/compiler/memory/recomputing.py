@@ -48,7 +48,7 @@ class Recomputation:
 
 
 @dataclass(frozen=True)
-class Refills:
+class Restores:
     """How each value that leaves memory comes back.
 
     Attributes:
@@ -72,7 +72,7 @@ def recompute_where_cheaper(
     plan: SpillPlan,
     outputs: Mapping[str, Sequence[Output]],
     streamed_reads: Container[str],
-) -> Refills:
+) -> Restores:
     """Choose, of the values that a plan spills, those that are made again instead.
 
     Args:
@@ -87,19 +87,19 @@ def recompute_where_cheaper(
     spills, recomputations = [], []
     # What a value is made from comes before it, and has been decided on.
     for spill in sorted(plan.spills, key=lambda spill: spill.made):
-        found = search.find(spill)
-        if found is None:
+        recomputation = search.find(spill)
+        if recomputation is None:
             spills.append(spill)
         else:
-            recomputations.append(found)
+            recomputations.append(recomputation)
             search.recomputed.add(spill.endpoint)
     spills.sort(key=lambda spill: spill.late[0].position)
-    return Refills(tuple(spills), tuple(recomputations), search.first_uses, search.curve)
+    return Restores(tuple(spills), tuple(recomputations), search.first_uses, search.curve)
 
 
 @dataclass
 class _Attempt:
-    """The ops found so far to make one value again at a position."""
+    """The ops so far to make one value again at a position."""
 
     place: int
     chain: dict[str, None] = field(default_factory=dict)
@@ -193,8 +193,8 @@ class _Search:
     def _trigger(self, spill: Spill) -> str | None:
         """The op closest before the first late use among those that it needs anyway."""
         first = spill.late[0]
-        found = [owner_of(self._table, endpoint).node for endpoint in self._table.data_inputs(first.user)]
-        later = [name for name in found if self._is_trigger(name, spill.endpoint.node, first.position)]
+        sources = [owner_of(self._table, endpoint).node for endpoint in self._table.data_inputs(first.user)]
+        later = [name for name in sources if self._is_trigger(name, spill.endpoint.node, first.position)]
         return max(later, key=self._position.__getitem__, default=None)
 
     def _is_trigger(self, name: str, made: str, place: int) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.memory.liveness import Use, owner_of
-from cerebras_tensorflow.compiler.memory.recomputing import Recomputation, Refills
+from cerebras_tensorflow.compiler.memory.recomputing import Recomputation, Restores
 from cerebras_tensorflow.compiler.memory.spilling import Spill
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64, call_node, index_node
 from cerebras_tensorflow.graph.cost import Output
@@ -18,7 +18,7 @@ from cerebras_tensorflow.graph.program import PRIVATE_LOAD_TOKEN, STORE_TOKEN, E
 _BEFORE_NEXT = 1e-6  # of a position
 
 
-class RefillNodes:
+class RestoreNodes:
     """The emission of the nodes for one step.
 
     Args:
@@ -47,11 +47,11 @@ class RefillNodes:
         self.events: list[Event] = []
         self.inputs: dict[tuple[str, Endpoint], str] = {}
 
-    def add(self, refills: Refills) -> None:
+    def add(self, restores: Restores) -> None:
         """Make the nodes of all values."""
-        for number, spill in enumerate(refills.spills):
-            self._spill(spill, self._first_index + number, refills.first_uses.get(spill.endpoint))
-        for recomputation in refills.recomputations:
+        for number, spill in enumerate(restores.spills):
+            self._spill(spill, self._first_index + number, restores.first_uses.get(spill.endpoint))
+        for recomputation in restores.recomputations:
             self._recompute(recomputation)
 
     def _spill(self, spill: Spill, index: int, first_use: int | None) -> None:

@@ -129,8 +129,8 @@ def _gaps(value: Value, outputs: Mapping[str, Sequence[Output]], min_bytes: int)
 
 def _output(endpoint: Endpoint, outputs: Mapping[str, Sequence[Output]]) -> Output | None:
     """An endpoint's output if its shape is known."""
-    found = outputs.get(endpoint.node, ())
-    output = found[endpoint.port] if endpoint.port < len(found) else None
+    made = outputs.get(endpoint.node, ())
+    output = made[endpoint.port] if endpoint.port < len(made) else None
     return output if output is not None and output.shape is not None else None
 
 

@@ -6,29 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64, call_node, index_node
-from cerebras_tensorflow.graph.conditionals import Liveness
+from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable
 from cerebras_tensorflow.graph.ordering import first_reads
 from cerebras_tensorflow.graph.program import Event
-from cerebras_tensorflow.graph.variables import Touch, Variable
+from cerebras_tensorflow.graph.variables import Variable, VariableAccess
 
 
 @dataclass
-class Plan:
+class VariableUses:
     """The uses of one streamed variable."""
 
     index: int
     variable: Variable
-    before: list[Touch] = field(default_factory=list)  # reads of the value that the step starts with
-    after: list[Touch] = field(default_factory=list)  # reads of the updated value
+    before: list[VariableAccess] = field(default_factory=list)  # reads of the value that the step starts with
+    after: list[VariableAccess] = field(default_factory=list)  # reads of the updated value
 
     @classmethod
-    def of(cls, index: int, variable: Variable, table: NodeTable) -> Plan:
+    def of(cls, index: int, variable: Variable, table: NodeTable) -> VariableUses:
         before, after = first_reads(table, variable)
         return cls(index, variable, before, after)
 
-    def value_uses(self, table: NodeTable) -> list[tuple[Touch, str]]:
+    def value_uses(self, table: NodeTable) -> list[tuple[VariableAccess, str]]:
         """Pairs (read, op that uses the value read)."""
         return [
             (read, user)
@@ -50,11 +50,11 @@ class Emission:
 
     Attributes:
         position: Of each op in the order.
-        liveness: Of the nodes, the new ones included.
+        deadness: Of the nodes, the new ones included.
         dropped: Original nodes that are replaced.
         dropped_reads: Those of them that read a streamed variable.
         sliced: Ops and assigns that are done in slices.
-        refill: (user, value) -> what the user takes instead.
+        replaced: (user, value) -> what the user takes instead.
         extra_control: Original node -> what it waits for beside its own inputs.
         new: New nodes by name.
         ends: What the step waits for.
@@ -63,17 +63,17 @@ class Emission:
     """
 
     def __init__(
-        self, table: NodeTable, order: list[str], plans: Sequence[Plan], outputs: Mapping[str, Sequence[Output]]
+        self, table: NodeTable, order: list[str], plans: Sequence[VariableUses], outputs: Mapping[str, Sequence[Output]]
     ) -> None:
         self.table = table
         self.position = {name: position for position, name in enumerate(order)}
         self.plans = plans
         self.outputs = outputs
-        self.liveness = Liveness(table, order)
+        self.deadness = Deadness(table, order)
         self.dropped: set[str] = set()
         self.dropped_reads: set[str] = set()
         self.sliced: set[str] = set()
-        self.refill: dict[tuple[str, Endpoint], str] = {}
+        self.replaced: dict[tuple[str, Endpoint], str] = {}
         self.extra_control: dict[str, list[str]] = {}
         self.new: dict[str, NodeDef] = {}
         self.ends: list[str] = []
@@ -87,7 +87,7 @@ class Emission:
 
     def input(self, user: str, endpoint: Endpoint) -> str:
         """What an op takes in place of an input."""
-        return self.refill.get((user, endpoint), str(endpoint))
+        return self.replaced.get((user, endpoint), str(endpoint))
 
     def control_of(self, name: str) -> list[str]:
         """What a node waits for that had a control edge from a node, or took a read's value.
@@ -113,7 +113,7 @@ class Emission:
         return control + [f"^{name}" for name in dict.fromkeys(self.extra_control.pop(write, ()))]
 
     def weight_call(
-        self, name: str, token: str, plan: Plan, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
+        self, name: str, token: str, plan: VariableUses, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
     ) -> NodeDef:
         """A call about a variable, as `call`."""
         dtype = self.table.nodes[plan.variable.handle].attr["dtype"].type

@@ -41,7 +41,7 @@ _PACKET_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
-class Slices:
+class SlicedApply:
     """How one optimizer op is cut.
 
     Attributes:
@@ -62,7 +62,7 @@ class Slices:
 
 def find_slices(
     table: NodeTable, streamed: Mapping[str, Variable], slice_bytes: int, is_whole_too: bool = False
-) -> list[Slices]:
+) -> list[SlicedApply]:
     """Return the optimizer ops of a graph that can be cut, and where.
 
     Args:
@@ -72,11 +72,11 @@ def find_slices(
         is_whole_too: Whether to return also those whose weights are small enough for one slice.
     """
     fewest = 1 if is_whole_too else 2
-    found = []
+    updates = []
     for name, node in table.nodes.items():
         if node.op not in GRADIENT_INPUT:
             continue
-        touching = {v.handle: v for v in streamed.values() for touch in v.touches if touch.node == name}
+        touching = {v.handle: v for v in streamed.values() for access in v.accesses if access.node == name}
         handles = [_root(table, endpoint.node) for endpoint in table.data_inputs(name)]
         handles = [handle for handle in handles if handle in touching]
         family = [touching[handle] for handle in handles]
@@ -85,8 +85,8 @@ def find_slices(
             assert shape is not None
             bounds = slice_bounds(shape, family[0].num_bytes, slice_bytes)
             if len(bounds) > fewest and len({variable.shape for variable in family}) == 1:
-                found.append(Slices(name, tuple(handles), bounds))
-    return found
+                updates.append(SlicedApply(name, tuple(handles), bounds))
+    return updates
 
 
 def _root(table: NodeTable, name: str) -> str:
@@ -98,8 +98,8 @@ def _root(table: NodeTable, name: str) -> str:
 def _is_free(variable: Variable, node: str, table: NodeTable) -> bool:
     """Whether one op is a variable's only write, and nothing reads the result within the step."""
     later = table.descendants([node])
-    return [touch.node for touch in variable.writes] == [node] and not any(
-        touch.node in later for touch in variable.reads
+    return [access.node for access in variable.writes] == [node] and not any(
+        access.node in later for access in variable.reads
     )
 
 

@@ -29,7 +29,7 @@ _INNER_OPS = (ELEMENT_WISE - {"BiasAdd"}) | {"Abs", "AddN", "ClipByValue", "Iden
 
 
 @dataclass(frozen=True)
-class AssignSlices:
+class SlicedAssign:
     """How the update of a weight and its slots is cut.
 
     Attributes:
@@ -59,7 +59,7 @@ def find_assign_slices(
     outputs: Mapping[str, Sequence[Output]],
     kept: Container[str],
     slice_bytes: int,
-) -> list[AssignSlices]:
+) -> list[SlicedAssign]:
     """Return the groups of assigns that can be cut, and where.
 
     Args:
@@ -72,8 +72,8 @@ def find_assign_slices(
     """
     position = {name: index for index, name in enumerate(order)}
     variables = {v.writes[0].node: v for v in streamed.values() if [w.op in ASSIGNS for w in v.writes] == [True]}
-    read = {touch.node: variable.handle for variable in streamed.values() for touch in variable.reads}
-    found = []
+    read = {access.node: variable.handle for variable in streamed.values() for access in variable.reads}
+    updates = []
     for members in _regions(table, order, variables, outputs, kept):
         writes = tuple(name for name in members if name in variables)
         inner = tuple(name for name in members if name not in variables)
@@ -87,11 +87,11 @@ def find_assign_slices(
         assert shape is not None
         bounds = slice_bounds(shape, max(variable.num_bytes for variable in family), slice_bytes)
         if len(bounds) > 2:
-            found.append(AssignSlices(writes, tuple(variable.handle for variable in family), inner, place, bounds))
-    return found
+            updates.append(SlicedAssign(writes, tuple(variable.handle for variable in family), inner, place, bounds))
+    return updates
 
 
-def values_between_ops(values: Iterable[Value], cuts: Sequence[AssignSlices]) -> list[Value]:
+def values_between_ops(values: Iterable[Value], cuts: Sequence[SlicedAssign]) -> list[Value]:
     """Return a step's values as they are with the cuts: none inside a region, and all that it takes live to its end."""
     place = {name: cut.place for cut in cuts for name in (*cut.inner, *cut.writes)}
     inner = {name for cut in cuts for name in cut.inner}
@@ -150,7 +150,7 @@ def _is_free(
     ]
     if any(variable.shape != family[0].shape for variable in family) or any(each != branches[0] for each in branches):
         return False
-    return not any(touch.node in later for variable in family for touch in variable.reads)
+    return not any(access.node in later for variable in family for access in variable.reads)
 
 
 def _taken(table: NodeTable, members: Sequence[str]) -> list[tuple[str, Endpoint]]:
@@ -180,9 +180,9 @@ def _fits(
         is_own = read[endpoint.node] in {variable.handle for variable in family}
         return is_own and table.nodes[user].op not in ASSIGNS
     made = outputs.get(endpoint.node, ())
-    found = made[endpoint.port].shape if endpoint.port < len(made) else None
-    if found is None:
+    shape = made[endpoint.port].shape if endpoint.port < len(made) else None
+    if shape is None:
         return False
     expected = family[0].shape
     assert expected is not None
-    return found == expected or (len(found) <= len(expected) and int(np.prod(found, dtype=np.int64)) == 1)
+    return shape == expected or (len(shape) <= len(expected) and int(np.prod(shape, dtype=np.int64)) == 1)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.nodes.emission import Emission, Plan
+from cerebras_tensorflow.compiler.nodes.emission import Emission, VariableUses
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64
-from cerebras_tensorflow.compiler.slicing.assigns import ASSIGNS, AssignSlices
+from cerebras_tensorflow.compiler.slicing.assigns import ASSIGNS, SlicedAssign
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, constant_node
 from cerebras_tensorflow.graph.program import SLICE_LOAD_TOKEN, SLICE_STORE_TOKEN
@@ -30,8 +30,8 @@ class SliceCopy:
     """
 
     emission: Emission
-    cut: AssignSlices
-    plans: Sequence[Plan]
+    cut: SlicedAssign
+    plans: Sequence[VariableUses]
     start: int
     stop: int
     after: Sequence[str]
@@ -40,7 +40,7 @@ class SliceCopy:
     _parts: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._reads = {touch.node: index for index, plan in enumerate(self.plans) for touch in plan.variable.reads}
+        self._reads = {access.node: index for index, plan in enumerate(self.plans) for access in plan.variable.reads}
         self._whole = self.plans[0].variable.shape or ()
         self._shape = [self.stop - self.start, *self._whole[1:]]
         self._begin = self._constant("start", np.int64(self.start))
@@ -100,10 +100,10 @@ class SliceCopy:
             self._loads[index] = load.name
         return self._loads[index]
 
-    def _call(self, name: str, token: str, plan: Plan, inputs: list[tuple[str, int]]) -> NodeDef:
+    def _call(self, name: str, token: str, plan: VariableUses, inputs: list[tuple[str, int]]) -> NodeDef:
         """A call about rows of a variable, dead where its assign would be."""
         write = plan.variable.writes[0]
-        self.emission.liveness.inherit(name, write.node)
+        self.emission.deadness.inherit(name, write.node)
         return self.emission.weight_call(name, token, plan, write.switches, inputs)
 
     def _part(self, source: str, output: Output) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-from cerebras_tensorflow.compiler.memory.budget import Moves, overhead_bytes, spill_within
+from cerebras_tensorflow.compiler.memory.budget import Traffic, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.memory.liveness import find_values
 from cerebras_tensorflow.compiler.memory.recomputing import recompute_where_cheaper
-from cerebras_tensorflow.compiler.memory.restores import RefillNodes
+from cerebras_tensorflow.compiler.memory.restores import RestoreNodes
 from cerebras_tensorflow.compiler.memory.spilling import plan_spills
-from cerebras_tensorflow.compiler.nodes.emission import Plan
+from cerebras_tensorflow.compiler.nodes.emission import VariableUses
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.slicing.apply_ops import find_slices
 from cerebras_tensorflow.compiler.slicing.assigns import find_assign_slices, values_between_ops
@@ -71,12 +71,12 @@ def compile_weight_streaming(
         else:
             streamed.append(variable)
     while True:
-        plans = [Plan.of(index, variable, table) for index, variable in enumerate(streamed)]
+        plans = [VariableUses.of(index, variable, table) for index, variable in enumerate(streamed)]
         try:
             order = _order(table, plans, sources)
             break
         except CycleError as error:
-            tied = [v for v in streamed if {touch.node for touch in v.touches} & set(error.nodes)]
+            tied = [v for v in streamed if {access.node for access in v.accesses} & set(error.nodes)]
             if not tied:
                 raise
             streamed = [variable for variable in streamed if variable not in tied]
@@ -85,26 +85,26 @@ def compile_weight_streaming(
     slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
     all_in_memory = options.is_in_host_memory or options.is_store_mapped
     sizes = tuple(variable.num_bytes for variable in streamed)
-    moves = None if all_in_memory else Moves(window_bytes, slice_bytes, sizes)
+    traffic = None if all_in_memory else Traffic(window_bytes, slice_bytes, sizes)
     by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
     assigns = find_assign_slices(table, order, by_handle, outputs, roots, slice_bytes)
     values = values_between_ops(find_values(table, order, outputs), assigns)
-    if moves is None:
+    if traffic is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
-        spilling = spill_within(values, len(order), outputs, moves, options)
+        spilling = spill_within(values, len(order), outputs, traffic, options)
     slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes, options.is_store_mapped)}
     reads = {read.node for plan in plans for read in plan.before if read.op == "ReadVariableOp"}
     chosen = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
     ends = {name: name for name in slices} | {
         name: cut.writes[-1] for cut in assigns for name in (*cut.inner, *cut.writes)
     }
-    refills = RefillNodes(table, outputs, len(streamed), ends)
-    refills.add(chosen)
+    restores = RestoreNodes(table, outputs, len(streamed), ends)
+    restores.add(chosen)
     rewriting = Rewriting(
         table, order, plans, window_bytes, outputs, options.is_in_host_memory, options.is_store_mapped
     )
-    rewriting.run(train_node, slices, assigns, refills)
+    rewriting.run(train_node, slices, assigns, restores)
     moved = {variable.handle for variable in streamed}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
     kept = [*resident, *streamed] if options.is_in_host_memory else resident
@@ -125,7 +125,7 @@ def compile_weight_streaming(
             for name, number in zip(order, chosen.curve.tolist(), strict=True)
             for _ in (*rewriting.inserted.get(name, ()), name)
         ),
-        overhead_bytes=overhead_bytes(values, int(chosen.curve.max(initial=0)), moves),
+        overhead_bytes=overhead_bytes(values, int(chosen.curve.max(initial=0)), traffic),
         is_in_host_memory=options.is_in_host_memory,
         is_store_mapped=options.is_store_mapped,
         order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),
@@ -145,22 +145,22 @@ def _middle_bytes(variables: Sequence[Variable]) -> int:
 
 
 def _find_obstacle(table: NodeTable, variable: Variable, loops: Container[str]) -> str | None:
-    for touch in variable.touches:
-        if touch.op == "ResourceGather" and table.nodes[touch.node].attr["batch_dims"].i:
-            return f"{touch.node} gathers with batch dimensions"
-        if touch.switches and touch.op == "VariableShape":
-            return f"{touch.node} asks for its shape inside a branch"
-    for read, user in Plan.of(0, variable, table).value_uses(table):
+    for access in variable.accesses:
+        if access.op == "ResourceGather" and table.nodes[access.node].attr["batch_dims"].i:
+            return f"{access.node} gathers with batch dimensions"
+        if access.switches and access.op == "VariableShape":
+            return f"{access.node} asks for its shape inside a branch"
+    for read, user in VariableUses.of(0, variable, table).value_uses(table):
         if user in loops:
             return f"{user} takes the value that {read.node} read into a loop"
-    later = table.descendants(touch.node for touch in variable.writes)
-    for read, user in Plan.of(0, variable, table).value_uses(table):
-        if user in later and user not in {touch.node for touch in variable.writes}:
+    later = table.descendants(access.node for access in variable.writes)
+    for read, user in VariableUses.of(0, variable, table).value_uses(table):
+        if user in later and user not in {access.node for access in variable.writes}:
             return f"{user} uses the value that {read.node} read before the update, after the update"
     return None
 
 
-def _order(table: NodeTable, plans: Sequence[Plan], sources: Sequence[str]) -> list[str]:
+def _order(table: NodeTable, plans: Sequence[VariableUses], sources: Sequence[str]) -> list[str]:
     """Order the step's ops, updates early, every use of a weight before its update."""
     extra: dict[str, list[str]] = {}
     early: set[str] = set()
@@ -175,11 +175,11 @@ def _order(table: NodeTable, plans: Sequence[Plan], sources: Sequence[str]) -> l
 
 def _only_for(table: NodeTable, writes: Iterable[str]) -> set[str]:
     """Ops whose results go nowhere but into the given ones."""
-    found = set(writes)
-    pending = [endpoint.node for name in found for endpoint in table.inputs[name]]
+    private = set(writes)
+    pending = [endpoint.node for name in private for endpoint in table.inputs[name]]
     while pending:
         name = pending.pop()
-        if name not in found and all(consumer in found for consumer in table.consumers[name]):
-            found.add(name)
+        if name not in private and all(consumer in private for consumer in table.consumers[name]):
+            private.add(name)
             pending.extend(endpoint.node for endpoint in table.inputs[name])
-    return found
+    return private

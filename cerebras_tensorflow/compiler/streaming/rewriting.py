@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.memory.restores import RefillNodes
-from cerebras_tensorflow.compiler.nodes.emission import Emission, Plan
-from cerebras_tensorflow.compiler.slicing.apply_ops import Slices
-from cerebras_tensorflow.compiler.slicing.assigns import AssignSlices
+from cerebras_tensorflow.compiler.memory.restores import RestoreNodes
+from cerebras_tensorflow.compiler.nodes.emission import Emission, VariableUses
+from cerebras_tensorflow.compiler.slicing.apply_ops import SlicedApply
+from cerebras_tensorflow.compiler.slicing.assigns import SlicedAssign
 from cerebras_tensorflow.compiler.streaming.schedule import Demand, find_waits, split_uses
 from cerebras_tensorflow.compiler.streaming.update_nodes import UpdateNodes
 from cerebras_tensorflow.graph.cost import Output
@@ -29,7 +29,7 @@ from cerebras_tensorflow.graph.program import (
     UNCHECKED_LOAD_TOKEN,
     Event,
 )
-from cerebras_tensorflow.graph.variables import Touch
+from cerebras_tensorflow.graph.variables import VariableAccess
 
 STEP_NODE = "cs_step"
 
@@ -68,7 +68,7 @@ class Rewriting:
         self,
         table: NodeTable,
         order: list[str],
-        plans: Sequence[Plan],
+        plans: Sequence[VariableUses],
         window_bytes: int,
         outputs: Mapping[str, Sequence[Output]],
         is_in_host_memory: bool = False,
@@ -96,18 +96,18 @@ class Rewriting:
     def run(
         self,
         train_node: str | None,
-        slices: Mapping[str, Slices],
-        assigns: Sequence[AssignSlices],
-        refills: RefillNodes,
+        slices: Mapping[str, SlicedApply],
+        assigns: Sequence[SlicedAssign],
+        restores: RestoreNodes,
     ) -> None:
         self._emission.sliced = {*slices, *(name for cut in assigns for name in (*cut.inner, *cut.writes))}
         demand = self._demand()
         for plan in self._emission.plans:
             self._emission.dropped_reads.update(read.node for read in plan.before if read.op == "ReadVariableOp")
         self._emission.dropped |= self._emission.dropped_reads
-        self._emission.refill = refills.inputs
-        self._emission.events += refills.events
-        for node in refills.nodes:
+        self._emission.replaced = restores.inputs
+        self._emission.events += restores.events
+        for node in restores.nodes:
             self._emission.add(node)
         by_handle = {plan.variable.handle: plan for plan in self._emission.plans}
         self._checked = {by_handle[handle].index for cut in slices.values() for handle in cut.handles}
@@ -150,8 +150,8 @@ class Rewriting:
                 load = self._redirect.get((node.name, endpoint.node))
                 if endpoint.is_control:
                     control += self._emission.control_of(endpoint.node)
-                elif (node.name, endpoint) in self._emission.refill:
-                    new.input.append(self._emission.refill[(node.name, endpoint)])
+                elif (node.name, endpoint) in self._emission.replaced:
+                    new.input.append(self._emission.replaced[(node.name, endpoint)])
                 elif load:
                     new.input.append(load)
                     control += self._emission.control_of(endpoint.node)
@@ -161,7 +161,7 @@ class Rewriting:
             new.input.extend(f"^{name}" for name in dict.fromkeys(control))
             result.node.append(new)
         result.node.extend(self._emission.new.values())
-        result.node.extend(self._emission.liveness.new_nodes)
+        result.node.extend(self._emission.deadness.new_nodes)
         return result
 
     def _demand(self) -> Demand:
@@ -174,35 +174,35 @@ class Rewriting:
             demand += [(self._emission.position[write.node], size) for write in plan.variable.writes[:1]]
         return Demand(demand)
 
-    def _shapes(self, plan: Plan) -> None:
-        for touch in [t for t in plan.before + plan.after if t.op == "VariableShape"]:
-            out_type = tf.as_dtype(self._emission.table.nodes[touch.node].attr["out_type"].type).as_numpy_dtype
+    def _shapes(self, plan: VariableUses) -> None:
+        for access in [access for access in plan.before + plan.after if access.op == "VariableShape"]:
+            out_type = tf.as_dtype(self._emission.table.nodes[access.node].attr["out_type"].type).as_numpy_dtype
             assert plan.variable.shape is not None
-            self._emission.dropped.add(touch.node)
-            self._emission.add(constant_node(touch.node, np.array(plan.variable.shape, out_type)))
+            self._emission.dropped.add(access.node)
+            self._emission.add(constant_node(access.node, np.array(plan.variable.shape, out_type)))
 
-    def _gathers(self, plan: Plan) -> None:
-        for touch in [t for t in plan.before if t.op == "ResourceGather"]:
-            node = self._emission.table.nodes[touch.node]
+    def _gathers(self, plan: VariableUses) -> None:
+        for access in [access for access in plan.before if access.op == "ResourceGather"]:
+            node = self._emission.table.nodes[access.node]
             if not self._is_in_host_memory:
-                ids = self._emission.input(touch.node, self._emission.table.data_inputs(touch.node)[1])
+                ids = self._emission.input(access.node, self._emission.table.data_inputs(access.node)[1])
                 dtype = node.attr["Tindices"].type
-                self._emission.dropped.add(touch.node)
-                call = self._emission.weight_call(touch.node, GATHER_TOKEN, plan, touch.switches, [(ids, dtype)])
+                self._emission.dropped.add(access.node)
+                call = self._emission.weight_call(access.node, GATHER_TOKEN, plan, access.switches, [(ids, dtype)])
                 control = [self._emission.control_of(text[1:]) for text in node.input if text.startswith("^")]
                 call.input.extend(f"^{name}" for names in control for name in names)
-            position = self._emission.position[touch.node]
+            position = self._emission.position[access.node]
             for write in plan.variable.writes:
                 self._emission.extra_control.setdefault(write.node, []).append(
-                    self._emission.liveness.alive(touch.node)
+                    self._emission.deadness.alive(access.node)
                 )
             self._emission.events.append(
-                Event("gather", plan.index, touch.node, 0, position, position, ((touch.node, position),))
+                Event("gather", plan.index, access.node, 0, position, position, ((access.node, position),))
             )
 
-    def _loads(self, plan: Plan, demand: Demand) -> None:
+    def _loads(self, plan: VariableUses, demand: Demand) -> None:
         """Give each group of uses its own load. Reads inside a branch are grouped by branch."""
-        by_branch: dict[tuple[Endpoint, ...], list[tuple[Touch, str]]] = {}
+        by_branch: dict[tuple[Endpoint, ...], list[tuple[VariableAccess, str]]] = {}
         for read, user in plan.value_uses(self._emission.table):
             if user in self._emission.sliced:
                 continue
@@ -236,10 +236,10 @@ class Rewriting:
                     users = [user for _, user in members if user != write.node]
                     users += readers or []
                     self._emission.extra_control.setdefault(write.node, []).extend(
-                        self._emission.liveness.alive(user) for user in dict.fromkeys(users)
+                        self._emission.deadness.alive(user) for user in dict.fromkeys(users)
                     )
 
-    def _readers_of_buffer(self, plan: Plan, members: Sequence[tuple[Touch, str]]) -> list[str] | None:
+    def _readers_of_buffer(self, plan: VariableUses, members: Sequence[tuple[VariableAccess, str]]) -> list[str] | None:
         """Return the ops beside the uses that read a load's memory; None if the load needs memory of its own.
 
         A mapped store changes a weight where the loads of it lie, so all of these must come before its update.
@@ -254,7 +254,7 @@ class Rewriting:
             return None
         return readers
 
-    def _read(self, name: str, plan: Plan, switches: tuple[Endpoint, ...]) -> None:
+    def _read(self, name: str, plan: VariableUses, switches: tuple[Endpoint, ...]) -> None:
         """Load a weight that lies in host memory: read its variable there."""
         handle = self._emission.switched(name, plan.variable.handle, tf.resource.as_datatype_enum, switches)
         node = NodeDef(name=name, op="ReadVariableOp", input=[handle])
@@ -268,7 +268,7 @@ class Rewriting:
         for number, (event, finishers) in enumerate(zip(self._emission.events, waits, strict=True)):
             if event.kind == "gather":
                 continue
-            alive = dict.fromkeys(self._emission.liveness.alive(name) for name in finishers)
+            alive = dict.fromkeys(self._emission.deadness.alive(name) for name in finishers)
             if alive or previous is None:
                 inputs = [f"^{name}" for name in alive] + ([f"^{previous}"] if previous else [])
                 previous = self._emission.add(NodeDef(name=f"cs_gate/{number}", op="NoOp", input=inputs))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.nodes.emission import Emission, Plan
+from cerebras_tensorflow.compiler.nodes.emission import Emission, VariableUses
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64
-from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT, Slices
-from cerebras_tensorflow.compiler.slicing.assigns import AssignSlices
+from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT, SlicedApply
+from cerebras_tensorflow.compiler.slicing.assigns import SlicedAssign
 from cerebras_tensorflow.compiler.slicing.copies import SliceCopy
 from cerebras_tensorflow.graph.nodes import NodeDef, constant_node
 from cerebras_tensorflow.graph.program import (
@@ -39,7 +39,7 @@ class UpdateNodes:
         self._emission = emission
         self._is_store_mapped = is_store_mapped
 
-    def update_in_place(self, plan: Plan) -> None:
+    def update_in_place(self, plan: VariableUses) -> None:
         """Let the optimizer change a variable where it lies, in host memory."""
         moves = [t.node for t in plan.variable.writes] + [t.node for t in plan.after if t.op != "VariableShape"]
         moves.sort(key=self._emission.position.__getitem__)
@@ -47,15 +47,15 @@ class UpdateNodes:
         size = plan.variable.num_bytes
         self._emission.events.append(Event("update", plan.index, moves[0], size, first, last, ((moves[-1], last),)))
 
-    def update(self, plan: Plan) -> None:
+    def update(self, plan: VariableUses) -> None:
         """Let the variable exist from a load before its first write to a store after its last."""
         variable = plan.variable
         dtype = self._emission.table.nodes[variable.handle].attr["dtype"].type
-        writes = sorted(variable.writes, key=lambda touch: self._emission.position[touch.node])
+        writes = sorted(variable.writes, key=lambda access: self._emission.position[access.node])
         first = writes[0]
         prefix = f"{variable.handle}/cs_update"
         moves = [t.node for t in writes] + [t.node for t in plan.after if t.op != "VariableShape"]
-        replaced_first = first.op in REPLACING_OPS and not self._emission.liveness.branches(first.node)
+        replaced_first = first.op in REPLACING_OPS and not self._emission.deadness.branches(first.node)
         begun: list[str] = []  # where the write's branch is not taken, the value must still wait for its load
         if replaced_first:
             start = first.node
@@ -70,11 +70,11 @@ class UpdateNodes:
                 self._emission.extra_control.setdefault(node, []).append(assign.name)
         read = NodeDef(name=f"{prefix}/value", op="ReadVariableOp", input=[variable.handle])
         read.attr["dtype"].type = dtype
-        done = [self._emission.liveness.alive(touch.node) for touch in writes]
+        done = [self._emission.deadness.alive(access.node) for access in writes]
         read.input.extend(f"^{name}" for name in dict.fromkeys(begun + done))
         self._emission.add(read)
         store = self._emission.weight_call(f"{prefix}/store", STORE_TOKEN, plan, (), [(read.name, dtype)])
-        waits = [store.name, *(self._emission.liveness.alive(name) for name in moves)]
+        waits = [store.name, *(self._emission.deadness.alive(name) for name in moves)]
         end = NodeDef(name=f"{prefix}/end", op="DestroyResourceOp", input=[variable.handle])
         end.input.extend(f"^{name}" for name in dict.fromkeys(waits))
         self._emission.add(end)
@@ -85,7 +85,7 @@ class UpdateNodes:
             Event("update", plan.index, start, variable.num_bytes, min(positions), max(positions), finisher)
         )
 
-    def sliced_update(self, cut: Slices, plans: Sequence[Plan]) -> None:
+    def sliced_update(self, cut: SlicedApply, plans: Sequence[VariableUses]) -> None:
         """Run an optimizer op slice by slice, each on variables that exist from its load to its store."""
         node = self._emission.table.nodes[cut.node]
         inputs = [self._emission.input(cut.node, endpoint) for endpoint in self._emission.table.data_inputs(cut.node)]
@@ -115,8 +115,8 @@ class UpdateNodes:
                 given[index] = handle
             apply.input.extend([*given, *control, *(f"^{begin}" for _, begin, _ in variables)])
             applies.append(self._emission.add(apply))
-            self._emission.liveness.inherit(apply.name, cut.node)
-            done = self._emission.liveness.alive(apply.name)
+            self._emission.deadness.inherit(apply.name, cut.node)
+            done = self._emission.deadness.alive(apply.name)
             for plan, (handle, begin, load) in zip(plans, variables, strict=True):
                 end = self._end_of_slice(plan, handle, begin, done, start, dtype)
                 size = plan.variable.num_bytes // shape[0] * (stop - start)
@@ -125,7 +125,7 @@ class UpdateNodes:
         self._emission.dropped.add(cut.node)
         self._emission.add(NodeDef(name=cut.node, op="NoOp", input=[f"^{name}" for name in applies]))
 
-    def sliced_assigns(self, cut: AssignSlices, plans: Sequence[Plan]) -> None:
+    def sliced_assigns(self, cut: SlicedAssign, plans: Sequence[VariableUses]) -> None:
         """Run the ops between a gradient and the assigns that it ends in slice by slice, from loads to stores."""
         waits = [self._emission.waits(write) for write in cut.writes]
         stores: list[list[str]] = [[] for _ in cut.writes]
@@ -139,13 +139,15 @@ class UpdateNodes:
                 assert plan.variable.shape is not None
                 size = plan.variable.num_bytes // plan.variable.shape[0] * (stop - start)
                 self._emission.events.append(Event("update", plan.index, first, size, place, place, ((store, place),)))
-                self._emission.ends.append(self._emission.liveness.alive(store))
+                self._emission.ends.append(self._emission.deadness.alive(store))
             self._emission.inserted.setdefault(cut.writes[-1], []).extend(piece.copies.values())
         self._emission.dropped.update((*cut.inner, *cut.writes))
         for write, names in zip(cut.writes, stores, strict=True):
             self._emission.add(NodeDef(name=write, op="NoOp", input=[f"^{name}" for name in names]))
 
-    def _slice_variable(self, plan: Plan, prefix: str, start: int, stop: int, dtype: int) -> tuple[str, str, str]:
+    def _slice_variable(
+        self, plan: VariableUses, prefix: str, start: int, stop: int, dtype: int
+    ) -> tuple[str, str, str]:
         """A variable for some rows of a weight; return (handle, op that gives it its value, load)."""
         base = f"{prefix}/{plan.index}"
         handle = NodeDef(name=base, op="VarHandleOp")
@@ -184,7 +186,7 @@ class UpdateNodes:
         value.attr["T"].type, value.attr["Tshape"].type = dtype, INT64
         return self._emission.add(value)
 
-    def _end_of_slice(self, plan: Plan, handle: str, begin: str, done: str, start: int, dtype: int) -> str:
+    def _end_of_slice(self, plan: VariableUses, handle: str, begin: str, done: str, start: int, dtype: int) -> str:
         """Store a slice's variable and release it; return the op after which it is gone."""
         value = NodeDef(name=f"{handle}/value", op="ReadVariableOp", input=[handle, f"^{begin}", f"^{done}"])
         value.attr["dtype"].type = dtype

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cerebras_tensorflow.compiler.memory.budget import Moves, overhead_bytes, spill_within
+from cerebras_tensorflow.compiler.memory.budget import Traffic, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.memory.liveness import find_values
 from cerebras_tensorflow.compiler.memory.spilling import SpillPlan
 from cerebras_tensorflow.compiler.options import StreamingOptions
@@ -18,7 +18,7 @@ from cerebras_tensorflow.units import parse_size
 from tests.unit.compiler.op_lists import Op, OpList, op_list
 
 MEGABYTE = 10**6
-MOVES = Moves(window_bytes=64 * MEGABYTE, slice_bytes=4 * MEGABYTE, weights=(16 * MEGABYTE,) * 8)
+TRAFFIC = Traffic(window_bytes=64 * MEGABYTE, slice_bytes=4 * MEGABYTE, weights=(16 * MEGABYTE,) * 8)
 
 
 def layers(count: int = 20, num_bytes: int = 32 * MEGABYTE) -> OpList:
@@ -33,14 +33,14 @@ def layers(count: int = 20, num_bytes: int = 32 * MEGABYTE) -> OpList:
     return op_list([*ops, Op("end", (gradient,))])
 
 
-def spill(step: OpList, moves: Moves = MOVES, **options: Any) -> SpillPlan:
+def spill(step: OpList, traffic: Traffic = TRAFFIC, **options: Any) -> SpillPlan:
     values = find_values(step.table, step.order, step.outputs)
-    return spill_within(values, len(step.order), step.outputs, moves, StreamingOptions(**options))
+    return spill_within(values, len(step.order), step.outputs, traffic, StreamingOptions(**options))
 
 
-def needed_bytes(step: OpList, chosen: SpillPlan, moves: Moves = MOVES) -> int:
+def needed_bytes(step: OpList, chosen: SpillPlan, traffic: Traffic = TRAFFIC) -> int:
     values = find_values(step.table, step.order, step.outputs)
-    return moves.peak_bytes + chosen.peak_bytes + overhead_bytes(values, chosen.peak_bytes, moves)
+    return traffic.peak_bytes + chosen.peak_bytes + overhead_bytes(values, chosen.peak_bytes, traffic)
 
 
 def smallest_budget(step: OpList, **options: Any) -> str:
@@ -99,10 +99,10 @@ def test_the_budget_that_a_refusal_names_is_enough_and_the_smallest(
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(share=st.floats(0, 3), count=st.integers(1, 30), weights=st.integers(0, 20))
 def test_without_a_budget_spilling_moves_at_most_its_share(share: float, count: int, weights: int) -> None:
-    moves = Moves(64 * MEGABYTE, 4 * MEGABYTE, (16 * MEGABYTE,) * weights)
+    traffic = Traffic(64 * MEGABYTE, 4 * MEGABYTE, (16 * MEGABYTE,) * weights)
     step = layers(count)
-    chosen, unspilled = spill(step, moves, spill_share=share), spill(step, moves, spill_share=0)
-    assert chosen.moved_bytes <= share * moves.step_bytes
+    chosen, unspilled = spill(step, traffic, spill_share=share), spill(step, traffic, spill_share=0)
+    assert chosen.moved_bytes <= share * traffic.step_bytes
     assert not unspilled.spills
     assert chosen.peak_bytes <= unspilled.peak_bytes
 
@@ -114,12 +114,12 @@ def test_without_a_budget_what_is_free_lowers_the_peak() -> None:
 
 
 def test_one_weight_larger_than_the_window_counts_as_a_whole() -> None:
-    moves = Moves(64 * MEGABYTE, 4 * MEGABYTE, (16 * MEGABYTE, 200 * MEGABYTE))
-    assert moves.peak_bytes == 200 * MEGABYTE
-    assert moves.step_bytes == 4 * 216 * MEGABYTE
+    traffic = Traffic(64 * MEGABYTE, 4 * MEGABYTE, (16 * MEGABYTE, 200 * MEGABYTE))
+    assert traffic.peak_bytes == 200 * MEGABYTE
+    assert traffic.step_bytes == 4 * 216 * MEGABYTE
 
 
 def test_slices_are_no_larger_than_the_weights() -> None:
-    assert Moves(64, 1000, (10, 20)).update_bytes == 6 * 20
-    assert Moves(64, 8, (10, 20)).update_bytes == 6 * 8
-    assert Moves(64, 8, ()).update_bytes == 0
+    assert Traffic(64, 1000, (10, 20)).update_bytes == 6 * 20
+    assert Traffic(64, 8, (10, 20)).update_bytes == 6 * 8
+    assert Traffic(64, 8, ()).update_bytes == 0
