@@ -19,7 +19,7 @@ import tempfile
 CHIEF = """
 import sys, time
 import tensorflow as tf
-from cerebras_tensorflow.runtime import input_workers
+from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 
 tf.compat.v1.disable_eager_execution()
 

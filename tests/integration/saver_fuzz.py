@@ -40,7 +40,7 @@ ODD_JSON += [b"18446744073709551616", b"[" * 2000]
 # and so does the want of more memory than any of these small files can need.
 _READ = """
 import faulthandler, resource, sys, traceback
-from cerebras_tensorflow.saver import h5_foreign
+from cerebras_tensorflow.saver.hdf5 import foreign as h5_foreign
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))

@@ -10,7 +10,7 @@ from csrun.input_analyzer import cpu_counts
 
 SCRIPT = """
 import tensorflow as tf
-from cerebras_tensorflow.runtime import input_workers
+from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 with tf.Graph().as_default():
     input_workers.distributed(tf.data.Dataset.range(1000).map(lambda x: (x, x + 1)).batch(4))
 """

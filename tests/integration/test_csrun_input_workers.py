@@ -18,7 +18,7 @@ from cerebras_tensorflow.system import jobs
 CHIEF = """
 import hashlib, sys
 import tensorflow as tf
-from cerebras_tensorflow.runtime import input_workers
+from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 
 tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
 tf.compat.v1.disable_eager_execution()
@@ -103,7 +103,7 @@ def test_a_dead_worker_stops_the_launch_cleanly(home: Path, argv: Callable[..., 
 RESUMING = """
 import hashlib, pathlib, sys
 import tensorflow as tf
-from cerebras_tensorflow.runtime import input_workers
+from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 
 tf.compat.v1.disable_eager_execution()
 tf.compat.v1.set_random_seed(1)

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import ctypes, sys
-from cerebras_tensorflow.runtime.heap import return_large_buffers
+from cerebras_tensorflow.runtime.host.heap import return_large_buffers
 
 def resident_bytes():
     with open("/proc/self/statm") as file:

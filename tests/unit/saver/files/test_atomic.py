@@ -33,7 +33,7 @@ def test_discard_keeps_the_old_file(tmp_path: Path) -> None:
 
 _HOLD = """
 import sys
-from cerebras_tensorflow.saver import atomic
+from cerebras_tensorflow.saver.files import atomic
 held = getattr(atomic, sys.argv[1])(sys.argv[2])
 print("held", flush=True)
 sys.stdin.read()
