@@ -23,7 +23,7 @@ from cerebras_tensorflow.graph.program import (
     value_name,
 )
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
-from cerebras_tensorflow.runtime.host.heap import give_back
+from cerebras_tensorflow.runtime.host.heap import trim_heap
 from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store.calls import StoreCalls
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
@@ -81,7 +81,7 @@ class ProgramSession:
         self._pending_bytes = 0
         self._copies = ResidentCopies(self._program_graph)
         if store is not None:
-            give_back()
+            trim_heap()
 
     @property
     def sess_str(self) -> str:
@@ -224,7 +224,7 @@ class ProgramSession:
             if held is not None:
                 held.close()
             raise
-        return SessionSnapshot(resident, streamed, held, self._copies.give_back)
+        return SessionSnapshot(resident, streamed, held, self._copies.recycle)
 
     def prepare_snapshot(self, names: Iterable[str]) -> None:
         """Make the memory that a snapshot of these variables takes; from any thread, before the first snapshot."""
@@ -387,12 +387,12 @@ def _node_names(fetches: Any) -> Iterator[str]:
 
 def _needed(graph: tf.Graph, names: frozenset[str]) -> set[str]:
     """Names of all ops that the given ones need."""
-    found: set[str] = set()
+    names_needed: set[str] = set()
     pending = [graph.get_operation_by_name(name) for name in names]
     while pending:
         operation = pending.pop()
-        if operation.name not in found:
-            found.add(operation.name)
+        if operation.name not in names_needed:
+            names_needed.add(operation.name)
             pending.extend(tensor.op for tensor in operation.inputs)
             pending.extend(operation.control_inputs)
-    return found
+    return names_needed

@@ -45,7 +45,7 @@ class ResidentCopies:
         self._kept = arrays
 
     def take(self, session: Any, values: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Return copies of tensors' values, which stay as they are; `give_back` ends that.
+        """Return copies of tensors' values, which stay as they are; `recycle` ends that.
 
         Args:
             session: The TensorFlow session.
@@ -61,7 +61,7 @@ class ResidentCopies:
         finally:
             self._arrays = {}
 
-    def give_back(self, copies: Mapping[str, np.ndarray]) -> None:
+    def recycle(self, copies: Mapping[str, np.ndarray]) -> None:
         """Let the next copies be made where these are, which nobody reads any more; unless memory is scarce."""
         if sum(array.nbytes for array in copies.values()) <= _KEPT_SHARE * free_memory_bytes():
             self._kept = dict(copies)
@@ -105,7 +105,7 @@ class SessionSnapshot:
         resident: Name -> a copy of the value.
         streamed: The streamed variables, by their index in the store.
         store: The store's snapshot; None if nothing is streamed.
-        give_back: Called with the copies when they are not needed any more.
+        recycle: Called with the copies when they are not needed any more.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class SessionSnapshot:
         resident: Mapping[str, np.ndarray],
         streamed: Mapping[int, WeightSpec],
         store: StoreSnapshot | None,
-        give_back: Callable[[Mapping[str, np.ndarray]], object],
+        recycle: Callable[[Mapping[str, np.ndarray]], object],
     ) -> None:
         self._resident: Mapping[str, np.ndarray] | None = dict(resident)
         self._streamed = dict(streamed)
         self._store = store
-        self._give_back = give_back
+        self._recycle = recycle
 
     def take(self) -> Iterator[tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]]:
         """Yield (name, dtype, shape, value) of each variable; none of them may be used after `close`.
@@ -140,7 +140,7 @@ class SessionSnapshot:
         """Give everything back."""
         resident, self._resident = self._resident, None
         if resident:
-            self._give_back(resident)
+            self._recycle(resident)
         store, self._store = self._store, None
         if store is not None:
             store.close()

@@ -49,10 +49,10 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
     if settings.weight_store != "file":
         from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # and gRPC, which few runs need
 
-        places = weight_servers.summon()
+        servers = weight_servers.start_weight_servers()
         needed = sum(spec.num_bytes for spec in program.stored)
-        if settings.weight_store == "servers" or weight_servers.have_room(places, needed):
-            return weight_servers.ServerStore(program.stored, places)
+        if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
+            return weight_servers.ServerStore(program.stored, servers)
     folder = Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store"))
     folder = folder if is_training else folder / "other"
     if program.is_store_mapped:

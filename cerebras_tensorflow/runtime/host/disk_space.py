@@ -72,7 +72,7 @@ def reserve(file: int, offset: int, num_bytes: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def give_back(file: int, offset: int, num_bytes: int) -> None:
+def punch_hole(file: int, offset: int, num_bytes: int) -> None:
     """Give the space of a part of a file back; where the file system cannot, it stays taken."""
     _fallocate(file, _PUNCH_HOLE, offset, num_bytes)
 

@@ -29,7 +29,7 @@ def return_large_buffers() -> bool:
     return worked
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Give the system what the heap keeps of freed blocks (of the graphs that a session was made from, tens of MB)."""
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cerebras_tensorflow.errors import CorruptCheckpointError
-from cerebras_tensorflow.runtime.host.disk_space import give_back, reserve
+from cerebras_tensorflow.runtime.host.disk_space import punch_hole, reserve
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, aligned_buffer, up_to
 
 BLOCK_BYTES = 64 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
@@ -244,7 +244,7 @@ class Blocks:
             if not (self._now.homes == 1 - slot).any():
                 self._main = slot
                 self._is_doubled = False
-                give_back(self.slots[0].file, self.slots[1 - slot].offset, self.padded_bytes)
+                punch_hole(self.slots[0].file, self.slots[1 - slot].offset, self.padded_bytes)
                 return
 
     def _check_there(self, placement: Placement, first: int, last: int, start: int, stop: int) -> None:

@@ -135,8 +135,8 @@ class FileStore(WeightStore):
         with self._moving("gather", index, values.nbytes):
             for first, last in _clusters(unique, size):
                 low = int(unique[first]) * size
-                found = self._read_bytes(index, low, (int(unique[last - 1]) + 1) * size)
-                flat[first:last] = found.reshape(-1, size)[unique[first:last] - unique[first]]
+                data = self._read_bytes(index, low, (int(unique[last - 1]) + 1) * size)
+                flat[first:last] = data.reshape(-1, size)[unique[first:last] - unique[first]]
         return values[inverse.reshape(rows.shape)]
 
     def write(self, index: int, value: np.ndarray) -> None:

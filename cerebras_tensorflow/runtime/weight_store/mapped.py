@@ -20,7 +20,7 @@ import numpy as np
 
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
-from cerebras_tensorflow.runtime.host.disk_space import Need, check_space, give_back, reserve
+from cerebras_tensorflow.runtime.host.disk_space import Need, check_space, punch_hole, reserve
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, private_copy, up_to
 from cerebras_tensorflow.runtime.weight_store.checksums import PIECE_BYTES, Bytes, DamagedPiece, Sums, check
 from cerebras_tensorflow.runtime.weight_store.folder import StoreFolder
@@ -60,7 +60,7 @@ class MappedStore(WeightStore):
         self._sums = [Sums(spec.num_bytes) for spec in specs]
         self._failure: StoreError | None = None
         self._is_snapshot_open = False
-        self._is_to_give_back = False
+        self._has_unused_slots = False
         # Of writes and of checksums; for each weight one, since different weights may well change at a time.
         self._locks = [threading.Lock() for _ in specs]
 
@@ -171,7 +171,7 @@ class MappedStore(WeightStore):
             for index in range(len(self.specs)):
                 reserve(self._folder.file, *self._extent(index, 1 - self._place[index]))
         except OSError as error:
-            self._give_back()
+            self._free_unused_slots()
             raise self._folder.error("a snapshot", error, "kept in") from error
         self._is_snapshot_open = True
         self._held = {index: value for index, value in enumerate(self._values) if value is not None}
@@ -262,20 +262,20 @@ class MappedStore(WeightStore):
     def between_steps(self) -> None:
         # A step may have loaded a weight from the place that it left while the snapshot had it; giving a place back
         # clears it. So this waits for the end of the step in which the snapshot was closed.
-        if self._is_to_give_back:
-            self._is_to_give_back = False
-            self._give_back()
+        if self._has_unused_slots:
+            self._has_unused_slots = False
+            self._free_unused_slots()
 
     def _end_snapshot(self) -> None:
-        self._is_to_give_back = True
+        self._has_unused_slots = True
         self._is_snapshot_open = False
 
-    def _give_back(self) -> None:
+    def _free_unused_slots(self) -> None:
         """Give the disk space of the places that are not in use back."""
         for index, lock in enumerate(self._locks):
             with lock:
                 if not self._is_closed:
-                    give_back(self._folder.file, *self._extent(index, 1 - self._place[index]))
+                    punch_hole(self._folder.file, *self._extent(index, 1 - self._place[index]))
 
     def _value(self, index: int) -> np.ndarray:
         value = self._values[index]

@@ -54,7 +54,7 @@ CHANNEL = [*UNLIMITED, ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_time
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerAddress:
     """Where a weight server is.
 
     Attributes:
@@ -70,7 +70,7 @@ class Place:
     free_bytes: int
 
 
-def summon(environment: env.Environment | None = None) -> list[Place]:
+def start_weight_servers(environment: env.Environment | None = None) -> list[ServerAddress]:
     """Return the launch's weight servers, after asking those that stand by to start; none if it has none.
 
     Raises:
@@ -89,27 +89,27 @@ def summon(environment: env.Environment | None = None) -> list[Place]:
                 f"logs are {folder}/weight-server-*.log. Set weight_store to memory or file to do without them"
             )
         time.sleep(POLL_S)
-    return [Place(index, **_read(server_file(folder, index))) for index in range(count)]
+    return [ServerAddress(index, **_read(server_file(folder, index))) for index in range(count)]
 
 
-def have_room(places: Sequence[Place], num_bytes: int) -> bool:
+def have_room(servers: Sequence[ServerAddress], num_bytes: int) -> bool:
     """Return whether weights of a size should go to these servers."""
     # Servers of one host share its memory, and each has reported all of it.
     free_bytes: dict[str, int] = {}
-    for place in places:
-        host = place.target.rpartition(":")[0]
-        free_bytes[host] = max(free_bytes.get(host, 0), place.free_bytes)
-    return bool(places) and num_bytes <= MEMORY_SHARE * sum(free_bytes.values())
+    for server in servers:
+        host = server.target.rpartition(":")[0]
+        free_bytes[host] = max(free_bytes.get(host, 0), server.free_bytes)
+    return bool(servers) and num_bytes <= MEMORY_SHARE * sum(free_bytes.values())
 
 
 def shares(specs: Sequence[WeightSpec], count: int) -> list[int]:
     """Return the server of each weight: the largest first, each to the one that has least so far."""
     load = [0] * count
-    found = [0] * len(specs)
+    owners = [0] * len(specs)
     for index in sorted(range(len(specs)), key=lambda index: -specs[index].num_bytes):
-        found[index] = load.index(min(load))
-        load[found[index]] += specs[index].num_bytes
-    return found
+        owners[index] = load.index(min(load))
+        load[owners[index]] += specs[index].num_bytes
+    return owners
 
 
 class ServerStore(WeightStore):
@@ -117,7 +117,7 @@ class ServerStore(WeightStore):
 
     Args:
         specs: The weights.
-        places: The servers.
+        servers: The servers.
         max_pending_bytes: Bytes of values on their way before a write has to wait.
 
     Raises:
@@ -125,22 +125,22 @@ class ServerStore(WeightStore):
     """
 
     def __init__(
-        self, specs: Sequence[WeightSpec], places: Sequence[Place], max_pending_bytes: int = 64_000_000
+        self, specs: Sequence[WeightSpec], servers: Sequence[ServerAddress], max_pending_bytes: int = 64_000_000
     ) -> None:
         super().__init__(specs)
-        if not places:
+        if not servers:
             raise StoreError(
                 "weight_store is servers, but this launch has no weight servers: start it with csrun_wse and "
                 "--weight-servers 1 or more, or on several nodes --single-task-nodes 2 or more"
             )
-        self._shares = shares(specs, len(places))
+        self._shares = shares(specs, len(servers))
         self._links: list[_Link] = []
         with ExitStack() as stack:
-            for place in places:
+            for server in servers:
                 sizes = {
-                    index: spec.num_bytes for index, spec in enumerate(specs) if self._shares[index] == place.index
+                    index: spec.num_bytes for index, spec in enumerate(specs) if self._shares[index] == server.index
                 }
-                self._links.append(_Link(place, sizes))
+                self._links.append(_Link(server, sizes))
                 stack.callback(self._links[-1].close)
             stack.pop_all()
         self._buffers = Buffers()
@@ -153,7 +153,7 @@ class ServerStore(WeightStore):
         self._changed = threading.Condition()
         self._snapshot: _ServerSnapshot | None = None
         self._is_closed = False
-        run_log.info("The weights are held by %d weight server(s).", len(places))
+        run_log.info("The weights are held by %d weight server(s).", len(servers))
 
     def read(self, index: int) -> np.ndarray:
         return self.read_slice(index, 0, num_rows(self.specs[index]))
@@ -184,8 +184,8 @@ class ServerStore(WeightStore):
         with self._moving("gather", index, unique.size * size):
             values = self._buffers.take(unique.size * size)
             self._link(index).gather(index, size, unique, values)
-        found = values.view(dtype_from_name(spec.dtype)).reshape(unique.size, *spec.shape[1:])
-        return np.asarray(found[inverse.reshape(rows.shape)])
+        table = values.view(dtype_from_name(spec.dtype)).reshape(unique.size, *spec.shape[1:])
+        return np.asarray(table[inverse.reshape(rows.shape)])
 
     def write(self, index: int, value: np.ndarray) -> None:
         self.write_slice(index, 0, value)
@@ -309,11 +309,11 @@ class _ServerSnapshot(StoreSnapshot):
 class _Link:
     """One server, and the share of one store on it."""
 
-    def __init__(self, place: Place, sizes: dict[int, int]) -> None:
-        self._place = place
-        self._channel = grpc.insecure_channel(place.target, options=CHANNEL)
-        self._metadata = ((TOKEN_KEY, place.token),)
-        self.writer = ThreadPoolExecutor(1, thread_name_prefix=f"weight-server-{place.index}")
+    def __init__(self, address: ServerAddress, sizes: dict[int, int]) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(address.target, options=CHANNEL)
+        self._metadata = ((TOKEN_KEY, address.token),)
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix=f"weight-server-{address.index}")
         request = json.dumps(sizes).encode()
         with self._errors():
             self._store = int(self._method("unary_unary", "Open")(request, metadata=self._metadata))
@@ -367,7 +367,7 @@ class _Link:
             target[position : position + piece.size] = piece
             position += piece.size
         if position != target.size:
-            raise StoreError(f"weight server {self._place.index} sent {position} bytes of {target.size}")
+            raise StoreError(f"weight server {self._address.index} sent {position} bytes of {target.size}")
 
     def _header(self, index: int, start: int = 0, stop: int = 0, is_held: bool = False) -> bytes:
         return HEADER.pack(self._store, index, start, stop, is_held)
@@ -381,8 +381,8 @@ class _Link:
             yield
         except grpc.RpcError as exc:
             raise StoreError(
-                f"weight server {self._place.index} at {self._place.target} fails: {exc.details()}. Without its share "
-                "of the weights the run cannot go on; start again, and it goes on from the last checkpoint"
+                f"weight server {self._address.index} at {self._address.target} fails: {exc.details()}. Without its "
+                "share of the weights the run cannot go on; start again, and it goes on from the last checkpoint"
             ) from exc
 
 

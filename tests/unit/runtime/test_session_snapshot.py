@@ -54,7 +54,7 @@ def test_the_next_copies_take_the_memory_that_was_given_back() -> None:
     np.testing.assert_array_equal(first["kernel"], VALUES["kernel"])
     np.testing.assert_array_equal(second["kernel"], VALUES["kernel"] + 1)
     place = first["kernel"].ctypes.data
-    snapshot = SessionSnapshot(first, {}, None, copies.give_back)
+    snapshot = SessionSnapshot(first, {}, None, copies.recycle)
     assert {name for name, *_ in snapshot.take()} == set(VALUES)
     snapshot.close()
     assert copies.kept_bytes == sum(value.nbytes for value in VALUES.values())
@@ -69,7 +69,7 @@ def test_scarce_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = ResidentCopies(variables.graph)
     taken = copies.take(variables.session, variables.values)
     monkeypatch.setattr(session_snapshot, "free_memory_bytes", lambda: 50)
-    copies.give_back(taken)
+    copies.recycle(taken)
     assert copies.kept_bytes == 0
 
 

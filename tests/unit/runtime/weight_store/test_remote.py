@@ -15,7 +15,13 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.weight_store import server as weight_server_process
-from cerebras_tensorflow.runtime.weight_store.remote import Place, ServerStore, have_room, shares, summon
+from cerebras_tensorflow.runtime.weight_store.remote import (
+    ServerAddress,
+    ServerStore,
+    have_room,
+    shares,
+    start_weight_servers,
+)
 
 TOKEN = "token"
 ROWS = 3 * weight_server_process.PIECE_BYTES // 4096 + 1  # a weight of several pieces and a bit
@@ -23,10 +29,10 @@ SPECS = (WeightSpec("large", "float32", (ROWS, 1024), ROWS * 4096), WeightSpec("
 
 
 @contextmanager
-def weight_servers(count: int, token: str = TOKEN) -> Iterator[list[Place]]:
-    """Yield the places of servers that run in this process."""
+def weight_servers(count: int, token: str = TOKEN) -> Iterator[list[ServerAddress]]:
+    """Yield the addresses of servers that run in this process."""
     servers = [weight_server_process.start("127.0.0.1", TOKEN) for _ in range(count)]
-    yield [Place(index, f"127.0.0.1:{port}", token, 1 << 30) for index, (_, port) in enumerate(servers)]
+    yield [ServerAddress(index, f"127.0.0.1:{port}", token, 1 << 30) for index, (_, port) in enumerate(servers)]
     for server, _ in servers:
         server.stop(grace=None).wait()
 
@@ -34,8 +40,8 @@ def weight_servers(count: int, token: str = TOKEN) -> Iterator[list[Place]]:
 @pytest.fixture
 def store() -> Iterator[ServerStore]:
     """A store on two servers, filled with numbers."""
-    with weight_servers(2) as places:
-        opened = ServerStore(SPECS, places)
+    with weight_servers(2) as servers:
+        opened = ServerStore(SPECS, servers)
         opened.write(0, np.arange(ROWS * 1024, dtype=np.float32).reshape(ROWS, 1024))
         opened.write(1, np.ones((5, 3), np.float32))
         yield opened
@@ -60,8 +66,8 @@ def test_a_large_weight_comes_back_whole_in_slices_and_in_rows(store: ServerStor
 
 
 def test_what_was_never_written_is_not_read() -> None:
-    with weight_servers(1) as places:
-        store = ServerStore(SPECS, places)
+    with weight_servers(1) as servers:
+        store = ServerStore(SPECS, servers)
         with pytest.raises(StoreError, match="small was never written"):
             store.read(1)
         store.write_slice(1, 0, np.ones((2, 3), np.float32))
@@ -89,8 +95,8 @@ def test_a_snapshot_keeps_what_training_changes(store: ServerStore) -> None:
 
 
 def test_a_server_that_dies_is_named_and_nothing_waits(store: ServerStore) -> None:
-    with weight_servers(1) as places:
-        other = ServerStore(SPECS, places)
+    with weight_servers(1) as servers:
+        other = ServerStore(SPECS, servers)
         other.write(1, np.ones((5, 3), np.float32))
         other.flush()
     with pytest.raises(StoreError, match=r"weight server 0 at 127\.0\.0\.1:\d+ fails"):
@@ -102,27 +108,27 @@ def test_a_server_that_dies_is_named_and_nothing_waits(store: ServerStore) -> No
 
 
 def test_another_token_is_refused() -> None:
-    with weight_servers(1, token="wrong") as places, pytest.raises(StoreError, match="wrong token"):
-        ServerStore(SPECS, places)
+    with weight_servers(1, token="wrong") as servers, pytest.raises(StoreError, match="wrong token"):
+        ServerStore(SPECS, servers)
 
 
 def test_a_server_without_room_says_so() -> None:
     huge = [WeightSpec("huge", "uint8", (1 << 50,), 1 << 50)]
-    with weight_servers(1) as places:
+    with weight_servers(1) as servers:
         with pytest.raises(StoreError, match=f"bytes of memory for {1 << 50} of weights"):
-            ServerStore(huge, places)
-        assert have_room(places, 1 << 29) and not have_room(places, 1 << 30) and not have_room([], 1)
+            ServerStore(huge, servers)
+        assert have_room(servers, 1 << 29) and not have_room(servers, 1 << 30) and not have_room([], 1)
 
 
 def test_servers_of_one_host_share_its_memory() -> None:
-    here = [Place(index, f"127.0.0.1:{index}", TOKEN, 1 << 30) for index in range(4)]
+    here = [ServerAddress(index, f"127.0.0.1:{index}", TOKEN, 1 << 30) for index in range(4)]
     assert not have_room(here, 1 << 30)
-    elsewhere = [Place(index, f"node{index}:1", TOKEN, 1 << 30) for index in range(4)]
+    elsewhere = [ServerAddress(index, f"node{index}:1", TOKEN, 1 << 30) for index in range(4)]
     assert have_room(elsewhere, 1 << 31)
 
 
 def test_a_launch_without_servers_says_how_to_have_them() -> None:
-    assert summon(env.read({})) == []
+    assert start_weight_servers(env.read({})) == []
     with pytest.raises(StoreError, match="--single-task-nodes 2"):
         ServerStore(SPECS, [])
 
@@ -133,7 +139,7 @@ def test_the_server_process_needs_no_tensorflow() -> None:
 
 
 def test_unknown_stores_are_refused() -> None:
-    with weight_servers(1) as places, grpc.insecure_channel(places[0].target) as channel:
+    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as channel:
         call = channel.unary_unary(f"/{weight_server_process.SERVICE}/Hold")
         with pytest.raises(grpc.RpcError):
             call(weight_server_process.HEADER.pack(9, 0, 0, 0, 0), metadata=((weight_server_process.TOKEN_KEY, TOKEN),))
