@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
+from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, WeightSpec
 
 logger = logging.getLogger(__name__)
 
-VERSION = 8  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
+VERSION = 9  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
 _GRAPH, _MANIFEST = "program.pb", "program.json"
 
 
@@ -59,10 +59,9 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
         "window_bytes": program.window_bytes,
         "value_curve": program.value_curve,
         "overhead_bytes": program.overhead_bytes,
-        "is_in_host_memory": program.is_in_host_memory,
-        "is_store_mapped": program.is_store_mapped,
+        "residence": program.residence.value,
         "order": program.order,
-        "notes": program.notes,
+        "notes": [asdict(note) for note in program.notes],
     }
     partial = path.with_name(f"{path.name}.partial.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -84,6 +83,8 @@ def load(path: Path) -> Program | None:
     """Return the Program of a folder, or None where there is none that can be read."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
+        if manifest["version"] != VERSION:
+            raise ValueError(f"it has format {manifest['version']}, expected {VERSION}")
         graph = (path / _GRAPH).read_bytes()
         if hashlib.sha256(graph).hexdigest() != manifest["graph_sha256"]:
             raise ValueError(f"{_GRAPH} is not what was written")
@@ -102,10 +103,9 @@ def load(path: Path) -> Program | None:
             window_bytes=manifest["window_bytes"],
             value_curve=tuple(manifest["value_curve"]),
             overhead_bytes=manifest["overhead_bytes"],
-            is_in_host_memory=manifest["is_in_host_memory"],
-            is_store_mapped=manifest["is_store_mapped"],
+            residence=Residence(manifest["residence"]),
             order=tuple(manifest["order"]),
-            notes=tuple(manifest["notes"]),
+            notes=tuple(Note(**{**fields, "ops": tuple(fields["ops"])}) for fields in manifest["notes"]),
         )
     except FileNotFoundError:
         return None

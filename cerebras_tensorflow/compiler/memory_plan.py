@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, Residence
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class MemoryPlan:
 
 def plan_memory(program: Program) -> MemoryPlan:
     """Return the memory plan of a Program that was compiled with the outputs of its ops."""
-    in_memory = (*program.variables, *(program.stored if program.is_store_mapped else ()))
+    in_memory = (*program.variables, *(program.stored if program.residence is Residence.MAPPED_FILE else ()))
     return MemoryPlan(
         resident_bytes=sum(spec.num_bytes for spec in in_memory),
-        window_bytes=0 if program.is_in_host_memory or program.is_store_mapped else program.window_bytes,
+        window_bytes=program.window_bytes if program.residence is Residence.STORE else 0,
         activation_bytes=program.value_bytes,
         overhead_bytes=program.overhead_bytes,
-        store_bytes=0 if program.is_in_host_memory else sum(spec.num_bytes for spec in program.stored),
+        store_bytes=0 if program.residence is Residence.HOST_MEMORY else sum(spec.num_bytes for spec in program.stored),
         spilled_bytes=sum(spec.num_bytes for spec in program.spilled),
     )

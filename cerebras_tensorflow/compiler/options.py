@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cerebras_tensorflow.graph.program import Residence
+
 
 @dataclass(frozen=True)
 class StreamingOptions:
@@ -20,9 +22,7 @@ class StreamingOptions:
         process_bytes: What it takes without the step.
         spill_share: Without a budget, what spilling may add to the bytes that the weights' moves take.
         min_spill_bytes: Values below this size are not spilled: a move costs more than the memory is worth.
-        is_in_host_memory: Whether the weights lie in the host's memory as variables instead of in a store: a load is a
-            read there, an update happens in place. Where the ops run on the host too, nothing is copied.
-        is_store_mapped: Whether the store is a file that fits into memory, where moves cost next to nothing.
+        residence: Where the weights lie between their uses.
     """
 
     min_stream_bytes: int = 64 * 1024
@@ -32,5 +32,4 @@ class StreamingOptions:
     process_bytes: int = 0
     spill_share: float = 0.05
     min_spill_bytes: int = 256 * 1024
-    is_in_host_memory: bool = False
-    is_store_mapped: bool = False
+    residence: Residence = Residence.STORE

@@ -49,7 +49,7 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
     lines = [f"Memory plan ({program.mode})", ""]
     lines += [f"{name:<34}{format_bytes(size):>10}  {what}" for name, size, what in rows]
     if program.notes:
-        lines += ["", "Notes", *(f"- {note}" for note in program.notes)]
+        lines += ["", "Notes", *(f"- {note.text}" for note in program.notes)]
     return "\n".join(lines) + "\n"
 
 

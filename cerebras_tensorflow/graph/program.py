@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import enum
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,6 +38,39 @@ class WeightSpec:
         """Return the spec of a graph's variable, whose shape must be known."""
         assert variable.shape is not None
         return cls(variable.name, variable.dtype.name, variable.shape, variable.num_bytes)
+
+
+class Residence(str, enum.Enum):
+    """Where the streamed weights of a step lie between their uses."""
+
+    HOST_MEMORY = "host memory"
+    """Variables in the host's memory. No store: a load reads the variable, and the optimizer updates it in place."""
+    MAPPED_FILE = "mapped file"
+    """A file that fits into memory and is mapped. A load is a reference into it, and slices are updated in place."""
+    STORE = "store"
+    """A file or the weight servers. A load copies into memory, and an update writes back."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Why a large variable stays in memory although it could have been streamed by its size.
+
+    Attributes:
+        variable: Its name in the checkpoint.
+        num_bytes: Its size.
+        reason: A clause that names the ops.
+        ops: The ops that the reason names, the most telling one first.
+    """
+
+    variable: str
+    num_bytes: int
+    reason: str
+    ops: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The note as a sentence, without its period."""
+        return f"{self.variable} stays in memory ({self.num_bytes} B): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -77,11 +111,10 @@ class Program:
         events: The schedule, in order; empty when pipelined.
         window_bytes: Bytes of weights that the schedule lets be in memory at a time.
         overhead_bytes: What kernels, queues and allocators take beside values and weights, estimated.
-        is_in_host_memory: Whether the streamed weights are variables in host memory too, and there is no store.
-        is_store_mapped: Whether the store is a file that fits into memory and is mapped.
+        residence: Where the streamed weights lie.
         order: Names of the ops in the order that the schedule is made for; empty if it was not needed.
         value_curve: Bytes of values between ops while each op of the order runs, from static shapes.
-        notes: What a user should know, one sentence each.
+        notes: Large variables that stay in memory, and why.
     """
 
     mode: str
@@ -92,12 +125,11 @@ class Program:
     events: tuple[Event, ...] = ()
     window_bytes: int = 0
     order: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Note, ...] = ()
     spilled: tuple[WeightSpec, ...] = ()
     value_curve: tuple[int, ...] = ()
     overhead_bytes: int = 0
-    is_in_host_memory: bool = False
-    is_store_mapped: bool = False
+    residence: Residence = Residence.STORE
 
     @property
     def value_bytes(self) -> int:
@@ -107,7 +139,12 @@ class Program:
     @property
     def variables(self) -> tuple[WeightSpec, ...]:
         """What the session holds, by the index in the names of its access nodes."""
-        return (*self.resident, *self.streamed) if self.is_in_host_memory else self.resident
+        return (*self.resident, *self.streamed) if self.residence is Residence.HOST_MEMORY else self.resident
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether a run of it needs a weight store."""
+        return bool(self.streamed) and self.residence is not Residence.HOST_MEMORY
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:

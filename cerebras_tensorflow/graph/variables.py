@@ -46,6 +46,14 @@ class VariableAccess:
     switches: tuple[Endpoint, ...] = ()
 
 
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a variable cannot be streamed: a clause, and the ops that it names, the most telling one first."""
+
+    reason: str
+    ops: tuple[str, ...]
+
+
 @dataclass
 class Variable:
     """One resource variable of a step graph."""
@@ -55,7 +63,7 @@ class Variable:
     dtype: np.dtype
     shape: tuple[int, ...] | None  # None: not fully known
     accesses: list[VariableAccess] = field(default_factory=list)
-    obstacle: str | None = None  # why it cannot be streamed
+    obstacle: Obstacle | None = None  # why it cannot be streamed
 
     @property
     def num_bytes(self) -> int:
@@ -116,4 +124,4 @@ def _follow_handle(table: NodeTable, variable: Variable, source: Endpoint, switc
         elif op == "VarIsInitializedOp":
             continue
         else:
-            variable.obstacle = f"op {consumer} ({op}) takes it as a whole"
+            variable.obstacle = Obstacle(f"op {consumer} ({op}) takes it as a whole", (consumer,))

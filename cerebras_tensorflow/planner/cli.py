@@ -93,6 +93,7 @@ def _run(options: argparse.Namespace) -> None:
     gc.disable()  # millions of objects that all stay; looking through them takes a third of the time
     model_fn, reference = load_model(options.model)
     from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
+    from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.perf import chrome_trace, picture
     from cerebras_tensorflow.planner import plan, rates, report, settings
 
@@ -127,7 +128,7 @@ def _run(options: argparse.Namespace) -> None:
             cs_config,
         )
     measured = rates.measure(store_dir) if has_rates else None
-    is_in_memory = planned.program.is_in_host_memory
+    is_in_memory = planned.program.residence is Residence.HOST_MEMORY
     line = plan.timeline(planned, measured, is_in_memory, options.model) if measured is not None else None
     if cs_config.weight_store == _SERVERS and not options.no_rates:
         print("cs-plan: the rates of weight servers are not measured; no time on this machine", file=sys.stderr)

@@ -73,7 +73,7 @@ class ProgramSession:
         self._micro_step = 0
         self._has_step_counters = has_node(self._program_graph, SEEDED_COUNTER)
         self._resident = {spec.name: index for index, spec in enumerate(program.variables)}
-        stored = () if program.is_in_host_memory else program.streamed
+        stored = program.streamed if program.needs_store else ()
         self._streamed = {spec.name: index for index, spec in enumerate(stored)}
         self._global_step_index = self._resident.get("global_step")
         self._feed_names: dict[frozenset[str], bool] = {}

@@ -57,14 +57,16 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     from cerebras_tensorflow.compiler.step import compile_step
     from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
     from cerebras_tensorflow.estimator.training.run import training_ops
+    from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.runtime.session import ProgramSession
     from cerebras_tensorflow.runtime.weight_store.file import FileStore
 
     shape = argparse.Namespace(**vars(options), optimizer="adam", clip=None)
     model, pipeline = bench_streaming.build(shape)
-    program = compile_step(training_ops(model).step, mode, StreamingOptions(is_in_host_memory=kind == "memory"))
+    residence = Residence.HOST_MEMORY if kind == "memory" else Residence.STORE
+    program = compile_step(training_ops(model).step, mode, StreamingOptions(residence=residence))
     store: Any = None
-    if program.streamed and not program.is_in_host_memory:
+    if program.needs_store:
         store = FileStore(program.stored, options.folder / "store")
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)

@@ -98,6 +98,7 @@ def main() -> None:
     from cerebras_tensorflow.compiler.step import compile_step
     from cerebras_tensorflow.estimator.training.run import training_ops
     from cerebras_tensorflow.graph.cost import flops, op_outputs
+    from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.runtime.host.heap import return_large_buffers
     from cerebras_tensorflow.runtime.host.memory import resident_bytes
     from cerebras_tensorflow.runtime.session import ProgramSession
@@ -109,12 +110,12 @@ def main() -> None:
     step = training_ops(model).step
     outputs = op_outputs(model.graph)
     begin = time.perf_counter()
+    residences = {"memory": Residence.HOST_MEMORY, "mapped": Residence.MAPPED_FILE, "file": Residence.STORE}
     streaming = StreamingOptions(
         window_bytes=options.window_mb * 10**6 if options.window_mb else None,
         memory_budget=parse_size(options.memory_budget) if options.memory_budget else None,
         process_bytes=resident_bytes(),
-        is_in_host_memory=options.store == "memory",
-        is_store_mapped=options.store == "mapped",
+        residence=residences[options.store],
     )
     program = compile_step(step, options.mode, streaming, outputs)
     plan = plan_memory(program)
@@ -133,8 +134,8 @@ def main() -> None:
         print(json.dumps(result))
         return
     store: Any = None
-    if program.streamed and not program.is_in_host_memory:
-        if program.is_store_mapped:
+    if program.needs_store:
+        if program.residence is Residence.MAPPED_FILE:
             store = MappedStore(program.stored, Path(options.store_dir))
         else:
             return_large_buffers()  # as the estimator does

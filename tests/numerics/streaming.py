@@ -18,7 +18,7 @@ from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.estimator.model.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
-from cerebras_tensorflow.graph.program import Program, WeightSpec
+from cerebras_tensorflow.graph.program import Program, Residence, WeightSpec
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
@@ -134,14 +134,16 @@ def opened(
     Updates are cut into slices of 4 kB, or of a 32nd of a larger window. `threads` is how many ops may run at a time;
     0: as in a run.
     """
+    residence = Residence.MAPPED_FILE if is_mapped else Residence.STORE
+    if mode == "weight_streaming" and make_store is None:
+        residence = Residence.HOST_MEMORY
     options = StreamingOptions(
         min_stream_bytes=1024,
         window_bytes=window_bytes,
         slice_bytes=4096,
         spill_share=1e9,
         min_spill_bytes=256,
-        is_in_host_memory=mode == "weight_streaming" and make_store is None,
-        is_store_mapped=is_mapped,
+        residence=residence,
     )
     program = compile_step(built.step, mode, options, op_outputs(built.graph))
     store = make_store(program.stored) if program.streamed and make_store else None

@@ -23,6 +23,7 @@ STREAMED_FROM: dict[str, dict[str, Any]] = {
     "a mapped file": {"weight_store": "file"},
     "a plain file": {"weight_store": "file", "memory_budget": "1000GB"},
 }
+RESIDENCES = {"host memory": "host memory", "a mapped file": "mapped file", "a plain file": "store"}
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +92,7 @@ def test_training_evaluation_and_prediction_agree_wherever_the_weights_lie(
         for program in programs:
             streamed = {spec["name"] for spec in program["streamed"]}
             assert {"table", "w0", "w1"} <= streamed
-            assert program["is_in_host_memory"] == (name == "host memory")
-            assert program["is_store_mapped"] == (name == "a mapped file")
+            assert program["residence"] == RESIDENCES[name]
 
 
 def deep_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:

@@ -23,8 +23,8 @@ from cerebras_tensorflow.graph.constants import share_constants
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
-from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
-from cerebras_tensorflow.graph.variables import Variable, find_variables
+from cerebras_tensorflow.graph.program import Note, Program, Residence, WeightSpec, resident_access_nodes
+from cerebras_tensorflow.graph.variables import Obstacle, Variable, find_variables
 from cerebras_tensorflow.graph.weight_casts import cast_for_each_use
 
 _SLICES_IN_WINDOW = 32
@@ -67,7 +67,7 @@ def compile_weight_streaming(
             continue
         variable.obstacle = variable.obstacle or _find_obstacle(table, variable, loops)
         if variable.obstacle:
-            notes.append(f"{variable.name} stays in memory ({variable.num_bytes} B): {variable.obstacle}")
+            notes.append(Note(variable.name, variable.num_bytes, variable.obstacle.reason, variable.obstacle.ops))
         else:
             streamed.append(variable)
     while True:
@@ -80,20 +80,21 @@ def compile_weight_streaming(
             if not tied:
                 raise
             streamed = [variable for variable in streamed if variable not in tied]
-            notes.extend(f"{v.name} stays in memory: its uses and its update need each other" for v in tied)
+            notes.extend(Note(v.name, v.num_bytes, "its uses and its update need each other") for v in tied)
     window_bytes = options.window_bytes or max(64_000_000, 2 * _middle_bytes(streamed))
     slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
-    all_in_memory = options.is_in_host_memory or options.is_store_mapped
+    is_on_host = options.residence is Residence.HOST_MEMORY
+    is_mapped = options.residence is Residence.MAPPED_FILE
     sizes = tuple(variable.num_bytes for variable in streamed)
-    traffic = None if all_in_memory else Traffic(window_bytes, slice_bytes, sizes)
-    by_handle = {} if options.is_in_host_memory else {variable.handle: variable for variable in streamed}
+    traffic = Traffic(window_bytes, slice_bytes, sizes) if options.residence is Residence.STORE else None
+    by_handle = {} if is_on_host else {variable.handle: variable for variable in streamed}
     assigns = find_assign_slices(table, order, by_handle, outputs, roots, slice_bytes)
     values = values_between_ops(find_values(table, order, outputs), assigns)
     if traffic is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
         spilling = spill_within(values, len(order), outputs, traffic, options)
-    slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes, options.is_store_mapped)}
+    slices = {cut.node: cut for cut in find_slices(table, by_handle, slice_bytes, is_mapped)}
     reads = {read.node for plan in plans for read in plan.before if read.op == "ReadVariableOp"}
     chosen = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
     ends = {name: name for name in slices} | {
@@ -101,13 +102,11 @@ def compile_weight_streaming(
     }
     restores = RestoreNodes(table, outputs, len(streamed), ends)
     restores.add(chosen)
-    rewriting = Rewriting(
-        table, order, plans, window_bytes, outputs, options.is_in_host_memory, options.is_store_mapped
-    )
+    rewriting = Rewriting(table, order, plans, window_bytes, outputs, options.residence)
     rewriting.run(train_node, slices, assigns, restores)
     moved = {variable.handle for variable in streamed}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
-    kept = [*resident, *streamed] if options.is_in_host_memory else resident
+    kept = [*resident, *streamed] if is_on_host else resident
     dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in kept}
     result = share_constants(rewriting.graph_def(), roots)
     result.node.extend(resident_access_nodes(kept, dtypes))
@@ -126,8 +125,7 @@ def compile_weight_streaming(
             for _ in (*rewriting.inserted.get(name, ()), name)
         ),
         overhead_bytes=overhead_bytes(values, int(chosen.curve.max(initial=0)), traffic),
-        is_in_host_memory=options.is_in_host_memory,
-        is_store_mapped=options.is_store_mapped,
+        residence=options.residence,
         order=tuple(new for name in order for new in (*rewriting.inserted.get(name, ()), name)),
         notes=tuple(notes),
     )
@@ -144,19 +142,21 @@ def _middle_bytes(variables: Sequence[Variable]) -> int:
     return 0
 
 
-def _find_obstacle(table: NodeTable, variable: Variable, loops: Container[str]) -> str | None:
+def _find_obstacle(table: NodeTable, variable: Variable, loops: Container[str]) -> Obstacle | None:
     for access in variable.accesses:
         if access.op == "ResourceGather" and table.nodes[access.node].attr["batch_dims"].i:
-            return f"{access.node} gathers with batch dimensions"
+            return Obstacle(f"{access.node} gathers with batch dimensions", (access.node,))
         if access.switches and access.op == "VariableShape":
-            return f"{access.node} asks for its shape inside a branch"
+            return Obstacle(f"{access.node} asks for its shape inside a branch", (access.node,))
     for read, user in VariableUses.of(0, variable, table).value_uses(table):
         if user in loops:
-            return f"{user} takes the value that {read.node} read into a loop"
+            reason = f"{user} takes the value that {read.node} read into a loop"
+            return Obstacle(reason, (user, read.node))
     later = table.descendants(access.node for access in variable.writes)
     for read, user in VariableUses.of(0, variable, table).value_uses(table):
         if user in later and user not in {access.node for access in variable.writes}:
-            return f"{user} uses the value that {read.node} read before the update, after the update"
+            reason = f"{user} uses the value that {read.node} read before the update, after the update"
+            return Obstacle(reason, (user, read.node))
     return None
 
 

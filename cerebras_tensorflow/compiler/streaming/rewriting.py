@@ -28,6 +28,7 @@ from cerebras_tensorflow.graph.program import (
     PRIVATE_LOAD_TOKEN,
     UNCHECKED_LOAD_TOKEN,
     Event,
+    Residence,
 )
 from cerebras_tensorflow.graph.variables import VariableAccess
 
@@ -71,14 +72,12 @@ class Rewriting:
         plans: Sequence[VariableUses],
         window_bytes: int,
         outputs: Mapping[str, Sequence[Output]],
-        is_in_host_memory: bool = False,
-        is_store_mapped: bool = False,
+        residence: Residence,
     ) -> None:
         self._emission = Emission(table, order, plans, outputs)
-        self._updates = UpdateNodes(self._emission, is_store_mapped)
+        self._updates = UpdateNodes(self._emission, residence)
         self._window_bytes = window_bytes
-        self._is_in_host_memory = is_in_host_memory
-        self._is_store_mapped = is_store_mapped
+        self._residence = residence
         self._checked: set[int] = set()  # weights that their update loads, and so checks
         self._redirect: dict[tuple[str, str], str] = {}  # (user, read) -> load
         self.most_held_bytes = 0
@@ -115,7 +114,7 @@ class Rewriting:
             self._shapes(plan)
             self._gathers(plan)
             self._loads(plan, demand)
-            if plan.variable.writes and self._is_in_host_memory:
+            if plan.variable.writes and self._residence is Residence.HOST_MEMORY:
                 self._updates.update_in_place(plan)
             elif plan.variable.writes and plan.variable.writes[0].node not in self._emission.sliced:
                 self._updates.update(plan)
@@ -135,7 +134,11 @@ class Rewriting:
     def graph_def(self) -> GraphDef:
         """The rewritten graph, without the nodes that nothing needs any more."""
         source = self._emission.table.graph_def
-        on_host = {plan.variable.handle for plan in self._emission.plans} if self._is_in_host_memory else set()
+        on_host = (
+            {plan.variable.handle for plan in self._emission.plans}
+            if self._residence is Residence.HOST_MEMORY
+            else set()
+        )
         result = GraphDef(versions=source.versions, library=source.library)
         for node in source.node:
             if node.name in self._emission.dropped:
@@ -184,7 +187,7 @@ class Rewriting:
     def _gathers(self, plan: VariableUses) -> None:
         for access in [access for access in plan.before if access.op == "ResourceGather"]:
             node = self._emission.table.nodes[access.node]
-            if not self._is_in_host_memory:
+            if self._residence is not Residence.HOST_MEMORY:
                 ids = self._emission.input(access.node, self._emission.table.data_inputs(access.node)[1])
                 dtype = node.attr["Tindices"].type
                 self._emission.dropped.add(access.node)
@@ -217,7 +220,7 @@ class Rewriting:
                 if name in self._emission.new:
                     name = f"{name}/cs_load_{group[0]}"
                 readers = self._readers_of_buffer(plan, members)
-                if self._is_in_host_memory:
+                if self._residence is Residence.HOST_MEMORY:
                     self._read(name, plan, switches)
                 else:
                     shared = UNCHECKED_LOAD_TOKEN if plan.index in self._checked else LOAD_TOKEN
@@ -246,7 +249,7 @@ class Rewriting:
         """
         if not all(_only_reads(self._emission.table, user, read.node) for read, user in members):
             return None
-        if not self._is_store_mapped:
+        if self._residence is not Residence.MAPPED_FILE:
             return []
         readers = [reader for _, user in members for reader in _readers(self._emission.table, user) if reader != user]
         first_write = min((self._emission.position[write.node] for write in plan.variable.writes), default=None)

@@ -20,6 +20,7 @@ from cerebras_tensorflow.graph.program import (
     SLICE_STORE_TOKEN,
     STORE_TOKEN,
     Event,
+    Residence,
 )
 from cerebras_tensorflow.graph.variables import REPLACING_OPS
 
@@ -32,12 +33,12 @@ class UpdateNodes:
 
     Args:
         emission: Where the nodes go.
-        is_store_mapped: Whether the store lends its memory to the optimizer's ops.
+        residence: Where the weights lie. A mapped file lends its memory to the optimizer's ops.
     """
 
-    def __init__(self, emission: Emission, is_store_mapped: bool) -> None:
+    def __init__(self, emission: Emission, residence: Residence) -> None:
         self._emission = emission
-        self._is_store_mapped = is_store_mapped
+        self._residence = residence
 
     def update_in_place(self, plan: VariableUses) -> None:
         """Let the optimizer change a variable where it lies, in host memory."""
@@ -161,7 +162,7 @@ class UpdateNodes:
             (self._emission.add(constant_node(f"{base}/cs_{name}", np.int64(value))), tf.int64.as_datatype_enum)
             for name, value in (("start", start), ("stop", stop))
         ]
-        if self._is_store_mapped:
+        if self._residence is Residence.MAPPED_FILE:
             load = self._emission.weight_call(f"{base}/load", LEND_TOKEN, plan, (), numbers)
             value = self._part_of_lent(base, load.name, rows, dtype)
         else:

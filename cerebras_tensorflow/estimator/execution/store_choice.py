@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.runtime.host.disk_space import Need, check_space
 from cerebras_tensorflow.runtime.host.heap import return_large_buffers
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
@@ -18,17 +18,21 @@ MEMORY_SHARE = 0.25
 """Of the free memory, up to which weight_store "auto" means memory, and "file" a file that is mapped."""
 
 
-def fit_in_host_memory(weight_bytes: int, settings: CSConfig) -> bool:
-    """Whether a run keeps its weights in host memory, so that it needs no store."""
-    if settings.weight_store != "auto" or settings.memory_budget is not None:
-        return settings.weight_store == "memory"
-    return weight_bytes < MEMORY_SHARE * free_memory_bytes()
+def choose_residence(weight_bytes: int, settings: CSConfig) -> Residence:
+    """Return where a weight-streaming run keeps its weights between their uses.
 
-
-def is_mapped(weight_bytes: int, settings: CSConfig) -> bool:
-    """Whether a run maps its weights' file into memory, as they fit there."""
-    is_small = weight_bytes < MEMORY_SHARE * free_memory_bytes()
-    return settings.weight_store == "file" and settings.memory_budget is None and is_small
+    Args:
+        weight_bytes: Size of all weights of the model.
+        settings: The weight store that the user asked for, and the memory budget.
+    """
+    if settings.weight_store == "memory":
+        return Residence.HOST_MEMORY
+    if settings.memory_budget is None and weight_bytes < MEMORY_SHARE * free_memory_bytes():
+        if settings.weight_store == "auto":
+            return Residence.HOST_MEMORY
+        if settings.weight_store == "file":
+            return Residence.MAPPED_FILE
+    return Residence.STORE
 
 
 def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
@@ -44,7 +48,7 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
     checkpoint = Need("a checkpoint", Path(model_dir), program.weight_bytes, "model_dir")
     needs = [checkpoint] if is_training else []
     check_space(needs)
-    if not program.streamed or program.is_in_host_memory:
+    if not program.needs_store:
         return None
     if settings.weight_store != "file":
         from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # and gRPC, which few runs need
@@ -55,7 +59,7 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
             return weight_servers.ServerStore(program.stored, servers)
     folder = Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store"))
     folder = folder if is_training else folder / "other"
-    if program.is_store_mapped:
+    if program.residence is Residence.MAPPED_FILE:
         return MappedStore(program.stored, folder, needs)
     return_large_buffers()
     return FileStore(program.stored, folder, beside=needs)

@@ -25,7 +25,7 @@ from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
 from cerebras_tensorflow.graph.cost import flops, op_outputs, output_bytes
 from cerebras_tensorflow.graph.nodes import NodeTable
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -177,16 +177,14 @@ def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingO
     assert not isinstance(budget, str)  # CSConfig has made bytes of it
     weights = model.saved_names().values()
     weight_bytes = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in weights if v.shape.is_fully_defined())
-    in_memory = mode == WEIGHT_STREAMING and weight_stores.fit_in_host_memory(weight_bytes, settings)
+    is_streaming = mode == WEIGHT_STREAMING
     taken = -(-resident_bytes() // _ROUNDED_TO) * _ROUNDED_TO if budget is not None else 0  # part of the cache's key
-    mapped = mode == WEIGHT_STREAMING and weight_stores.is_mapped(weight_bytes, settings)
     return StreamingOptions(
         settings.min_stream_bytes,
         settings.stream_window_bytes,
-        is_store_mapped=mapped,
         memory_budget=budget,
         process_bytes=taken,
-        is_in_host_memory=in_memory,
+        residence=weight_stores.choose_residence(weight_bytes, settings) if is_streaming else Residence.STORE,
     )
 
 

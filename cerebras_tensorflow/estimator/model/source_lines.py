@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow.graph.program import Note
+
 _PACKAGES = Path(tf.__file__).parent.parent
 _NOT_THE_USERS = tuple(
     f"{folder}{os.sep}"
@@ -35,19 +37,18 @@ def source_line(operation: Any) -> str | None:
     return None
 
 
-def with_source_line(note: str, graph: tf.Graph) -> str:
-    """Return a note of the compiler with the place of the op that it is about.
+def with_source_line(note: Note, graph: tf.Graph) -> str:
+    """Return the text of a compiler's note, with the line of the user's program that made the op.
 
     Args:
-        note: "VARIABLE stays in memory: OP ..."; the first name of an op after the colon counts, else the variable's.
+        note: The first of its ops that a line is known for counts, else its variable.
         graph: The graph that model_fn built.
     """
-    name, _, reason = note.partition(": ")
-    for word in (*reason.split(), name.split()[0]):
+    for name in (*note.ops, note.variable):
         try:
-            line = source_line(graph.get_operation_by_name(word))
+            line = source_line(graph.get_operation_by_name(name))
         except (KeyError, ValueError):
             continue
         if line:
-            return f"{note} (made at {line})"
-    return note
+            return f"{note.text} (made at {line})"
+    return note.text

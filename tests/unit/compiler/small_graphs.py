@@ -17,7 +17,7 @@ from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.estimator.model.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
 
@@ -116,7 +116,7 @@ def open_small(small: Small, program: Program, folder: Path) -> ProgramSession:
         program,
         small.graph,
         small.step.train_node,
-        MappedStore(program.stored, folder) if program.streamed and not program.is_in_host_memory else None,
+        MappedStore(program.stored, folder) if program.needs_store else None,
         None,
         lambda: {"cs_input/0:0": random.normal(size=(ROWS, WIDTH)).astype(np.float32)},
     )
@@ -146,7 +146,7 @@ def run_both(model: Model, steps: int = 4, min_bytes: int = 64, window_bytes: in
     pipelined = run_small(small, "pipelined", steps)
     streamed = run_small(small, "weight_streaming", steps, min_bytes, window_bytes)
     assert streamed.bits() == pipelined.bits()
-    for options in (EVERYTHING_SPILLED, {"is_in_host_memory": True}):
+    for options in (EVERYTHING_SPILLED, {"residence": Residence.HOST_MEMORY}):
         other = run_small(small, "weight_streaming", steps, min_bytes, window_bytes, **options)
         assert other.bits() == pipelined.bits(), options
         assert other.streamed == streamed.streamed

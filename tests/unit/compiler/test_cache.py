@@ -8,7 +8,7 @@ import pytest
 
 from cerebras_tensorflow.compiler import cache
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
-from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
+from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, WeightSpec
 
 
 @pytest.fixture
@@ -29,12 +29,11 @@ def program() -> Program:
         ),
         window_bytes=64,
         order=("a",),
-        notes=("a note",),
+        notes=(Note("v", 8, "op (Op) takes it as a whole", ("op",)),),
         spilled=(WeightSpec("b:1", "bfloat16", (3, 2), 12),),
         value_curve=(7, 12, 0),
         overhead_bytes=5,
-        is_in_host_memory=True,
-        is_store_mapped=True,
+        residence=Residence.MAPPED_FILE,
     )
 
 
@@ -60,6 +59,15 @@ def test_a_flipped_bit_in_the_graph_is_found(program: Program, tmp_path: Path) -
     content = bytearray(path.read_bytes())
     content[content.index(b"a")] ^= 2
     path.write_bytes(bytes(content))
+    assert cache.load(tmp_path / "tfcs_1") is None
+
+
+def test_a_program_of_another_format_is_not_used(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "VERSION", cache.VERSION - 1)
+    cache.save(tmp_path / "tfcs_1", program, {})
+    monkeypatch.undo()
     assert cache.load(tmp_path / "tfcs_1") is None
 
 

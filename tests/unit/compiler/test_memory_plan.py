@@ -8,7 +8,7 @@ import pytest
 
 from cerebras_tensorflow.compiler.memory_plan import plan_memory
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.graph.program import Program, WeightSpec
+from cerebras_tensorflow.graph.program import Program, Residence, WeightSpec
 
 KERNEL = WeightSpec("kernel", "float32", (1000, 250), 1_000_000)
 TABLE = WeightSpec("table", "float32", (10**6,), 4_000_000)
@@ -38,14 +38,14 @@ def test_a_streamed_step_has_its_window_in_memory_and_its_weights_and_spilled_va
 
 
 def test_weights_in_host_memory_all_count_and_there_is_no_store() -> None:
-    plan = plan_memory(replace(STREAMED, is_in_host_memory=True, spilled=()))
+    plan = plan_memory(replace(STREAMED, residence=Residence.HOST_MEMORY, spilled=()))
     assert plan.resident_bytes == 5_001_000
     assert (plan.window_bytes, plan.store_bytes, plan.spilled_bytes) == (0, 0, 0)
     assert plan.peak_bytes == 5_001_000 + 7000 + 300
 
 
 def test_a_mapped_store_is_in_memory_too() -> None:
-    plan = plan_memory(replace(STREAMED, is_store_mapped=True, spilled=()))
+    plan = plan_memory(replace(STREAMED, residence=Residence.MAPPED_FILE, spilled=()))
     assert (plan.resident_bytes, plan.window_bytes, plan.store_bytes) == (5_001_000, 0, 5_000_000)
 
 

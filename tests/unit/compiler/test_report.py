@@ -6,7 +6,7 @@ from cerebras_tensorflow.compiler.estimate import Estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
 from cerebras_tensorflow.compiler.report import compile_report_text, memory_plan_text, schedule_text
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.graph.program import Event, Program, WeightSpec
+from cerebras_tensorflow.graph.program import Event, Note, Program, WeightSpec
 
 KERNEL = WeightSpec("layer/kernel", "float32", (1000, 250), 10**6)
 TABLE = WeightSpec("table", "float32", (10**6,), 4 * 10**6)
@@ -18,7 +18,7 @@ EVENTS = (
 )
 
 
-def program(*events: Event, notes: tuple[str, ...] = ()) -> Program:
+def program(*events: Event, notes: tuple[Note, ...] = ()) -> Program:
     mode = "weight_streaming" if events else "pipelined"
     return Program(mode, GraphDef(), None, (KERNEL, TABLE) if events else (), (BIAS,), events, 2 * 10**6, (), notes)
 
@@ -49,10 +49,10 @@ def test_the_memory_plan_adds_up_and_lists_the_notes() -> None:
         store_bytes=5 * 10**6,
         spilled_bytes=10**6,
     )
-    text = memory_plan_text(program(*EVENTS, notes=("table stays",)), plan)
+    text = memory_plan_text(program(*EVENTS, notes=(Note("table", 40, "op a (If) takes it as a whole"),)), plan)
     peak = next(line for line in text.splitlines() if line.startswith("peak"))
     assert "7.0 MB" in peak and plan.peak_bytes == 7_001_000
-    assert text.endswith("Notes\n- table stays\n")
+    assert text.endswith("Notes\n- table stays in memory (40 B): op a (If) takes it as a whole\n")
     assert "Notes" not in memory_plan_text(program(), plan)
 
 

@@ -32,8 +32,8 @@ def mean_square(value: Any) -> Any:
 
 
 def note_on(result: Outcome, name: str) -> str:
-    (note,) = [note for note in result.program.notes if note.startswith(f"{name} ")]
-    return note
+    (note,) = [note for note in result.program.notes if note.variable == name]
+    return note.text
 
 
 def test_a_variable_read_inside_a_loop_stays_resident_with_a_note() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import tf_keras
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.estimator.model.source_lines import source_line, with_source_line
+from cerebras_tensorflow.graph.program import Note
 from tests.unit.estimator.tiny import input_fn, v1
 
 HERE = Path(__file__)
@@ -81,7 +83,8 @@ def test_a_file_below_the_working_folder_is_named_as_seen_from_there(
 def test_a_note_about_no_op_of_the_model_gets_the_line_of_its_variable_or_none() -> None:
     with tf.Graph().as_default() as graph:
         v1.get_variable("w", [4], use_resource=True)
-    note = "w stays in memory: its uses and its update need each other"
-    assert with_source_line(note, graph).startswith(f"{note} (made at ")
+    note = Note("w", 16, "its uses and its update need each other")
+    assert with_source_line(note, graph).startswith(f"{note.text} (made at ")
     assert "get_variable" in place_in(with_source_line(note, graph))[1]
-    assert with_source_line(note.replace("w ", "v "), graph) == note.replace("w ", "v ")
+    note = replace(note, variable="v")
+    assert with_source_line(note, graph) == note.text
