@@ -2,7 +2,7 @@
 
 | called by | what it gives back |
 |---|---|
-| `names()`: cerebras_tensorflow itself | tf.estimator where TensorFlow has no own; the wheel's modules |
+| `names()`: cerebras_tensorflow itself | tf.estimator where TensorFlow has no own; the wheel's modules; a quiet terminal |
 | `old_script()`: cerebras_appliance, cerebras, tfwse | that, Keras 2, and old names of it, TensorFlow and protobuf |
 | `launched()`: roots/launched/sitecustomize.py | that, and the Python and NumPy names gone since 3.7 |
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from cerebras_tensorflow import terminal
 from cerebras_tensorflow.compat import finder, lazy_keras, python_names
 from cerebras_tensorflow.compat.names import ESTIMATOR_MODULES
 from cerebras_tensorflow.config import env
@@ -26,6 +27,8 @@ def names() -> None:
     _done.add("names")
     finder.install()
     lazy_keras.install()
+    terminal.set_up()
+    finder.FINDER.surround("tensorflow", terminal.quiet_import)
     finder.FINDER.watch("tensorflow", _give_estimator)
 
 

@@ -8,12 +8,14 @@ import importlib.util
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cerebras_tensorflow.compat.names import ABSENT, TABLE, Name
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from importlib.abc import Loader, MetaPathFinder
 else:
     # These bases give us nothing, and importing them takes a tenth of the start of every command of ours.
@@ -107,9 +109,15 @@ class _TableLoader(Loader):
 class _WatchedLoader(Loader):
     """Another loader, followed by what waits for the module."""
 
-    def __init__(self, loader: Any, callbacks: Sequence[Callable[[ModuleType], None]]) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        callbacks: Sequence[Callable[[ModuleType], None]],
+        surroundings: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         self._loader = loader
         self._callbacks = callbacks
+        self._surroundings = surroundings
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -121,9 +129,10 @@ class _WatchedLoader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        for callback in self._callbacks:
-            callback(module)
+        with self._surroundings():
+            self._loader.exec_module(module)
+            for callback in self._callbacks:
+                callback(module)
 
 
 class Finder(MetaPathFinder):
@@ -131,6 +140,7 @@ class Finder(MetaPathFinder):
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._surroundings: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
     def watch(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         """Call back once a module has been imported; at once if it already is."""
@@ -139,6 +149,10 @@ class Finder(MetaPathFinder):
             callback(module)
         else:
             self._waiting.setdefault(name, []).append(callback)
+
+    def surround(self, name: str, context: Callable[[], AbstractContextManager[None]]) -> None:
+        """Import a watched module within a context, callbacks included; without effect if it is imported already."""
+        self._surroundings[name] = context
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -161,7 +175,9 @@ class Finder(MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _WatchedLoader(spec.loader, self._waiting.pop(fullname))
+                spec.loader = _WatchedLoader(
+                    spec.loader, self._waiting.pop(fullname), self._surroundings.pop(fullname, nullcontext)
+                )
                 return spec
         return None
 

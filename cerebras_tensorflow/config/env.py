@@ -2,6 +2,7 @@
 
 | variable | set by | meaning |
 |---|---|---|
+| CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of an error of ours, not only its text |
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
 | CEREBRAS_TRACE_STEP | user | number of a training step to record: `<model_dir>/trace/step_<N>.json` and `.png` |
@@ -19,6 +20,7 @@
 | SLURM_JOB_ID | Slurm | set: the processes of a launch may be on several nodes |
 | SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
+| TF_CPP_MIN_LOG_LEVEL | user; us, by default 1 | least severity of TensorFlow's own log lines; set by the user, it wins |
 | TF_USE_LEGACY_KERAS | user; us, for old scripts | TensorFlow's own: `1` makes tf.keras tf_keras |
 | TF_XLA_FLAGS | us, for use_xla | lets XLA compile for the CPU too |
 | K8S_CS_IP | site | 1.7.1: when set, the run is on the CS system although no cs_ip is given |
@@ -34,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+DEBUG = "CEREBRAS_DEBUG"
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
 TRACE_STEP = "CEREBRAS_TRACE_STEP"
@@ -53,6 +56,10 @@ K8S_CS_IP = "K8S_CS_IP"
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 SKIP_CKPT_SIZE_CHECK = "SKIP_CKPT_SIZE_CHECK"
 TF_CONFIG = "TF_CONFIG"
+
+TF_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+OUR_TF_LOG_LEVEL = "1"
+"""Warnings and errors."""
 
 XLA_FLAGS = "TF_XLA_FLAGS"
 XLA_ON_CPU = "--tf_xla_cpu_global_jit"
@@ -128,6 +135,31 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     if not all(word.isdigit() and int(word) > 0 for word in words):
         raise ValueError(f"{name}={text!r}: expected numbers from 1, separated by commas")
     return tuple(int(word) for word in words)
+
+
+def is_debug() -> bool:
+    """Whether errors of ours are shown with their traceback."""
+    return os.environ.get(DEBUG, "0") not in ("", "0")
+
+
+def set_debug() -> None:
+    """Show errors of ours with their traceback, in this process and those that it starts."""
+    os.environ[DEBUG] = "1"
+
+
+def has_tensorflow_log_level() -> bool:
+    """Whether the user has set the least severity of TensorFlow's log lines."""
+    return TF_LOG_LEVEL in os.environ
+
+
+@contextmanager
+def tensorflow_log_level() -> Iterator[None]:
+    """Set the level of TensorFlow's log lines for its import, when it reads it; the processes it starts choose anew."""
+    os.environ[TF_LOG_LEVEL] = OUR_TF_LOG_LEVEL
+    try:
+        yield
+    finally:
+        os.environ.pop(TF_LOG_LEVEL, None)
 
 
 def allow_xla_on_cpu() -> None:

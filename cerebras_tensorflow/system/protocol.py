@@ -1,14 +1,13 @@
 """A .proto file of ours as messages, client and server for gRPC.
 
-The compiler runs in a process of its own: loaded into one that has TensorFlow, its copy of Abseil crashes both.
+Beside each .proto file lies its compiled descriptor set (.binpb), which scripts/build_protos.py writes. So nothing is
+compiled at run time, and nothing is entered into the process's own pool of descriptors, where it could collide with
+generated modules of other packages.
 """
 
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,35 +52,37 @@ class Protocol:
 
 @functools.cache
 def load(path: str) -> Protocol:
-    """Return the protocol of a file, given by its path below the folder that holds our packages."""
+    """Return the protocol of a file.
+
+    Args:
+        path: Of the .proto file, below the folder that holds our packages.
+    """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "descriptors"
-        options = [f"-I{ROOT}", "--include_imports", f"--descriptor_set_out={target}"]
-        subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, path], check=True)
-        files = descriptor_pb2.FileDescriptorSet.FromString(target.read_bytes()).file
+    files = descriptor_pb2.FileDescriptorSet.FromString((ROOT / path).with_suffix(".binpb").read_bytes()).file
     pool = descriptor_pool.DescriptorPool()
     for file in files:
         pool.Add(file)
     descriptor = pool.FindFileByName(path)
-    found = SimpleNamespace()
-    for name, message in descriptor.message_types_by_name.items():
-        setattr(found, name, message_factory.GetMessageClass(message))
+    names: dict[str, Any] = {
+        name: message_factory.GetMessageClass(message) for name, message in descriptor.message_types_by_name.items()
+    }
     for enumeration in descriptor.enum_types_by_name.values():
-        for value in enumeration.values:
-            setattr(found, value.name, value.number)
+        names |= {value.name: value.number for value in enumeration.values}
+
+    def message_class(full_name: str) -> Any:
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(full_name.removeprefix(".")))
+
     services = {}
     own = next(file for file in files if file.name == path)
     for service in own.service:
-        full_name = f"{own.package}.{service.name}"
         methods = {
             method.name: (
-                message_factory.GetMessageClass(pool.FindMessageTypeByName(method.input_type.removeprefix("."))),
-                message_factory.GetMessageClass(pool.FindMessageTypeByName(method.output_type.removeprefix("."))),
+                message_class(method.input_type),
+                message_class(method.output_type),
                 method.client_streaming,
             )
             for method in service.method
         }
-        services[service.name] = Service(full_name, methods)
-    return Protocol(found, services)
+        services[service.name] = Service(f"{own.package}.{service.name}", methods)
+    return Protocol(SimpleNamespace(**names), services)
