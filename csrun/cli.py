@@ -11,9 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.version import __version__
 from csrun import interpreters, manual, process, site
+from csrun.console import tell
 from csrun.options import Parsed, UsageError, command_hint, parse
 from csrun.plan import Request, make_plan
 
@@ -33,8 +36,7 @@ def csrun_cpu(argv: Sequence[str] | None = None) -> int:
 def _csrun_wse(argv: Sequence[str]) -> int:
     here = site.read(env.read().home)
     parsed = parse(argv, manual.WSE_OPTIONS)
-    if parsed.wants_help:
-        print(manual.wse_help(here))
+    if is_answered("csrun_wse", parsed, lambda: manual.wse_help(here)):
         return 0
     plan = make_plan(_request(parsed, here), command_of(parsed, "csrun_wse"))
     program = site_program(here, parsed, plan.command)
@@ -51,8 +53,7 @@ def _csrun_wse(argv: Sequence[str]) -> int:
 def _csrun_cpu(argv: Sequence[str]) -> int:
     here = site.read(env.read().home)
     parsed = parse(argv, manual.CPU_OPTIONS)
-    if parsed.wants_help:
-        print(manual.cpu_help(here))
+    if is_answered("csrun_cpu", parsed, lambda: manual.cpu_help(here)):
         return 0
     for name, value in manual.site_values(here).items():
         if parsed.truth(name, False):
@@ -69,6 +70,8 @@ def _csrun_cpu(argv: Sequence[str]) -> int:
     if parsed.truth("dry-run", False):
         return 0
     environ = {**os.environ, **interpreters.environment(command)}
+    if not here.image:
+        interpreters.check_typed_right(command, not is_on_slurm)
     try:
         return process.run(words if here.image or is_on_slurm else interpreters.resolved(command), environ).code
     except process.CommandError as exc:
@@ -115,9 +118,22 @@ def _request(parsed: Parsed, here: site.Site) -> Request:
     if tasks is None and cpus is not None:
         return replace(request, tasks_per_node=max(1, node_cpus // cpus))
     if tasks is not None and cpus is None and tasks * here.cpus_per_task > node_cpus:
-        _say(f"INFO: {tasks} tasks of {here.cpus_per_task} CPUs do not fit on a node; the CPUs of a task are left open")
+        tell(f"INFO: {tasks} tasks of {here.cpus_per_task} CPUs do not fit on a node; the CPUs of a task are left open")
         return replace(request, cpus_per_task=None)
     return request
+
+
+def is_answered(program: str, parsed: Parsed, help_text: Callable[[], str]) -> bool:
+    """Return whether a line only asked for the help or the version, which is then printed; obey --debug."""
+    if parsed.truth("debug", False):
+        env.set_debug()
+    if parsed.wants_help:
+        print(help_text())
+    elif parsed.truth("version", False):
+        print(f"{program} {__version__}")
+    else:
+        return False
+    return True
 
 
 def command_of(parsed: Parsed, program: str) -> tuple[str, ...]:
@@ -127,7 +143,7 @@ def command_of(parsed: Parsed, program: str) -> tuple[str, ...]:
         UsageError: If there is none.
     """
     for warning in parsed.warnings:
-        _say(warning)
+        tell(warning)
     if not parsed.command:
         raise UsageError(f"ERROR: there is no command to execute; `{program} --help` shows how")
     return parsed.command
@@ -136,28 +152,22 @@ def command_of(parsed: Parsed, program: str) -> tuple[str, ...]:
 def guarded(program: str, run: Callable[[], int]) -> int:
     """Return the exit code of a launcher; errors become one line, signals the codes that shells give."""
     signal.signal(signal.SIGTERM, _terminated)
-    try:
-        return run()
-    except process.CommandError as exc:
-        _say(f"{program}: {exc}")
-        return exc.exit_code
-    except UsageError as exc:
-        _say(str(exc))
-        return exc.exit_code
-    except (CerebrasError, ValueError) as exc:
-        _say(f"ERROR: {exc}")
-        return USAGE_ERROR
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Standard output has no reader any more; do not complain about it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+
+    def expected() -> int:
+        try:
+            return run()
+        except process.CommandError as exc:
+            command_line.show(exc, f"{program}: {exc}")
+            return exc.exit_code
+        except UsageError as exc:
+            command_line.show(exc, str(exc))
+            return exc.exit_code
+        except (CerebrasError, ValueError) as exc:
+            command_line.show(exc, f"ERROR: {exc}")
+            return USAGE_ERROR
+
+    return command_line.exit_code(program, expected)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

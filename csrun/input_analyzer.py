@@ -79,11 +79,12 @@ def recommend(reports: Sequence[Mapping[str, float]], needed_samples_per_s: floa
 def _analyse(argv: Sequence[str]) -> int:
     here = site.read(env.read().home)
     parsed = parse(argv, manual.ANALYZER_OPTIONS)
-    if parsed.wants_help:
-        print(manual.analyzer_help(here))
+    if cli.is_answered("cs_input_analyzer", parsed, lambda: manual.analyzer_help(here)):
         return 0
     command = cli.command_of(parsed, "cs_input_analyzer")
     program = cli.site_program(here, parsed, command)
+    if not here.image:
+        interpreters.check_typed_right(command, is_for_here=True)
     nodes = parsed.number("available-nodes") or here.nodes
     print("Starting input performance analysis and resource estimator", flush=True)
     print(f"Running: {shlex.join(command)}", flush=True)

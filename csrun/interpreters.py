@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from cerebras_tensorflow import config
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.text import did_you_mean
+from csrun import process
+
+NO_SCRIPT = 2
+"""Python's exit code when it cannot open the script."""
 
 MODES: Mapping[str, str | None] = {
     "python": env.PIPELINED,
@@ -35,6 +42,37 @@ def resolved(command: Sequence[str]) -> tuple[str, ...]:
     if command and command[0] in MODES:
         return (sys.executable, *command[1:])
     return tuple(command)
+
+
+def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
+    """Check for a mistyped program or script, before anything waits for it.
+
+    Args:
+        command: The command. Only what is not there, but is like something that is, counts as mistyped.
+        is_for_here: Whether it runs on this machine. Another machine may have other programs: there only our own
+            names count.
+
+    Raises:
+        CommandError: Names what was probably meant; its exit code is what a shell or Python would give.
+    """
+    if not command:
+        return
+    word, *arguments = command
+    if word not in MODES and shutil.which(word) is None:
+        known = [*MODES, *(_programs() if is_for_here and os.sep not in word else ())]
+        if meant := did_you_mean(word, known, 0.75 if is_for_here else 0.84):
+            raise process.CommandError(f"{word}: command not found{meant}", process.NOT_FOUND)
+    script = Path(arguments[0]) if word in MODES and arguments else None
+    if is_for_here and script is not None and script.suffix == ".py" and not script.exists():
+        beside = (path.name for path in script.parent.glob("*.py"))
+        if meant := did_you_mean(script.name, beside):
+            raise process.CommandError(f"{word}: there is no file {str(script)!r}{meant}", NO_SCRIPT)
+
+
+def _programs() -> Iterator[str]:
+    for folder in os.get_exec_path():
+        with suppress(OSError):
+            yield from os.listdir(folder)
 
 
 def environment(command: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -12,7 +11,9 @@ from typing import NamedTuple
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system import jobs, registry
 from cerebras_tensorflow.system.state import check_admits
+from cerebras_tensorflow.text import did_you_mean
 from csrun import interpreters, process
+from csrun.console import tell
 from csrun.executors.embedded import Embedded
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.options import Parsed, UsageError, command_hint
@@ -34,6 +35,8 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
         SystemNotFoundError, SystemStateError, ExecModeError: If the system cannot take the run; before anything starts.
     """
     executor = executor_of(here, parsed, program)
+    if not here.image:
+        interpreters.check_typed_right(plan.command, isinstance(executor, Embedded))
     hints = command_hints(plan.command)
     labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
     system = registry.find(hints.cs_ip)
@@ -52,11 +55,11 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     job = jobs.submit(home, queue_name, mode, shlex.join(plan.command), labels)
     phase, message = jobs.FAILED, "the launcher was interrupted"
     try:
-        _tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
-        ended = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), _tell))
+        tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
+        ended = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), tell))
         phase, message = _verdict(ended.code)
         if phase == jobs.FAILED and ended.signal:
-            _tell(f"csrun: {_how_killed(ended.signal)} on {job.record.host}; the log is {job.record.log}. {RESUME}")
+            tell(f"csrun: {_how_killed(ended.signal)} on {job.record.host}; the log is {job.record.log}. {RESUME}")
         return ended.code
     except process.CommandError as exc:
         message = f"{exc}{command_hint(parsed)}"
@@ -72,7 +75,9 @@ def chosen_executor(here: Site, parsed: Parsed) -> str:
     """Return the name of the executor that the options and the site ask for."""
     name = parsed.text("executor", here.executor)
     if name not in EXECUTORS:
-        raise UsageError(f"ERROR: unknown executor {name!r}: expected one of {', '.join(EXECUTORS)}")
+        raise UsageError(
+            f"ERROR: unknown executor {name!r}: expected one of {', '.join(EXECUTORS)}" + did_you_mean(name, EXECUTORS)
+        )
     if name == "auto":
         from csrun.executors import slurm  # only a site that leaves the choice open pays for the question
 
@@ -93,7 +98,7 @@ def make_executor(name: str, program: tuple[str, ...], here: Site, parsed: Parse
 
         return Slurm(program, tolerates)
     if tolerates:
-        _tell("csrun: --tolerate-node-failure has no effect on one machine")
+        tell("csrun: --tolerate-node-failure has no effect on one machine")
     most = parsed.number("local-tasks")
     # Whoever says how many of a role there shall be is given them.
     asked = [parsed.number(option) or 0 for option in ("input-workers", "weight-servers")]
@@ -150,7 +155,3 @@ def _how_killed(number: int) -> str:
     names = {item.value: item.name for item in signal.Signals}
     reason = " (killed by somebody, or its host was out of memory)" if number == signal.SIGKILL else ""
     return f"the chief was ended by {names.get(number, f'signal {number}')}{reason}"
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

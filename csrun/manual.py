@@ -11,6 +11,10 @@ MOUNT_DIRS = Option(
     "mount-dirs", "text", "Folders that a container shall see, besides the site's", "directories to mount"
 )
 DRY_RUN = Option("dry-run", "flag", "Show what would be started, and start nothing")
+COMMON = (
+    Option("debug", "flag", "Show the traceback of an error"),
+    Option("version", "flag", "Print the release and exit"),
+)
 EXECUTOR = Option("executor", "text", "auto, embedded (this machine) or slurm", "auto, embedded or slurm")
 
 WSE_OPTIONS = (
@@ -49,6 +53,7 @@ WSE_OPTIONS = (
     Option("job-labels", "text", "Labels of the job, KEY=VALUE,...", "KEY=VALUE,..."),
     EXECUTOR,
     DRY_RUN,
+    *COMMON,
 )
 
 SITE_NAMES = ("def-nodes", "def-tasks", "def-cpus", "singularity", "def-mount-dirs", "def-gres", "def-gres-node")
@@ -61,12 +66,14 @@ CPU_OPTIONS = (
     EXECUTOR,
     DRY_RUN,
     *(Option(name, "flag", "Print the site's value and exit") for name in SITE_NAMES),
+    *COMMON,
 )
 
 
 ANALYZER_OPTIONS = (
     Option("available-nodes", "number", "Nodes that a launch may have", "number of nodes"),
     MOUNT_DIRS,
+    *COMMON,
 )
 
 

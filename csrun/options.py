@@ -3,7 +3,7 @@ command.
 
 An unknown option is warned about and ignored, because scripts written for one release of the original carry options of
 another. A value in the next word would then be taken for the command, so the warning names what was probably meant and
-`command_hint` explains the failure that follows. One that is nearly an option is a slip of the hand, and stops: what
+`command_hint` explains the failure that follows. One that is nearly an option is usually a typo, and stops: what
 follows it, a launch instead of a `--dry-run`, may be hours.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from cerebras_tensorflow.text import near
 
 HELP = ("-h", "-?", "--help")
 
@@ -98,11 +100,11 @@ def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
         name, separator, inline = word.removeprefix("--").partition("=")
         option = by_name.get(name.replace("_", "-")) if word.startswith("--") else None
         if option is None:
-            if near := _nearest(name, by_name, NEAR_MISS):
-                raise MistypedError(f"ERROR: Unknown option {word}; did you mean --{near}?")
+            if meant := near(name, by_name, NEAR_MISS):
+                raise MistypedError(f"ERROR: Unknown option {word}; did you mean --{meant}?")
             unknown.append(word)
-            near = _nearest(name, by_name)
-            warnings.append(f"WARN: Unknown option (ignored): {word}" + (f"; did you mean --{near}?" if near else ""))
+            meant = near(name, by_name)
+            warnings.append(f"WARN: Unknown option (ignored): {word}" + (f"; did you mean --{meant}?" if meant else ""))
         elif option.kind == "flag":
             values[option.name] = _truth(word, inline) if separator else True
         else:
@@ -140,9 +142,3 @@ def _truth(word: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise UsageError(f'ERROR: "{word.partition("=")[0]}" requires True or False, not {value!r}')
     return value.lower() == "true"
-
-
-def _nearest(name: str, known: Mapping[str, Option], least: float = 0.6) -> str:
-    from difflib import get_close_matches  # only a mistyped option pays for it
-
-    return "".join(get_close_matches(name.replace("_", "-"), list(known), n=1, cutoff=least))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import facts, jobs, registry
+from cerebras_tensorflow.text import did_you_mean
 
 if TYPE_CHECKING:
     from csrun.shell.ssh import SshSettings
@@ -21,18 +21,17 @@ MODES = {"pipelined": env.PIPELINED, "weight-streaming": env.WEIGHT_STREAMING}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out one cs-system command and return the exit code."""
+    return command_line.exit_code("cs-system", lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
-    try:
-        text = arguments.run(arguments)
-    except (CerebrasError, ValueError) as exc:
-        print(f"cs-system: {exc}", file=sys.stderr)
-        return 1
-    print(text)
+    print(arguments.run(arguments))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         prog="cs-system",
         description="Simulated CS-2 systems of this user. Without any, runs use the embedded one, "
         f"{registry.EMBEDDED_NAME} at {registry.EMBEDDED_ADDRESS}.",
@@ -125,7 +124,9 @@ def _host_port(option: str, text: str) -> tuple[str, int]:
 def _mode(text: str) -> str:
     mode = MODES.get(text.lower().replace("_", "-").replace(" ", "-"))
     if mode is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a mode: expected {' or '.join(MODES)}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a mode: expected {' or '.join(MODES)}{did_you_mean(text, MODES)}"
+        )
     return mode
 
 

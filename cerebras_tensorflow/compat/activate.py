@@ -2,7 +2,7 @@
 
 | called by | what it gives back |
 |---|---|
-| `names()`: cerebras_tensorflow itself | tf.estimator where TensorFlow has no own; the wheel's modules; a quiet terminal |
+| `names()`: cerebras_tensorflow itself | tf.estimator where TensorFlow has no own; the wheel's names; terminal.py |
 | `old_script()`: cerebras_appliance, cerebras, tfwse | that, Keras 2, and old names of it, TensorFlow and protobuf |
 | `launched()`: roots/launched/sitecustomize.py | that, and the Python and NumPy names gone since 3.7 |
 """

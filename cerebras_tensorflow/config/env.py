@@ -20,7 +20,7 @@
 | SLURM_JOB_ID | Slurm | set: the processes of a launch may be on several nodes |
 | SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
-| TF_CPP_MIN_LOG_LEVEL | user; us, by default 1 | least severity of TensorFlow's own log lines; set by the user, it wins |
+| TF_CPP_MIN_LOG_LEVEL | user; us, by default 1 | least severity of TensorFlow's log lines; the user's wins |
 | TF_USE_LEGACY_KERAS | user; us, for old scripts | TensorFlow's own: `1` makes tf.keras tf_keras |
 | TF_XLA_FLAGS | us, for use_xla | lets XLA compile for the CPU too |
 | K8S_CS_IP | site | 1.7.1: when set, the run is on the CS system although no cs_ip is given |

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import jobs
@@ -18,21 +18,18 @@ from csrun.csctl.resources import Filters, ResourceError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out one csctl command and return the exit code."""
+    # "Error: ..." is how the published client begins.
+    return command_line.exit_code("Error", lambda: _run(argv), errors=(ResourceError, CerebrasError, ValueError))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
-    try:
-        text = arguments.run(env.read().home, arguments)
-        print(text)
-    except (ResourceError, CerebrasError, ValueError) as exc:
-        print(f"Error: {exc}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+    print(arguments.run(env.read().home, arguments))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         prog="csctl",
         description="Cerebras cluster command line tool, for the simulated systems of this machine.",
         epilog="Examples: csctl get jobs; csctl get jobs -a; csctl cancel job wsjob-...; "

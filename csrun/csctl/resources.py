@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow.system import jobs
+from cerebras_tensorflow.text import did_you_mean, one_line
 from cerebras_tensorflow.version import __version__
 
 TYPES = ("cluster", "jobs", "nodegroups", "volumes", "version")
@@ -79,7 +80,7 @@ def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -
     if kind == "version":
         info = {"meta": {"type": "version", "name": "cluster-server"}, "clusterServer": __version__}
         return Resources(("COMPONENT", "__version__"), (("cluster-server", __version__),), (info,), "VersionInfo", True)
-    raise ResourceError(f"resource type {kind} not found; there are {', '.join(TYPES)}")
+    raise ResourceError(f"resource type {kind} not found; there are {', '.join(TYPES)}{did_you_mean(kind, TYPES)}")
 
 
 def client_settings(address: str, authority: Mapping[str, str]) -> Object:
@@ -109,17 +110,6 @@ def age(seconds: float) -> str:
         if seconds < 120 * size * (1 if unit != "h" else 0.4):
             return f"{int(seconds // size)}{unit}"
     return f"{int(seconds // 86400)}d"
-
-
-def one_line(text: str) -> str:
-    """Return a text that a terminal shows and does not obey: control characters are written out.
-
-    >>> one_line("red \\x1b[31m\\n")
-    'red \\\\x1b[31m\\\\n'
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def table(resources: Resources) -> str:

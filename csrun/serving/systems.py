@@ -15,7 +15,7 @@ import grpc
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemStateError
 from cerebras_tensorflow.system import jobs, protocol, registry, remote
-from csrun.csctl.resources import one_line
+from cerebras_tensorflow.text import one_line
 
 NAME_LIMIT = 64
 DESCRIPTION_LIMIT = 4096

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
+from cerebras_tensorflow import command_line
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import registry
 from csrun.shell import prompts
@@ -27,23 +28,21 @@ def run(system_name: str | None, lines: Sequence[str], login: Login) -> int:
     """Carry out lines, or else what a person or a script enters on standard input; return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    try:
-        system = registry.find_here(system_name)
-        if lines:
-            # Answers to questions come from standard input, so that `yes | cs -c "system standby"` works.
-            return _script(_session(system, login), lines)
-        if sys.stdin.isatty():
-            return _interactive(system, login)
-        return _script(_session(system, login), iter(sys.stdin.readline, ""))
-    except (CerebrasError, ValueError) as exc:
-        print(f"cs: {exc}", file=sys.stderr)
-        return REFUSED
-    except KeyboardInterrupt:
-        return 130
+    return command_line.exit_code("cs", lambda: _carried_out(system_name, lines, login), failure=REFUSED)
+
+
+def _carried_out(system_name: str | None, lines: Sequence[str], login: Login) -> int:
+    system = registry.find_here(system_name)
+    if lines:
+        # Answers to questions come from standard input, so that `yes | cs -c "system standby"` works.
+        return _script(_session(system, login), lines)
+    if sys.stdin.isatty():
+        return _interactive(system, login)
+    return _script(_session(system, login), iter(sys.stdin.readline, ""))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         prog="cs",
         description="The admin shell of a simulated CS system: its state and its execution mode.",
         epilog='Examples: cs -c "config execmode show"; cs --system lab -c "system standby --yes" -c "config execmode '
@@ -65,7 +64,7 @@ def _script(session: Session, lines: Iterable[str]) -> int:
         try:
             code = execute(session, line)
         except CerebrasError as exc:
-            print(f"ERROR: {exc}", file=sys.stderr)
+            command_line.show(exc, f"ERROR: {exc}")
             code = REFUSED
         if code != OK:
             return code

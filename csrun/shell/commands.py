@@ -14,7 +14,7 @@ from pathlib import Path
 from cerebras_tensorflow.errors import SystemStateError
 from cerebras_tensorflow.system import jobs, registry, state
 from cerebras_tensorflow.system.state import MODE_TITLES, SystemState
-from csrun.csctl.resources import one_line
+from cerebras_tensorflow.text import did_you_mean, one_line
 
 OK = 0
 REFUSED = 1
@@ -109,7 +109,9 @@ def execmode_setup(session: Session, arguments: Sequence[str]) -> int:
         wanted = " ".join(arguments).replace("_", " ").replace("-", " ").lower()
         title = next((title for title in MODE_TITLES.values() if title.lower() == wanted), None)
         if title is None:
-            session.say(f"Unknown execution mode {' '.join(arguments)!r}: expected {' or '.join(MODE_TITLES)}")
+            asked = " ".join(arguments)
+            meant = did_you_mean(asked, MODE_TITLES)
+            session.say(f"Unknown execution mode {asked!r}: expected {' or '.join(MODE_TITLES)}{meant}")
             return UNKNOWN
         session.say(f"{EXECMODE_QUESTION} {TICK} {title}")
     else:
@@ -239,7 +241,8 @@ def execute(session: Session, line: str) -> int:
                 session.say(f"`{' '.join(command.words)}` takes no arguments, found {' '.join(rest)!r}")
                 return UNKNOWN
             return command.run(session, rest)
-    session.say(f"Unknown command {line.strip()!r}.\n{help_text(words[:1])}")
+    meant = did_you_mean(" ".join(words), (" ".join(command.words) for command in COMMANDS))
+    session.say(f"Unknown command {line.strip()!r}{meant or '.'}\n{help_text(words[:1])}")
     return UNKNOWN
 
 

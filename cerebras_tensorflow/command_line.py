@@ -1,0 +1,129 @@
+"""What every command of ours shares: options in both spellings, --version, --debug, errors in one line, a lost reader.
+
+def main(argv=None):
+options = _parser().parse_args(argv)          # a command_line.Parser
+return command_line.exit_code("cs-plan", lambda: _run(options))
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.text import did_you_mean, one_line
+from cerebras_tensorflow.version import __version__
+
+INTERRUPTED = 128 + signal.SIGINT
+NO_READER = 128 + signal.SIGPIPE
+
+_INVALID_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$", re.S)
+_NO_SUCH = re.compile(r"^unrecognized arguments: (.*)$", re.S)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser with --version and --debug, that takes hyphens for underscores and names near words.
+
+    Its sub-commands are parsers of this class too.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.add_help:
+            self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {__version__}")
+            self.add_argument("--debug", action=_Debug, help="show the traceback of an error")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options and what is left, after the words have got the spelling of the options."""
+        words = [self._own_spelling(word) for word in (sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with exit code 2 and a message that names what was probably meant."""
+        if match := _INVALID_CHOICE.search(message):
+            message += did_you_mean(match[1], [word.strip().strip("'") for word in match[2].split(",")])
+        elif match := _NO_SUCH.match(message):
+            message += did_you_mean(match[1].split()[0].partition("=")[0], _all_options(self))
+        super().error(one_line(message))
+
+    def _own_spelling(self, word: str) -> str:
+        if not word.startswith("--"):
+            return word
+        name, separator, value = word.partition("=")
+        spelling = name[2:].replace("_", "-")
+        for option in self._option_string_actions:  # argparse has no public list of its options
+            if option[2:].replace("_", "-") == spelling:
+                return f"{option}{separator}{value}"
+        return word
+
+
+def _all_options(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the long options of a parser and of its sub-commands."""
+    names = [name for name in parser._option_string_actions if name.startswith("--")]  # noqa: SLF001 (no public list)
+    for action in parser._actions:  # noqa: SLF001 (no public list)
+        if isinstance(action.choices, dict):
+            for child in action.choices.values():
+                names += _all_options(child)
+    return names
+
+
+class _Debug(argparse.Action):
+    """Sets the variable, so that the processes that the command starts show tracebacks too."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **{**settings, "default": argparse.SUPPRESS})
+
+    def __call__(self, *_: object) -> None:
+        env.set_debug()
+
+
+def exit_code(
+    program: str,
+    run: Callable[[], int],
+    *,
+    errors: tuple[type[BaseException], ...] = (CerebrasError, ValueError),
+    failure: int = 1,
+) -> int:
+    """Return the exit code of a command.
+
+    An expected error becomes one line on standard error, a Ctrl-C 130. When the reader of the output has gone
+    (`| head`), the command ends quietly with 141, as other programs do.
+
+    Args:
+        program: Name of the command, for the message.
+        run: The command.
+        errors: What a user's mistake may raise.
+        failure: Exit code for these.
+    """
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        return NO_READER
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except errors as error:
+        show(error, f"{program}: {error}")
+        return failure
+    return code
+
+
+def show(error: BaseException, line: str) -> None:
+    """Print an error as a line on standard error; the traceback before it if --debug or CEREBRAS_DEBUG asks for it."""
+    if env.is_debug():
+        import traceback
+
+        traceback.print_exception(error)
+    print("\n".join(map(one_line, line.splitlines())), file=sys.stderr, flush=True)
+
+
+def drop_output() -> None:
+    """Let what is still in the buffer of standard output go nowhere, so that Python does not complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,83 @@
+"""What every command shares."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cerebras_tensorflow import command_line
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.version import __version__
+
+
+def parser() -> command_line.Parser:
+    parser = command_line.Parser(prog="cs-tool")
+    parser.add_argument("--out_dir")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser("show")
+    show.add_argument("--max-jobs", type=int)
+    show.add_argument("--mode", choices=("train", "eval"))
+    return parser
+
+
+@pytest.mark.parametrize("words", [["--out-dir", "x"], ["--out_dir=x"], ["--out-dir=x"], ["--out_dir", "x"]])
+def test_options_take_hyphens_and_underscores(words: list[str]) -> None:
+    assert parser().parse_args([*words, "show", "--max_jobs=3"]).out_dir == "x"
+    assert parser().parse_args(["show", "--max_jobs=3"]).max_jobs == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["shwo"], "'show'"),
+        (["show", "--mode", "trian"], "'train'"),
+        (["show", "--max-jbos", "3"], "'--max-jobs'"),
+        (["--outdir=x", "show"], "'--out_dir'"),
+    ],
+)
+def test_a_mistyped_word_names_the_near_one(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(words)
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_every_command_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parser().parse_args(["--version"])
+    assert capsys.readouterr().out == f"cs-tool {__version__}\n"
+
+
+def fail() -> int:
+    raise SettingsError("no \x1b[31m good")
+
+
+def test_an_error_of_ours_is_one_line_without_escapes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CEREBRAS_DEBUG", raising=False)
+    assert command_line.exit_code("cs-tool", fail) == 1
+    assert capsys.readouterr().err == "cs-tool: no \\x1b[31m good\n"
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEREBRAS_DEBUG", "0")
+    parser().parse_args(["show", "--debug"])
+    assert os.environ["CEREBRAS_DEBUG"] == "1"
+    assert command_line.exit_code("cs-tool", fail, failure=7) == 7
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_a_reader_that_goes_away_ends_a_command_quietly(count: int) -> None:
+    script = (
+        "import sys; from cerebras_tensorflow import command_line\n"
+        f"sys.exit(command_line.exit_code('cs-tool', lambda: print('line\\n' * {count}) or 0))"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
