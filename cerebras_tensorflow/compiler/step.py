@@ -14,6 +14,7 @@ from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.ordering import reads_before_writes
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program
 from cerebras_tensorflow.graph.randomness import make_stateless
+from cerebras_tensorflow.graph.sums import fix_order_of_sums
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def compile_step(
 ) -> Program:
     """Return the Program of a step.
 
-    In both modes random ops become functions of the step and reads come before writes, so that the two agree to the
-    last bit.
+    In both modes sums get one order, random ops become functions of the step, and reads come before writes, so that
+    the two agree to the last bit.
 
     Args:
         step: The step.
@@ -62,6 +63,9 @@ def compile_step(
         handle = next(node for node in graph_def.node if node.name == step.global_step)
         after.attr["dtype"].CopyFrom(handle.attr["dtype"])
         graph_def.node.append(after)
+    graph_def, sum_of_partial = fix_order_of_sums(graph_def)
+    if outputs is not None:
+        outputs = {**outputs, **{new: outputs[name] for new, name in sum_of_partial.items() if name in outputs}}
     graph_def = make_stateless(graph_def)
     if step.train_node:
         graph_def = reads_before_writes(graph_def, step.train_node, step.sources)

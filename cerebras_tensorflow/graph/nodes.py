@@ -15,7 +15,10 @@ from cerebras_tensorflow.errors import CompileError
 if TYPE_CHECKING:
     NodeDef: TypeAlias = Any
     GraphDef: TypeAlias = Any
+    FunctionDef: TypeAlias = Any
 else:
+    from tensorflow.core.framework.function_pb2 import FunctionDef  # noqa: F401 (for the passes)
+
     GraphDef = tf.compat.v1.GraphDef
     NodeDef = tf.compat.v1.NodeDef
 

@@ -127,8 +127,9 @@ def opened(
     window_bytes: int = 40_000,
     is_mapped: bool = False,
     threads: int = 0,
+    repeats_batch: bool = False,
 ) -> Iterator[ProgramSession]:
-    """Yield a session that has the initial values and batches for some steps.
+    """Yield a session that has the initial values and batches for some steps: others in each, or always the first one.
 
     With a store, the weights are there, and every value that can be is spilled to it; a mapped file does not take any.
     Updates are cut into slices of 4 kB, or of a 32nd of a larger window. `threads` is how many ops may run at a time;
@@ -147,7 +148,7 @@ def opened(
     )
     program = compile_step(built.step, mode, options, op_outputs(built.graph))
     store = make_store(program.stored) if program.streamed and make_store else None
-    source = iter(batches(steps))
+    source = iter(batches(1) * steps if repeats_batch else batches(steps))
     config = v1.ConfigProto(inter_op_parallelism_threads=threads, use_per_session_threads=threads > 0)
     session = ProgramSession(program, built.graph, built.step.train_node, store, config, lambda: next(source))
     try:

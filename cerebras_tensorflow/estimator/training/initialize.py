@@ -24,6 +24,7 @@ from cerebras_tensorflow.estimator.training.warm_start import (
 )
 from cerebras_tensorflow.graph.nodes import GraphDef, prune
 from cerebras_tensorflow.graph.randomness import INITIALIZATION_STEP, SEEDED_COUNTER, counter_feed, make_stateless
+from cerebras_tensorflow.graph.sums import fix_order_of_sums
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import as_bytes
@@ -108,7 +109,8 @@ def _initializers(model: Model, settings: WarmStartSettings | None) -> _Initiali
     cold = {name: variable for name, variable in variables.items() if name not in {*warm.sources, *warm.by_vocabulary}}
     tensors = {name: variable.initializer.inputs[1] for name, variable in cold.items()}
     roots = [tensor.op.name for tensor in tensors.values()]
-    graph_def = make_stateless(prune(model.graph.as_graph_def(), roots))
+    graph_def, _ = fix_order_of_sums(prune(model.graph.as_graph_def(), roots))
+    graph_def = make_stateless(graph_def)
     has_random = any(node.name == SEEDED_COUNTER for node in graph_def.node)
     feeds = counter_feed(INITIALIZATION_STEP, 0, secrets.randbits(63)) if has_random else {}
     return _Initializers(graph_def, cold, {name: tensor.name for name, tensor in tensors.items()}, feeds, warm)
