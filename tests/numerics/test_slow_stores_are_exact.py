@@ -50,9 +50,9 @@ def slow(store: WeightStore) -> WeightStore:
 
     for name in CALLS:
         setattr(store, name, waiting(getattr(store, name), 0.2))
-    for name in ("_write_behind", "_write_now"):
-        if hasattr(store, name):
-            setattr(store, name, waiting(getattr(store, name), 1))
+    if isinstance(store, (FileStore, ServerStore)):
+        for name in ("_drain", "_write"):
+            setattr(store._writes, name, waiting(getattr(store._writes, name), 1))
     return store
 
 

@@ -11,6 +11,9 @@ Import nothing here: a weight server and the launcher load these modules without
 | `blocks.py` | blocks of a file, their checksums, blocks that still are in a checkpoint |
 | `folder.py` | the folder: its lock, what a killed run left, messages about the disk |
 | `buffers.py` | page-aligned memory that is used again |
+| `write_queue.py` | writes behind: how many at a time, their order, what a failure does |
+| `written_rows.py` | which rows of a weight have a value |
+| `failures.py` | a store's first failure, and errors that all stores share |
 | `snapshot.py` | the values of one step, kept while training goes on |
 | `remote.py` | weights held by weight servers, seen from the run |
 | `server.py` | the weight server's process |

@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -22,13 +21,11 @@ import numpy.typing as npt
 
 from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.runtime.host.disk_space import punch_hole, reserve
-from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, aligned_buffer, up_to
+from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, aligned_buffer, up_to
 
 BLOCK_BYTES = 64 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
 PIECE_BYTES = 1 << 20  # moved at a time, so that it still is in a core's cache when its checksums are taken
 _ADOPTED, _NOWHERE = 2, 3  # homes of a block, beside the slots 0 and 1
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class DamagedBlock(Exception):
@@ -112,7 +109,8 @@ class Blocks:
         """Fill a page-aligned array with the blocks that hold bytes start to stop.
 
         Args:
-            start, stop: Bytes of the weight that are wanted.
+            start: First byte of the weight that is wanted.
+            stop: The byte after the last.
             target: Takes the blocks from `start // BLOCK_BYTES` on; at least as long as `read_bytes` says.
             placement: From `hold`; None: as it is now.
 

@@ -11,8 +11,12 @@ import mmap
 import threading
 import weakref
 from collections import OrderedDict, deque
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 PAGE_BYTES = 4096
 _HUGE_FROM_BYTES = 4 << 20

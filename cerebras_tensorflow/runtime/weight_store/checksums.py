@@ -14,11 +14,14 @@ from bisect import bisect_left, bisect_right
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 
 PIECE_BYTES = 256 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+Pieces: TypeAlias = list[tuple[int, int, int | None]]
+"""(First byte, byte after the last, checksum or None where it is not known) of each."""
 
 
 class DamagedPiece(Exception):
@@ -47,8 +50,8 @@ class Sums:
         self._cuts = [0, num_bytes] if num_bytes else [0]
         self._sums: list[int | None] = [None] * (len(self._cuts) - 1)
 
-    def pieces(self) -> list[tuple[int, int, int | None]]:
-        """Return (first byte, byte after the last, checksum or None where it is not known) of each piece."""
+    def pieces(self) -> Pieces:
+        """Return all pieces, in order."""
         return list(zip(self._cuts, self._cuts[1:], self._sums, strict=False))
 
     def note(self, start: int, data: Bytes, piece_bytes: int | None = None) -> None:
@@ -88,7 +91,7 @@ class Sums:
         self._cuts.insert(number + 1, at)
         self._sums[number : number + 1] = halves
 
-    def between(self, start: int, stop: int) -> list[tuple[int, int, int | None]]:
+    def between(self, start: int, stop: int) -> Pieces:
         """Return the pieces that have bytes in [start, stop)."""
         if start >= stop:
             return []

@@ -17,9 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from cerebras_tensorflow.errors import StoreError
-from cerebras_tensorflow.graph.program import WeightSpec
-from cerebras_tensorflow.runtime.weight_store.buffers import aligned_buffer
+from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
+from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer
+from cerebras_tensorflow.runtime.weight_store.failures import FirstFailure
 from cerebras_tensorflow.runtime.weight_store.snapshot import StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.written_rows import num_rows
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class WeightStore(ABC):
     Attributes:
         specs: The weights.
         bytes_read, bytes_written: Bytes moved so far.
-        on_move: Called after each move, in the thread that made it; None: nobody asks.
+        on_move: Called after each move, in the thread that made it; None for nothing.
     """
 
     def __init__(self, specs: Sequence[WeightSpec]) -> None:
@@ -54,19 +56,20 @@ class WeightStore(ABC):
         self.bytes_read = 0
         self.bytes_written = 0
         self.on_move: Callable[[Move], None] | None = None
+        self._failure = FirstFailure()
         self._count_lock = threading.Lock()
 
-    @abstractmethod
     def read(self, index: int) -> np.ndarray:
         """Return a weight in its shape and dtype; the caller must not write to it."""
+        return self.read_slice(index, 0, num_rows(self.specs[index]))
 
     def read_unchecked(self, index: int) -> np.ndarray:
-        """Return a weight as `read` does, perhaps without a look at its checksum: `lend` will have one in this step."""
+        """Return a weight as `read` does; a store may skip its checksum, since `lend` compares it in the same step."""
         return self.read(index)
 
-    @abstractmethod
     def read_private(self, index: int) -> np.ndarray:
         """Return a weight in memory of its own, which the caller may write over."""
+        return self.read(index)
 
     @abstractmethod
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
@@ -76,9 +79,9 @@ class WeightStore(ABC):
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         """Return rows start to stop of a weight; the caller must not write to them."""
 
-    @abstractmethod
     def write(self, index: int, value: np.ndarray) -> None:
         """Replace a weight. The array must not change afterwards."""
+        self.write_slice(index, 0, value)
 
     @abstractmethod
     def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
@@ -87,25 +90,25 @@ class WeightStore(ABC):
     def lend(self, index: int, start: int, stop: int) -> np.ndarray:
         """Return rows for an update: flat, one element longer than they are, in memory that may be written over.
 
-        The rows' new values are given back with `write_slice`, also where they were written over in place. Until then
-        nobody else may read them. The element behind them must not be changed.
+        `write_slice` takes the rows' new values, also where they were written over in place. Until then no other
+        caller may read the rows. The element behind them must not change.
         """
         rows = self.read_slice(index, start, stop).reshape(-1)
         lent = aligned_buffer(rows.nbytes + rows.itemsize).view(rows.dtype)
         np.copyto(lent[:-1], rows)
         return lent
 
-    def adopt(self, index: int, path: str | Path, offset: int, checksum: int | None) -> bool:
-        """Let a weight lie in another file, where its bytes are as the store has them, until it is written.
+    def adopt(self, index: int, path: str | Path, offset: int, checksum: int | None) -> bool:  # noqa: ARG002
+        """Read a weight from another file, which has its bytes as the store has them, until it is written.
 
         Args:
             index: The weight.
             path: The file; it is only read. It may be deleted or replaced by another of its name afterwards.
             offset: Of the weight's first byte.
-            checksum: CRC-32C of the weight; None: unknown.
+            checksum: CRC-32C of the weight; None if it is unknown.
 
         Returns:
-            False if this store cannot do that; the weight then has to be written.
+            False if this store cannot do that; the caller then has to write the weight.
 
         Raises:
             CorruptCheckpointError: If the file ends early or the checksum differs.
@@ -113,7 +116,7 @@ class WeightStore(ABC):
         return False
 
     def between_steps(self) -> None:  # noqa: B027 - most stores have nothing to do
-        """Do what may not happen while a step has weights in its hands. Called before each."""
+        """Do what may not happen while a step uses weights. Called before each step."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -123,7 +126,7 @@ class WeightStore(ABC):
     def snapshot(self) -> StoreSnapshot:
         """Return the weights as they are now, for a checkpoint to be written while training goes on; one at a time.
 
-        It stays readable when the store is closed before it is.
+        It stays readable after the store is closed.
 
         Raises:
             StoreError: If there is no room for it, or the last one has not been closed.
@@ -135,7 +138,7 @@ class WeightStore(ABC):
         """Host memory that a snapshot takes at most [B]."""
 
     def drop_cache(self) -> None:
-        """Make the next reads cold, where the store is not memory."""
+        """Make the next reads come from the disk, where the store has one."""
         self.flush()
 
     @abstractmethod
@@ -144,7 +147,7 @@ class WeightStore(ABC):
 
     @contextmanager
     def _moving(self, kind: str, index: int, num_bytes: int) -> Iterator[None]:
-        """Count a move, and tell who asks about it."""
+        """Count a move, and report it to `on_move`."""
         begin_s = time.perf_counter()
         yield
         with self._count_lock:
@@ -162,29 +165,17 @@ class WeightStore(ABC):
             raise StoreError(f"index {bad} is not in [0, {limit}), the rows of {self.specs[index].name}")
 
 
-def num_rows(spec: WeightSpec) -> int:
-    """Return the length of a weight's first axis; a scalar has one row."""
-    return spec.shape[0] if spec.shape else 1
-
-
 def row_bytes(spec: WeightSpec) -> int:
     """Return the bytes of one row of a weight."""
     return spec.num_bytes // max(1, num_rows(spec))
 
 
-def never_written(spec: WeightSpec) -> StoreError:
-    """Return the error about a weight that has no value yet."""
-    return StoreError(
-        f"{spec.name} was never written to the weight store, or not all of it: initialise it, or restore it from a "
-        "checkpoint, before a step reads it"
-    )
+def shaped(values: Bytes, spec: WeightSpec, rows: int) -> np.ndarray:
+    """Return the bytes of some rows of a weight as an array of its dtype: shape (rows, *weight.shape[1:])."""
+    shape = (rows, *spec.shape[1:]) if spec.shape else ()
+    return values.view(dtype_from_name(spec.dtype)).reshape(shape)
 
 
-def unexpected(spec: WeightSpec, error: BaseException) -> StoreError:
-    """Return the error about a write that failed for a reason that its store does not know."""
-    failure = StoreError(
-        f"a write of {spec.name} to the weight store failed: {type(error).__name__}: {error}. Start again; the run "
-        "goes on from the last checkpoint."
-    )
-    failure.__cause__ = error
-    return failure
+def as_bytes(value: np.ndarray) -> Bytes:
+    """Return a contiguous array's bytes, without a copy."""
+    return value.reshape(-1).view(np.uint8)

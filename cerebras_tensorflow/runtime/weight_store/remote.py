@@ -7,11 +7,8 @@ server.py for the other side. Which server holds a weight does not change a bit 
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,29 +16,26 @@ from typing import Any
 
 import grpc
 import numpy as np
+from typing_extensions import override
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
-from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
+from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
-from cerebras_tensorflow.runtime.weight_store.interface import (
-    WeightStore,
-    never_written,
-    num_rows,
-    row_bytes,
-    unexpected,
-)
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
+from cerebras_tensorflow.runtime.weight_store.failures import never_written
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
 from cerebras_tensorflow.runtime.weight_store.server import (
     HEADER,
     PIECE_BYTES,
     SERVICE,
     TOKEN_KEY,
     UNLIMITED,
-    Bytes,
     server_file,
 )
-from cerebras_tensorflow.runtime.weight_store.snapshot import StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.snapshot import Lifetime, StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.write_queue import MAX_PENDING_BYTES, WriteQueue
+from cerebras_tensorflow.runtime.weight_store.written_rows import WrittenRows
 
 REQUEST_FILE = "weight-request"
 START_TIMEOUT_S = 120.0
@@ -125,7 +119,7 @@ class ServerStore(WeightStore):
     """
 
     def __init__(
-        self, specs: Sequence[WeightSpec], servers: Sequence[ServerAddress], max_pending_bytes: int = 64_000_000
+        self, specs: Sequence[WeightSpec], servers: Sequence[ServerAddress], max_pending_bytes: int = MAX_PENDING_BYTES
     ) -> None:
         super().__init__(specs)
         if not servers:
@@ -144,114 +138,78 @@ class ServerStore(WeightStore):
                 stack.callback(self._links[-1].close)
             stack.pop_all()
         self._buffers = Buffers()
-        # Which rows of a weight are there; None: all.
-        self._written: list[np.ndarray | None] = [np.zeros(num_rows(spec), np.bool_) for spec in specs]
-        self._max_pending_bytes = max_pending_bytes
-        self._pending: dict[int, deque[Future[None]]] = {}  # the writes to a weight that have not ended, in order
-        self._pending_bytes = 0
-        self._failure: StoreError | None = None
-        self._changed = threading.Condition()
-        self._snapshot: _ServerSnapshot | None = None
-        self._is_closed = False
+        self._written = WrittenRows(specs)
+        self._lifetime = Lifetime(self._free)
+        self._writes = WriteQueue(
+            specs, self._write_now, self._shares, len(servers), max_pending_bytes, self._failure, "weight-servers-write"
+        )
         run_log.info("The weights are held by %d weight server(s).", len(servers))
 
-    def read(self, index: int) -> np.ndarray:
-        return self.read_slice(index, 0, num_rows(self.specs[index]))
-
-    def read_private(self, index: int) -> np.ndarray:
-        return self.read(index)
-
+    @override
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         spec, size = self.specs[index], row_bytes(self.specs[index])
         self._wait_for(index)
-        written = self._written[index]
-        if written is not None and not written[start:stop].all():
-            raise never_written(spec)
+        self._written.check(index, slice(start, stop))
         with self._moving("load", index, (stop - start) * size):
             values = self._buffers.take((stop - start) * size)
             self._link(index).read(index, start * size, stop * size, values)
-        shape = (stop - start, *spec.shape[1:]) if spec.shape else ()
-        return values.view(dtype_from_name(spec.dtype)).reshape(shape)
+        return shaped(values, spec, stop - start)
 
+    @override
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
         self._check_rows(index, rows)
         self._wait_for(index)
         spec, size = self.specs[index], row_bytes(self.specs[index])
         unique, inverse = np.unique(rows, return_inverse=True)
-        written = self._written[index]
-        if written is not None and not written[unique].all():
-            raise never_written(spec)
+        self._written.check(index, unique)
         with self._moving("gather", index, unique.size * size):
             values = self._buffers.take(unique.size * size)
             self._link(index).gather(index, size, unique, values)
-        table = values.view(dtype_from_name(spec.dtype)).reshape(unique.size, *spec.shape[1:])
-        return np.asarray(table[inverse.reshape(rows.shape)])
+        return np.asarray(shaped(values, spec, unique.size)[inverse.reshape(rows.shape)])
 
-    def write(self, index: int, value: np.ndarray) -> None:
-        self.write_slice(index, 0, value)
-
+    @override
     def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
-        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        first = start * row_bytes(self.specs[index])
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._pending_bytes == 0 or self._pending_bytes + data.size <= self._max_pending_bytes
-            )
-            self._raise_failure()
-            self._pending_bytes += data.size
-            written = self._written[index]
-            if written is not None:
-                written[start : start + (len(value) if self.specs[index].shape else 1)] = True
-                if written.all():
-                    self._written[index] = None
-            job = self._link(index).writer.submit(self._write_behind, index, first, data)
-            self._pending.setdefault(index, deque()).append(job)
+        self._writes.put(index, start * row_bytes(self.specs[index]), as_bytes(np.ascontiguousarray(value)))
+        self._written.note(index, start, start + (len(value) if self.specs[index].shape else 1))
 
+    @override
     def flush(self) -> None:
-        for index in list(self._pending):
-            self._wait_for(index)
-        self._raise_failure()
+        self._writes.wait_for_all()
+        self._failure.check()
 
+    @override
     def snapshot(self) -> StoreSnapshot:
         self.flush()
-        if self._snapshot is not None:
-            raise StoreError("the snapshot before has not been closed")
-        for link in self._links:
-            link.call("Hold")
-        self._snapshot = _ServerSnapshot(self)
-        return self._snapshot
+        with self._lifetime.new_snapshot():
+            for link in self._links:
+                link.call("Hold")
+            written = self._written.complete()
+
+        def pieces(index: int) -> Iterator[Bytes]:
+            if index not in written:
+                raise never_written(self.specs[index])
+            return self._link(index).pieces("Read", index, 0, self.specs[index].num_bytes, is_held=True)
+
+        return StoreSnapshot(pieces, lambda index: self._link(index).call("Release", index), self._end_snapshot)
 
     @property
+    @override
     def snapshot_bytes(self) -> int:
         return 2 * PIECE_BYTES
 
-    def read_held(self, index: int) -> Iterator[Bytes]:
-        """Yield a weight's bytes as the snapshot has them."""
-        yield from self._link(index).pieces("Read", index, 0, self.specs[index].num_bytes, is_held=True)
-
-    def release(self, index: int) -> None:
-        """End the snapshot's hold on a weight."""
-        self._link(index).call("Release", index)
-
-    def end_snapshot(self) -> None:
-        """End the snapshot's hold on all weights; a store that was closed meanwhile goes now."""
-        for link in self._links:
-            link.call("EndHold")
-        with self._changed:
-            self._snapshot = None
-            if self._is_closed:
-                self._close_links()
-
+    @override
     def close(self) -> None:
-        for link in self._links:
-            link.writer.shutdown(wait=True)
-        with self._changed:
-            if not self._is_closed:
-                self._is_closed = True
-                if self._snapshot is None:
-                    self._close_links()
+        self._writes.close()
+        self._lifetime.close()
 
-    def _close_links(self) -> None:
+    def _end_snapshot(self) -> None:
+        try:
+            for link in self._links:
+                link.call("EndHold")
+        finally:
+            self._lifetime.end_snapshot()
+
+    def _free(self) -> None:
         for link in self._links:
             link.close()
         self._buffers.close()
@@ -259,51 +217,14 @@ class ServerStore(WeightStore):
     def _link(self, index: int) -> _Link:
         return self._links[self._shares[index]]
 
-    def _write_behind(self, index: int, first: int, data: Bytes) -> None:
-        try:
-            if self._failure is None:
-                with self._moving("store", index, data.size):
-                    self._link(index).write(index, first, data)
-        except StoreError as error:
-            self._failure = self._failure or error
-        except BaseException as error:  # nobody asks for a result of this thread: the next use of the store tells
-            self._failure = self._failure or unexpected(self.specs[index], error)
-        finally:
-            with self._changed:
-                self._pending[index].popleft()
-                self._pending_bytes -= data.size
-                self._changed.notify_all()
+    def _write_now(self, index: int, first: int, data: Bytes) -> None:
+        with self._moving("store", index, data.size):
+            self._link(index).write(index, first, data)
 
     def _wait_for(self, index: int) -> None:
         """Wait for all writes so far to a weight."""
-        with self._changed:
-            jobs = list(self._pending.get(index, ()))
-        for job in jobs:
-            job.result()
-        self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-
-class _ServerSnapshot(StoreSnapshot):
-    """What the servers hold back."""
-
-    def __init__(self, store: ServerStore) -> None:
-        self._store = store
-        self._is_closed = False
-
-    def pieces(self, index: int) -> Iterator[np.ndarray]:
-        return self._store.read_held(index)
-
-    def release(self, index: int) -> None:
-        self._store.release(index)
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._store.end_snapshot()
+        self._writes.wait_for(index, 0, self.specs[index].num_bytes)
+        self._failure.check()
 
 
 class _Link:
@@ -313,7 +234,6 @@ class _Link:
         self._address = address
         self._channel = grpc.insecure_channel(address.target, options=CHANNEL)
         self._metadata = ((TOKEN_KEY, address.token),)
-        self.writer = ThreadPoolExecutor(1, thread_name_prefix=f"weight-server-{address.index}")
         request = json.dumps(sizes).encode()
         with self._errors():
             self._store = int(self._method("unary_unary", "Open")(request, metadata=self._metadata))
@@ -358,7 +278,6 @@ class _Link:
         except StoreError:
             pass  # it has forgotten everything
         finally:
-            self.writer.shutdown(wait=True)
             self._channel.close()
 
     def _fill(self, target: Bytes, pieces: Iterator[Bytes]) -> None:

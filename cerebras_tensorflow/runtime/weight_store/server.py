@@ -1,8 +1,7 @@
-"""One weight server: holds the weights of stores in its memory until it is killed. Started by csrun, with a folder and
-its index.
+"""One weight server: holds the weights of stores in its memory until it is killed.
 
-It knows bytes only, no shapes, no types and no TensorFlow, so it starts in a moment and all its node's memory is the
-weights'. The calls, over gRPC with raw bytes:
+csrun starts it with a folder and its index. It knows bytes only, no shapes, no types and no TensorFlow, so it starts in
+a moment and leaves its node's memory to the weights. The calls, over gRPC with raw bytes:
 
 | call | takes | gives |
 |---|---|---|
@@ -33,7 +32,7 @@ import numpy as np
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
-from cerebras_tensorflow.runtime.weight_store.buffers import aligned_buffer
+from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer
 
 SERVICE = "cerebras_tensorflow.WeightServer"
 HEADER = struct.Struct("<QQQQQ")
@@ -43,8 +42,6 @@ TOKEN_KEY = "weight-token"
 PIECE_BYTES = 2 << 20
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 THREADS = 16
-
-Bytes = np.ndarray
 
 
 def server_file(folder: Path, index: int) -> Path:
@@ -78,7 +75,7 @@ class WeightServer:
         self._stores[number] = Held({index: aligned_buffer(size) for index, size in sizes.items()})
         return str(number).encode()
 
-    def read(self, request: bytes, context: Any) -> Iterator[bytes]:
+    def read(self, request: bytes, _context: Any) -> Iterator[bytes]:
         """Yield a part of a weight."""
         number, index, start, stop, is_held = HEADER.unpack(request)
         held = self._stores[number]
@@ -86,7 +83,7 @@ class WeightServer:
         for low in range(start, stop, PIECE_BYTES):
             yield value[low : min(low + PIECE_BYTES, stop)].tobytes()
 
-    def gather(self, request: bytes, context: Any) -> Iterator[bytes]:
+    def gather(self, request: bytes, _context: Any) -> Iterator[bytes]:
         """Yield rows of a weight."""
         number, index, row_bytes, count, _ = HEADER.unpack(request[: HEADER.size])
         rows = np.frombuffer(request, np.int64, count, HEADER.size)
@@ -113,24 +110,24 @@ class WeightServer:
             context.abort(grpc.StatusCode.DATA_LOSS, f"a write ended at byte {start} instead of {stop}")
         return b""
 
-    def hold(self, request: bytes, context: Any) -> bytes:
+    def hold(self, request: bytes, _context: Any) -> bytes:
         """Keep the weights as they are now."""
         held = self._stores[HEADER.unpack(request)[0]]
         held.snapshot = dict(held.values)
         return b""
 
-    def release(self, request: bytes, context: Any) -> bytes:
+    def release(self, request: bytes, _context: Any) -> bytes:
         """Let go of one weight of the snapshot."""
         number, index, *_ = HEADER.unpack(request)
         self._stores[number].snapshot.pop(index, None)
         return b""
 
-    def end_hold(self, request: bytes, context: Any) -> bytes:
+    def end_hold(self, request: bytes, _context: Any) -> bytes:
         """Let go of the snapshot."""
         self._stores[HEADER.unpack(request)[0]].snapshot = {}
         return b""
 
-    def close(self, request: bytes, context: Any) -> bytes:
+    def close(self, request: bytes, _context: Any) -> bytes:
         """Forget a store."""
         self._stores.pop(HEADER.unpack(request)[0], None)
         return b""

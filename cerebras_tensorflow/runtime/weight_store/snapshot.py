@@ -1,35 +1,111 @@
 """The weights of a store as they were at one moment, readable while training goes on to change them.
 
 Nothing is copied when a snapshot is taken. In memory, a weight that training replaces gets a new array and the snapshot
-keeps the old one. In a file, each block has two places: as long as the snapshot needs the one, new content goes to the
-other. So a snapshot costs at most the weights' size once more, of memory or of disk, and next to no time.
+keeps the old one. In a file, each block has two slots: while the snapshot needs one, new content goes to the other. So
+a snapshot costs at most the weights' size once more, of memory or of disk, and almost no time.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
+
+from cerebras_tensorflow.errors import StoreError
 
 PIECE_BYTES = 4 << 20
 
 
-class StoreSnapshot(ABC):
-    """Read and release each weight, in any order, from any one thread; close at the end."""
+class StoreSnapshot:
+    """The weights of one moment. Read and release each, in any order, from any one thread; close at the end.
 
-    @abstractmethod
+    Args:
+        pieces: Yields a weight's bytes, as `pieces` below.
+        release: Called when a weight will not be read any more.
+        close: Called once, at the end.
+    """
+
+    def __init__(
+        self,
+        pieces: Callable[[int], Iterator[np.ndarray]],
+        release: Callable[[int], object],
+        close: Callable[[], object],
+    ) -> None:
+        self._pieces = pieces
+        self._release = release
+        self._close = close
+        self._is_closed = False
+
     def pieces(self, index: int) -> Iterator[np.ndarray]:
         """Yield a weight's bytes in order, as flat uint8 arrays of a few megabytes; each is valid until the next.
 
         Raises:
             StoreError: If the store cannot be read.
         """
+        return self._pieces(index)
 
-    @abstractmethod
     def release(self, index: int) -> None:
         """Say that a weight will not be read any more, so that training may write over it."""
+        self._release(index)
 
-    @abstractmethod
     def close(self) -> None:
         """Release all weights."""
+        if not self._is_closed:  # a second call must not end the snapshot that came after this one
+            self._is_closed = True
+            self._close()
+
+
+class Lifetime:
+    """Whether a store and its snapshot are open. A store has at most one snapshot at a time.
+
+    Args:
+        free: Called once, when both are closed; gives up the storage.
+    """
+
+    def __init__(self, free: Callable[[], object] = lambda: None) -> None:
+        self._free = free
+        self._has_snapshot = False
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the store was closed."""
+        return self._is_closed
+
+    @contextmanager
+    def new_snapshot(self) -> Iterator[None]:
+        """Take a snapshot in this block. If the block fails, there is none.
+
+        Raises:
+            StoreError: If the last one has not been closed, or the store has.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise StoreError("the weight store is closed")
+            if self._has_snapshot:
+                raise StoreError("the snapshot before has not been closed")
+            self._has_snapshot = True
+        try:
+            yield
+        except BaseException:
+            self.end_snapshot()
+            raise
+
+    def end_snapshot(self) -> None:
+        """Note the end of the snapshot."""
+        with self._lock:
+            self._has_snapshot = False
+            is_over = self._is_closed
+        if is_over:
+            self._free()
+
+    def close(self) -> None:
+        """Note the end of the store; a second call does nothing."""
+        with self._lock:
+            is_over = not self._is_closed and not self._has_snapshot
+            self._is_closed = True
+        if is_over:
+            self._free()

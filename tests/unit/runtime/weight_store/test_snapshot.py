@@ -111,6 +111,25 @@ def test_a_snapshot_outlives_its_store(store: WeightStore) -> None:
     snapshot.close()
 
 
+def test_a_snapshot_of_a_weight_that_was_never_written_is_an_error_and_not_zeros(tmp_path: Path) -> None:
+    with weight_servers(1) as servers:
+        for store in (
+            MappedStore(SPECS, tmp_path / "mapped"),
+            FileStore(SPECS, tmp_path / "file"),
+            ServerStore(SPECS, servers),
+        ):
+            store.write_slice(0, 3, np.ones((5, 100), np.float32))
+            store.write(4, np.array(7, np.float32))
+            snapshot = store.snapshot()
+            store.write(1, np.ones(SPECS[1].shape, np.float32))
+            for index in (0, 1):
+                with pytest.raises(StoreError, match=f"w{index} was never written"):
+                    list(snapshot.pieces(index))
+            assert value_in(snapshot, 4) == 7
+            snapshot.close()
+            store.close()
+
+
 def test_one_snapshot_at_a_time(store: WeightStore) -> None:
     first = store.snapshot()
     with pytest.raises(StoreError, match="has not been closed"):
