@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,17 +29,24 @@ class Kind:
         server: Module that does its work.
         request_file: What the chief leaves in the folder to ask for it.
         count: Variable that tells the chief how many there are.
+        restarts: How often a server that ends before the run does is started again. A weight server's memory is lost
+            with it, so it is not.
     """
 
     name: str
     server: str
     request_file: str
     count: str
+    restarts: int = 0
 
 
 KINDS = {
     INPUT_WORKER: Kind(
-        "input-worker", "cerebras_tensorflow.runtime.input_workers.process", "input-request", env.INPUT_WORKERS
+        "input-worker",
+        "cerebras_tensorflow.runtime.input_workers.process",
+        "input-request",
+        env.INPUT_WORKERS,
+        restarts=3,
     ),
     WEIGHT_SERVER: Kind(
         "weight-server", "cerebras_tensorflow.runtime.weight_store.server", "weight-request", env.WEIGHT_SERVERS
@@ -71,23 +79,36 @@ def serve_when_asked(folder: Path, role: str, index: int, name: str) -> tuple[in
         if (folder / DONE_FILE).exists():
             return 0, ""
         time.sleep(POLL_S)
-    with (folder / f"{kind.name}-{index}.log").open("ab") as log:
+    log = folder / f"{kind.name}-{index}.log"
+    code: int | None = None
+    for _ in range(1 + kind.restarts):
+        code = _serve(kind, folder, index, log)
+        if code is None:
+            return 0, ""
+    how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
+    times = f" for the {1 + kind.restarts}th time" if kind.restarts else ""
+    return 1, f"{name} {how}{times}; its log is {log}"
+
+
+def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:
+    """Run one server until it ends by itself, or until the chief wants another one or none; None: none is needed."""
+    replace_file = folder / f"{kind.name}-{index}.replace"
+    replace_file.unlink(missing_ok=True)
+    with log_path.open("ab") as log:
         command = [sys.executable, "-m", kind.server, str(folder), str(index)]
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent()
         )
     try:
         while not (folder / DONE_FILE).exists():
-            try:
-                code = server.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                continue
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            return 1, f"{name} {how}; its log is {log.name}"
+            if replace_file.exists() and replace_file.read_text(encoding="ascii") == str(server.pid):
+                server.kill()  # it hangs, or the connection to it is lost
+            with suppress(subprocess.TimeoutExpired):
+                return server.wait(POLL_S)
     finally:
         server.kill()
         server.wait()
-    return 0, ""
+    return None
 
 
 def die_with_parent() -> Callable[[], None]:

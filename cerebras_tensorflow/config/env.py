@@ -18,6 +18,7 @@
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
 | CSRUN_WEIGHT_SERVERS | csrun | number of weight servers that stand by; 0: the chief keeps the weights itself |
 | SLURM_JOB_ID | Slurm | set: the processes of a launch may be on several nodes |
+| SLURM_LAUNCH_NODE_IPADDR | Slurm | IP address of srun's node; servers listen on the interface that leads there |
 | SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
 | TF_CPP_MIN_LOG_LEVEL | user; us, by default 1 | least severity of TensorFlow's log lines; the user's wins |
@@ -52,6 +53,7 @@ ROLE = "CSRUN_ROLE"
 TASK = "CSRUN_TASK"
 WEIGHT_SERVERS = "CSRUN_WEIGHT_SERVERS"
 SLURM_JOB_ID = "SLURM_JOB_ID"
+SLURM_LAUNCH_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 K8S_CS_IP = "K8S_CS_IP"
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
 SKIP_CKPT_SIZE_CHECK = "SKIP_CKPT_SIZE_CHECK"
@@ -87,6 +89,7 @@ class Environment:
     token: str = ""
     weight_servers: int = 0
     is_under_slurm: bool = False
+    slurm_launch_address: str | None = None
     trace_step: int = 0
 
 
@@ -126,6 +129,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         token=environ.get(TOKEN, ""),
         weight_servers=int(counts[WEIGHT_SERVERS]),
         is_under_slurm=SLURM_JOB_ID in environ,
+        slurm_launch_address=environ.get(SLURM_LAUNCH_ADDRESS) or None,
         trace_step=int(counts[TRACE_STEP]),
     )
 

@@ -78,7 +78,9 @@ class InputPipeline:
                 result = call_with(input_fn, offered)
             self._initializers: list[Any] = []
             if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
-                iterator = tf.compat.v1.data.make_initializable_iterator(untuned(input_workers.distributed(result)))
+                iterator = tf.compat.v1.data.make_initializable_iterator(
+                    untuned(input_workers.distributed(result, should_stop=self._stop.is_set))
+                )
                 self._initializers.append(iterator.initializer)
                 result = iterator.get_next()
             features, labels = _features_and_labels(result)

@@ -1,10 +1,8 @@
 """The chief's side of input workers: the same batches in the same order, computed by other processes.
 
 The last maps and the batching of a dataset are given to W workers in turn: worker i computes batches i, i + W, i + 2 W,
-... and the chief takes one from each in turn. What lies before (reading, shuffling, repeating) every worker does for
-itself, with the same seeds, and skips what is not its own. So each batch is computed once, by one worker, and the
-batches do not depend on the number of workers, to the last bit. Workers are tf.data service servers; see
-process.py.
+... and the chief takes one from each in turn. So each batch is computed once, by one worker, and the batches do not
+depend on the number of workers, to the last bit. See parts.py for the cut, remote.py for the way here.
 
 A dataset that cannot be treated so (Python functions inside, no seed for its shuffling) stays in the chief, and the
 log says why.
@@ -12,10 +10,8 @@ log says why.
 
 from __future__ import annotations
 
-import json
-import time
-import warnings
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +19,13 @@ import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
 
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime.input_workers import order as input_order
-from cerebras_tensorflow.runtime.input_workers import rate as input_rate
-from cerebras_tensorflow.runtime.input_workers.order import BATCHING, MAP_AND_BATCH, MAPS, PASSING
+from cerebras_tensorflow.runtime.input_workers import order, rate
+from cerebras_tensorflow.runtime.input_workers.protocol import PartRequest
+from cerebras_tensorflow.runtime.input_workers.remote import Batch, RemotePart
 
 REQUEST_FILE = "input-request"
-START_TIMEOUT_S = 300.0
-POLL_S = 0.1
 
-ELEMENT_WISE = MAPS | PASSING
 SHUFFLING = {
     "ShuffleDataset",
     "ShuffleDatasetV2",
@@ -43,43 +35,33 @@ SHUFFLING = {
     "RandomDataset",
     "RandomDatasetV2",
 }
-PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"}
 
 
-@dataclass(frozen=True)
-class Split:
-    """Where a dataset is cut: `source` is what every worker computes, `batch_size` elements of it make a batch."""
-
-    source: Any
-    batch_size: int
-
-
-def distributed(dataset: Any, environment: env.Environment | None = None) -> Any:
+def distributed(
+    dataset: Any, environment: env.Environment | None = None, should_stop: Callable[[], bool] = lambda: False
+) -> Any:
     """Return a dataset of the same batches, computed by this launch's input workers if it has any.
 
     Called in the graph of the input pipeline, with the dataset that input_fn returned.
 
-    Raises:
-        CerebrasError: If the workers do not start within START_TIMEOUT_S.
+    Args:
+        dataset: What input_fn returned.
+        environment: Of this process; the process's own by default.
+        should_stop: Asked while a batch is waited for; True ends the data.
     """
     environment = env.read() if environment is None else environment
     if environment.input_report is not None:
-        input_rate.write_report(dataset, environment.input_report, environment.input_cpus)
+        rate.write_report(dataset, environment.input_report, environment.input_cpus)
     count, folder = environment.input_workers, environment.input_folder
     if count == 0 or folder is None or environment.role != "chief":
         return dataset
-    variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
-    reason = why_not(variant)
+    reason = why_not(tf.data.experimental.to_variant(dataset))
     if reason:
         run_log.warning("The input stays in the chief, although %d input workers stand by: %s.", count, reason)
         return dataset
-    targets = _summon(folder, count)
     run_log.info("Input is computed by %d input worker(s).", count)
-    with warnings.catch_warnings():
-        # TensorFlow warns about what its own distribute() does with options in a graph of the 1.x kind.
-        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
-        pairs = zip(parts(dataset, variant, count), targets, strict=True)
-        return merged([remote(part, target) for part, target in pairs])
+    return remote(dataset, folder, count, should_stop)
 
 
 def why_not(variant: Any) -> str:
@@ -88,91 +70,79 @@ def why_not(variant: Any) -> str:
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
     if any(node.op in PYTHON_OPS for node in nodes):
         return "it calls Python (py_function, numpy_function, from_generator), which cannot leave the process"
-    for operation in input_order.upstream(variant.op):
+    for operation in order.upstream(variant.op):
         if operation.type == "OptionsDataset":
             options = dataset_options_pb2.Options.FromString(operation.get_attr("serialized_options"))
             if options.HasField("deterministic") and not options.deterministic:
                 return "its options ask for no fixed order (deterministic = False)"
-        if operation.type in SHUFFLING:
-            seeds = [tf.get_static_value(value) for value in operation.inputs if "seed" in value.op.name]
-            if seeds and all(seed is not None and int(seed) == 0 for seed in seeds):
-                return "it shuffles without a seed, so that workers would not agree on the order; set tf_random_seed"
+        if operation.type in SHUFFLING and _has_no_seed(operation):
+            return "it shuffles without a seed, so that workers would not agree on the order; set tf_random_seed"
     return ""
 
 
-def find_split(variant: Any) -> Split:
-    """Return the cut of a dataset before its last element-wise maps and its batching."""
-    operation, batch_size, source = variant.op, 1, variant
-    has_batched = False
-    while True:
-        if operation.type in BATCHING | MAP_AND_BATCH and not has_batched:
-            batch_size, has_batched = input_order.batch_size_of(operation), True
-        elif operation.type not in ELEMENT_WISE:
-            return Split(source, batch_size)
-        source = operation.inputs[0]
-        operation = source.op
+def remote(dataset: Any, folder: Path, count: int, should_stop: Callable[[], bool]) -> Any:
+    """Return a dataset whose batches `count` workers compute, one from each in turn.
 
-
-def parts(dataset: Any, variant: Any, count: int) -> list[Any]:
-    """Return the datasets of `count` workers: the i-th yields batches i, i + count, i + 2 count, ..."""
-    split = find_split(variant)
-    graph_def = variant.graph.as_graph_def()
-    found = []
-    for index in range(count):
-        own = tf.data.experimental.to_variant(_own_elements(split, index, count))
-        if split.source is not variant:
-            (own,) = tf.import_graph_def(
-                graph_def,
-                input_map={split.source.name: own},
-                return_elements=[variant.name],
-                name=f"input_worker_{index}",
-            )
-        found.append(tf.data.experimental.from_variant(own, dataset.element_spec))
-    return found
-
-
-def remote(part: Any, target: str) -> Any:
-    """Return a dataset as computed by the tf.data service at a target, grpc://host:port."""
-    mode = tf.data.experimental.service.ShardingPolicy.OFF
-    return part.apply(tf.data.experimental.service.distribute(processing_mode=mode, service=target))
-
-
-def merged(datasets: list[Any]) -> Any:
-    """Return one dataset that takes a batch from each in turn, and ends at the first that has none left."""
-    turns = tf.data.Dataset.range(len(datasets)).repeat()
-    return tf.data.Dataset.choose_from_datasets(datasets, turns, stop_on_empty_dataset=True)
-
-
-def worker_file(folder: Path, index: int) -> Path:
-    """Return the file in which an input worker says where it is to be found."""
-    return folder / f"input-worker-{index}.json"
-
-
-def _own_elements(split: Split, index: int, count: int) -> Any:
-    operation = split.source.op
-    spec = tuple(
-        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(kind))
-        for shape, kind in zip(operation.get_attr("output_shapes"), operation.get_attr("output_types"), strict=True)
+    Args:
+        dataset: The whole dataset, in the current graph.
+        folder: Of the launch.
+        count: Number of workers.
+        should_stop: As `distributed` has it.
+    """
+    spec = dataset.element_spec
+    flat = dataset.map(lambda *element: tuple(tf.nest.flatten(_one(element), expand_composites=True)))
+    requests = part_requests(flat, count)
+    batches = tf.data.Dataset.from_generator(
+        functools.partial(_in_turn, folder, requests, should_stop), output_signature=flat.element_spec
     )
-    source = tf.data.experimental.from_variant(split.source, spec)
-    # tf.equal, because == on tensors compares identity in a graph of the 1.x kind.
-    own = source.enumerate().filter(lambda number, _: tf.equal((number // split.batch_size) % count, index))
-    return own.map(lambda _, element: element)
+    return batches.map(lambda *tensors: tf.nest.pack_sequence_as(spec, tensors, expand_composites=True))
 
 
-def _summon(folder: Path, count: int) -> list[str]:
-    """Ask the workers that stand by to start, and return where they serve."""
+def part_requests(flat: Any, count: int) -> list[PartRequest]:
+    """Return what to ask of each worker, for a dataset of tuples of dense tensors in the current graph."""
+    variant = order.maps_last(tf.data.experimental.to_variant(flat))
+    graph = variant.graph
+    keys = tf.compat.v1.GraphKeys
+    variables = [*graph.get_collection(keys.GLOBAL_VARIABLES), *graph.get_collection(keys.LOCAL_VARIABLES)]
+    initializers = [variable.initializer for variable in variables]
+    initializers += graph.get_collection(keys.TABLE_INITIALIZERS)
+    specs = flat.element_spec
+    return [
+        PartRequest(
+            variant=variant.name,
+            index=index,
+            count=count,
+            first_batch=0,
+            element_types=tuple(spec.dtype.name for spec in specs),
+            element_shapes=tuple(None if s.shape.rank is None else tuple(s.shape.as_list()) for s in specs),
+            initializers=tuple(operation.name for operation in initializers),
+            graph_def=graph.as_graph_def().SerializeToString(),
+        )
+        for index in range(count)
+    ]
+
+
+def _one(element: tuple[Any, ...]) -> Any:
+    """What a map's function got, as one structure: a tuple is given as several arguments."""
+    return element[0] if len(element) == 1 else element
+
+
+def _has_no_seed(operation: Any) -> bool:
+    seeds = [tf.get_static_value(value) for value in operation.inputs if "seed" in value.op.name]
+    return bool(seeds) and all(seed is not None and int(seed) == 0 for seed in seeds)
+
+
+def _in_turn(folder: Path, requests: list[PartRequest], should_stop: Callable[[], bool]) -> Iterator[tuple[Any, ...]]:
+    """Ask the workers that stand by to start, and yield a batch of each in turn until one has no more."""
     (folder / REQUEST_FILE).touch()
-    deadline = time.monotonic() + START_TIMEOUT_S
-    targets: list[str] = []
-    while len(targets) < count:
-        path = worker_file(folder, len(targets))
-        if path.exists():
-            targets.append(json.loads(path.read_text(encoding="utf-8"))["target"])
-        elif time.monotonic() > deadline:
-            raise CerebrasError(
-                f"input worker {len(targets)} of {count} has not started within {START_TIMEOUT_S:.0f} s"
-            )
-        else:
-            time.sleep(POLL_S)
-    return targets
+    parts = [RemotePart(folder, request) for request in requests]
+    try:
+        while True:
+            for part in parts:
+                batch: Batch | None = part.next_batch(should_stop)
+                if batch is None:
+                    return
+                yield tuple(batch)
+    finally:
+        for part in parts:
+            part.close()

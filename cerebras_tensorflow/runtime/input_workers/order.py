@@ -102,11 +102,30 @@ def _count(step: Any) -> Any:
     return tf.get_static_value(step.inputs[1])
 
 
+def map_has_state(operation: Any) -> bool:
+    """Return whether a map's result may depend on more than its arguments, as that of a random op does."""
+    functions = {function.signature.name: function for function in operation.graph.as_graph_def().library.function}
+    waiting, seen = [operation.get_attr("f").name], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in functions:
+            continue
+        seen.add(name)
+        for node in functions[name].node_def:
+            if _keeps_state(node.op):
+                return True
+            called = [node.op, *(attribute.func.name for attribute in node.attr.values())]
+            called += [function.name for attribute in node.attr.values() for function in attribute.list.func]
+            waiting += called
+    return False
+
+
 def _has_state(graph: Any) -> bool:
     """Return whether any function of a graph, such as what a map does, may depend on more than its arguments."""
-    for function in graph.as_graph_def().library.function:
-        for node in function.node_def:
-            definition = op_def_registry.get(node.op)
-            if node.op not in HARMLESS and definition is not None and definition.is_stateful:
-                return True
-    return False
+    functions = graph.as_graph_def().library.function
+    return any(_keeps_state(node.op) for function in functions for node in function.node_def)
+
+
+def _keeps_state(op: str) -> bool:
+    definition = op_def_registry.get(op)
+    return op not in HARMLESS and definition is not None and bool(definition.is_stateful)

@@ -1,40 +1,106 @@
-"""One input worker: serves batches until it is killed. Started by csrun, with a folder and its index.
+"""One input worker: computes its part of the chief's input and streams the batches until it is killed.
 
-It is a tf.data service of its own, dispatcher and worker in one process: the order of its batches is then its own
-affair, and what the others do cannot change it.
+csrun starts it with a folder and its index. It listens on loopback, or under Slurm on the launch's interface, and
+answers only who shows the token that it has left in the folder, in a file that its user alone can read.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import socket
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import tensorflow as tf
 
-from cerebras_tensorflow.config import env
-from cerebras_tensorflow.runtime.input_workers.chief import worker_file
+from cerebras_tensorflow.runtime.host.announcement import announce, new_token
+from cerebras_tensorflow.runtime.host.network import listen_address
+from cerebras_tensorflow.runtime.input_workers.parts import part
+from cerebras_tensorflow.runtime.input_workers.protocol import (
+    PIPELINE_ERROR_KEY,
+    SERVICE,
+    TOKEN_KEY,
+    UNLIMITED,
+    PartRequest,
+    encode_batch,
+    worker_file,
+)
+
+THREADS = 4
+OPTIONS = [
+    *UNLIMITED,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", THREADS),
+    # A chief whose steps are long asks now and then whether the worker still lives.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class InputWorker:
+    """Answers the chief. Final.
+
+    Args:
+        token: What the chief must show.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def batches(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Yield the batches of a part."""
+        shown = str(dict(context.invocation_metadata()).get(TOKEN_KEY, ""))
+        if not secrets.compare_digest(shown.encode(), self._token.encode()):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
+        try:
+            yield from _computed(PartRequest.decoded(message), context)
+        except tf.errors.OpError as error:
+            # gRPC numbers its codes as TensorFlow does.
+            context.set_trailing_metadata(((PIPELINE_ERROR_KEY, "1"),))
+            context.abort(_CODES.get(error.error_code, grpc.StatusCode.UNKNOWN), error.message)
+
+
+def start(address: str, token: str) -> tuple[grpc.Server, int]:
+    """Return a server that listens on an IP address, and its port."""
+    server = grpc.server(ThreadPoolExecutor(THREADS), options=OPTIONS, maximum_concurrent_rpcs=THREADS)
+    handlers = {"Batches": grpc.unary_stream_rpc_method_handler(InputWorker(token).batches)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    port = server.add_insecure_port(f"[{address}]:0" if ":" in address else f"{address}:0")
+    server.start()
+    return server, port
+
+
+def _computed(request: PartRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(request.graph_def), name="")
+        variant = graph.get_tensor_by_name(request.variant)
+        dataset = part(variant, request.element_spec(), request.index, request.count, request.first_batch)
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        tensors = list(iterator.get_next())
+        initializers = [graph.get_operation_by_name(name) for name in request.initializers]
+        with tf.compat.v1.Session(graph=graph) as session:
+            session.run(initializers)
+            session.run(iterator.initializer)
+            step = session.make_callable(tensors)
+            while context.is_active():
+                try:
+                    values = step()
+                except tf.errors.OutOfRangeError:
+                    return
+                yield encode_batch(values)
 
 
 def main(argv: Sequence[str]) -> None:
     """Serve one worker's batches."""
     folder, index = Path(argv[0]), int(argv[1])
-    # Under Slurm the chief is on another node; on one machine nobody else needs to reach the worker.
-    host = socket.gethostname() if env.read().is_under_slurm else "localhost"
-    service = tf.data.experimental.service
-    dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
-    port = dispatcher.target.rsplit(":", 1)[1]
-    worker = service.WorkerServer(
-        service.WorkerConfig(dispatcher_address=f"localhost:{port}", worker_address=f"{host}:%port%")
-    )
-    path = worker_file(folder, index)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps({"target": f"grpc://{host}:{port}", "pid": os.getpid()}), encoding="utf-8")
-    draft.replace(path)
-    worker.join()
+    address, token = listen_address(), new_token()
+    server, port = start(address, token)
+    target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    announce(worker_file(folder, index), {"target": target, "token": token, "pid": os.getpid()})
+    server.wait_for_termination()
 
 
 if __name__ == "__main__":

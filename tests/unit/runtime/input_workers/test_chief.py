@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 from cerebras_tensorflow.runtime.input_workers import order as input_order
+from cerebras_tensorflow.runtime.input_workers.parts import find_split, part
 
 
 def variant_of(make, seed: int | None = 1):
@@ -61,6 +62,7 @@ PIPELINES = {
     ),
     "nothing left": lambda: numbers().map(lambda x: x * 3).batch(7).skip(40),
     "map and batch, fused": lambda: numbers().apply(fused).skip(2),
+    "random map": lambda: numbers().map(lambda x: draw(x)).map(pair).batch(7),
     "batched twice": lambda: numbers().batch(2).map(lambda x: x + 1).batch(3),
 }
 
@@ -75,13 +77,15 @@ def test_the_parts_make_up_the_whole(name: str, count: int) -> None:
         tf.compat.v1.set_random_seed(1)
         dataset = PIPELINES[name]()
         variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
-        parts = input_workers.parts(dataset, variant, count)
-        assert batches(input_workers.merged(parts)) == whole
+        own = [batches(part(variant, dataset.element_spec, index, count)) for index in range(count)]
+        assert [own[number % count][number // count] for number in range(len(whole))] == whole
+        # A worker that replaces another one goes on behind the batches that the chief has.
+        assert batches(part(variant, dataset.element_spec, count - 1, count, first_batch=2)) == own[count - 1][2:]
 
 
 def test_the_last_maps_and_the_batching_are_split() -> None:
     with tf.Graph().as_default():
-        split = input_workers.find_split(variant_of(PIPELINES["map and batch"]))
+        split = find_split(variant_of(PIPELINES["map and batch"]))
         assert (split.source.op.type, split.batch_size) == ("RepeatDataset", 7)
 
 
@@ -97,11 +101,13 @@ def test_the_last_maps_and_the_batching_are_split() -> None:
         # Elements are batches here: what makes them is repeated in every worker.
         (PIPELINES["repeat last"], "RepeatDataset", True),
         (lambda: tf.data.Dataset.range(50).map(draw).shuffle(20).batch(7), "ShuffleDataset", True),
+        # A map with state is called for every element, so that it draws what it draws without workers.
+        (lambda: numbers().map(draw).map(pair).batch(7), "MapDataset", True),
     ],
 )
 def test_maps_before_a_shuffle_are_split_too_unless_they_have_state(make, source: str, is_mapped_before: bool) -> None:
     with tf.Graph().as_default():
-        split = input_workers.find_split(input_order.maps_last(variant_of(make)))
+        split = find_split(input_order.maps_last(variant_of(make)))
         assert split.source.op.type == source
         upstream = {operation.type for operation in input_order.upstream(split.source.op)}
         assert any(kind in upstream for kind in input_order.MAPS) == is_mapped_before

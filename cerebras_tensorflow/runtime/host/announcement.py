@@ -1,0 +1,49 @@
+"""How a server of a launch says where it is, and which secret it wants: a file that only this user can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+TOKEN_BYTES = 32
+
+
+def new_token() -> str:
+    """Return a secret for one server of one launch."""
+    return secrets.token_hex(TOKEN_BYTES)
+
+
+def announce(path: Path, about: dict[str, Any]) -> None:
+    """Write an announcement; it appears whole, and readable by this user alone (mode 0600).
+
+    Raises:
+        OSError: If it cannot be written, or if something of another user stands in its way.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
+            json.dump(about, file)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_announcement(path: Path) -> dict[str, Any] | None:
+    """Return what a server has announced; None if it has not yet.
+
+    Raises:
+        PermissionError: If the file is not this user's, so that its secret and address could be anybody's.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, encoding="utf-8") as file:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user; expected a file of this launch")
+        about: dict[str, Any] = json.load(file)
+        return about

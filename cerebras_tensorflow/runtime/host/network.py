@@ -1,0 +1,27 @@
+"""Where a server of a launch listens: on this machine alone, or where the launch's other nodes reach it."""
+
+from __future__ import annotations
+
+import socket
+
+from cerebras_tensorflow.config import env
+
+LOOPBACK = "127.0.0.1"
+
+
+def listen_address(environment: env.Environment | None = None) -> str:
+    """Return the IP address on which a server of this launch listens, and by which the chief finds it.
+
+    On one machine that is loopback. Under Slurm it is the address of the interface that leads to the node from which
+    the launch was started, so that nothing listens on the node's other networks.
+    """
+    environment = env.read() if environment is None else environment
+    if not environment.is_under_slurm:
+        return LOOPBACK
+    launcher = environment.slurm_launch_address
+    if launcher is None:
+        return socket.gethostbyname(socket.gethostname())
+    family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((launcher, 9))  # UDP: no packet is sent, the kernel only chooses the interface
+        return str(probe.getsockname()[0])

@@ -1,0 +1,86 @@
+"""A dataset cut into the parts of W workers: worker i computes batches i, i + W, i + 2 W, ...
+
+What lies before the cut (reading, shuffling, repeating) every worker does for itself, with the same seeds, and skips
+what is not its own. What lies behind it, the last maps and the batching, a worker does for its own batches only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.runtime.input_workers.order import (
+    BATCHING,
+    MAP_AND_BATCH,
+    MAPS,
+    PASSING,
+    batch_size_of,
+    map_has_state,
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where a dataset is cut: `source` is what every worker computes, `batch_size` elements of it make a batch."""
+
+    source: Any
+    batch_size: int
+
+
+def find_split(variant: Any) -> Split:
+    """Return the cut of a dataset before its last element-wise maps and its batching.
+
+    A map that keeps state, such as a random op, lies before the cut: each worker calls it for every element, so that
+    it draws what it would draw without workers.
+    """
+    operation, batch_size, source = variant.op, 1, variant
+    has_batched = False
+    while True:
+        keeps_state = operation.type in MAPS | MAP_AND_BATCH and map_has_state(operation)
+        if operation.type in BATCHING | MAP_AND_BATCH and not has_batched and not keeps_state:
+            batch_size, has_batched = batch_size_of(operation), True
+        elif operation.type not in MAPS | PASSING or keeps_state:
+            return Split(source, batch_size)
+        source = operation.inputs[0]
+        operation = source.op
+
+
+def part(variant: Any, spec: Any, index: int, count: int, first_batch: int = 0) -> Any:
+    """Return the dataset of one worker.
+
+    Args:
+        variant: Tensor of the whole dataset, in the current graph.
+        spec: Of its elements.
+        index: Number of the worker.
+        count: Number of workers.
+        first_batch: How many of the worker's batches to leave out. Their elements are skipped before the maps.
+    """
+    split = find_split(variant)
+    own = tf.data.experimental.to_variant(_own_elements(split, index, count, first_batch))
+    if split.source is not variant:
+        (own,) = tf.import_graph_def(
+            variant.graph.as_graph_def(),
+            input_map={split.source.name: own},
+            return_elements=[variant.name],
+            name=f"input_worker_{index}",
+        )
+    return tf.data.experimental.from_variant(own, spec)
+
+
+def _own_elements(split: Split, index: int, count: int, first_batch: int) -> Any:
+    operation = split.source.op
+    spec = tuple(
+        tf.TensorSpec(tf.TensorShape(shape), tf.as_dtype(kind))
+        for shape, kind in zip(operation.get_attr("output_shapes"), operation.get_attr("output_types"), strict=True)
+    )
+    source = tf.data.experimental.from_variant(split.source, spec)
+    first = index + first_batch * count
+
+    def is_own(number: tf.Tensor, _: Any) -> tf.Tensor:
+        batch = number // split.batch_size
+        # tf.equal, because == on tensors compares identity in a graph of the 1.x kind.
+        return tf.logical_and(tf.equal(batch % count, index), batch >= first)
+
+    return source.enumerate().filter(is_own).map(lambda _, element: element)
