@@ -144,8 +144,10 @@ def _spill(gap: _Gap, outputs: Mapping[str, Sequence[Output]]) -> Spill:
     shapes: dict[Endpoint, tuple[int, ...]] = {}
     for endpoint in (gap.value.endpoint, *(use.endpoint for use in late)):
         output = _output(endpoint, outputs)
-        assert output is not None and output.shape is not None
+        assert output is not None
+        assert output.shape is not None
         shapes[endpoint] = output.shape
     made = _output(gap.value.endpoint, outputs)
-    assert made is not None and made.shape is not None
+    assert made is not None
+    assert made.shape is not None
     return Spill(gap.value.endpoint, made.shape, made.dtype, gap.value.num_bytes, gap.value.made, late, shapes)

@@ -1,153 +1,200 @@
-"""A step's graph while it is rewritten: what goes, what is new, and who waits for whom."""
+"""The graph of one Program while it is written: which nodes go, which are new, and who waits for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64, call_node, index_node
+from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.cost import Output
-from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable
-from cerebras_tensorflow.graph.ordering import first_reads
+from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, parse_input
 from cerebras_tensorflow.graph.program import Event
-from cerebras_tensorflow.graph.variables import Variable, VariableAccess
-
-
-@dataclass
-class VariableUses:
-    """The uses of one streamed variable."""
-
-    index: int
-    variable: Variable
-    before: list[VariableAccess] = field(default_factory=list)  # reads of the value that the step starts with
-    after: list[VariableAccess] = field(default_factory=list)  # reads of the updated value
-
-    @classmethod
-    def of(cls, index: int, variable: Variable, table: NodeTable) -> VariableUses:
-        before, after = first_reads(table, variable)
-        return cls(index, variable, before, after)
-
-    def value_uses(self, table: NodeTable) -> list[tuple[VariableAccess, str]]:
-        """Pairs (read, op that uses the value read)."""
-        return [
-            (read, user)
-            for read in self.before
-            if read.op == "ReadVariableOp"
-            for user in table.consumers[read.node]
-            if any(endpoint.node == read.node for endpoint in table.data_inputs(user))
-        ]
 
 
 class Emission:
-    """The nodes of one program as they are made.
+    """The nodes of one Program as they are made. It changes through its verbs only.
 
     Args:
-        table: The graph.
+        table: The original graph.
         order: All its nodes in the order in which they run.
-        plans: Of the streamed variables.
         outputs: Of each op.
+        reads: Reads of streamed variables. They are dropped; loads take their places.
+        sliced: Ops and assigns that are done in slices.
+        replaced: (user, value) -> what the user takes instead of the value.
 
     Attributes:
-        position: Of each op in the order.
-        deadness: Of the nodes, the new ones included.
-        dropped: Original nodes that are replaced.
-        dropped_reads: Those of them that read a streamed variable.
-        sliced: Ops and assigns that are done in slices.
-        replaced: (user, value) -> what the user takes instead.
-        extra_control: Original node -> what it waits for beside its own inputs.
-        new: New nodes by name.
-        ends: What the step waits for.
-        events: Moves of weights and values.
-        inserted: Original node -> new ones before it in the order.
+        table: The original graph.
+        outputs: Of each op.
+        position: Of each original op in the order.
+        sliced: As given.
+        deadness: Which nodes may not run, the new ones included, and how to wait for them.
     """
 
     def __init__(
-        self, table: NodeTable, order: list[str], plans: Sequence[VariableUses], outputs: Mapping[str, Sequence[Output]]
+        self,
+        table: NodeTable,
+        order: Sequence[str],
+        outputs: Mapping[str, Sequence[Output]],
+        reads: Collection[str] = (),
+        sliced: Container[str] = (),
+        replaced: Mapping[tuple[str, Endpoint], str] | None = None,
     ) -> None:
         self.table = table
-        self.position = {name: position for position, name in enumerate(order)}
-        self.plans = plans
         self.outputs = outputs
-        self.deadness = Deadness(table, order)
-        self.dropped: set[str] = set()
-        self.dropped_reads: set[str] = set()
-        self.sliced: set[str] = set()
-        self.replaced: dict[tuple[str, Endpoint], str] = {}
-        self.extra_control: dict[str, list[str]] = {}
-        self.new: dict[str, NodeDef] = {}
-        self.ends: list[str] = []
-        self.events: list[Event] = []
-        self.inserted: dict[str, list[str]] = {}
+        self.position: Mapping[str, int] = {name: position for position, name in enumerate(order)}
+        self.sliced = sliced
+        self.deadness = Deadness(table, list(order))
+        self._reads = frozenset(reads)
+        self._replaced = dict(replaced or {})
+        self._loads: dict[tuple[str, str], str] = {}  # (user, read) -> the load that the user takes instead
+        self._dropped = set(reads)
+        self._extra_control: dict[str, list[str]] = {}
+        self._new: dict[str, NodeDef] = {}
+        self._ends: list[str] = []
+        self._events: list[Event] = []
+        self._inserted: dict[str, list[str]] = {}
 
-    def add(self, node: NodeDef) -> str:
-        """Add a node; return its name."""
-        self.new[node.name] = node
-        return node.name
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a new node of this name."""
+        return name in self._new
 
-    def input(self, user: str, endpoint: Endpoint) -> str:
-        """What an op takes in place of an input."""
-        return self.replaced.get((user, endpoint), str(endpoint))
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What the step has to wait for."""
+        return tuple(self._ends)
 
-    def control_of(self, name: str) -> list[str]:
-        """What a node waits for that had a control edge from a node, or took a read's value.
+    @property
+    def inserted(self) -> Mapping[str, Sequence[str]]:
+        """Original node -> new ones before it in the order."""
+        return self._inserted
 
-        Of a read that is replaced, that is what the read itself waited for: its value is loaded whenever it fits.
-        What the read had to precede waits for the uses of its value already.
-        """
-        if name not in self.dropped or self.table.nodes[name].op != "ReadVariableOp":
-            return [name]
-        before = [endpoint.node for endpoint in self.table.inputs[name] if endpoint.is_control]
-        return [control for node in before for control in self.control_of(node)]
+    def schedule(self) -> list[Event]:
+        """Return all moves in the order of their first use."""
+        return sorted(self._events, key=lambda event: (event.first, event.weight))
 
-    def controls(self, name: str) -> list[str]:
-        """What an op waits for, beside its inputs, as control edges."""
-        controls = [endpoint.node for endpoint in self.table.inputs[name] if endpoint.is_control]
-        kept = [control for node in controls if node not in self.sliced for control in self.control_of(node)]
-        return [f"^{control}" for control in dict.fromkeys(kept)]
+    def add(self, *nodes: NodeDef) -> str:
+        """Add nodes; return the name of the last one."""
+        for node in nodes:
+            self._new[node.name] = node
+        return str(nodes[-1].name)
 
-    def waits(self, write: str) -> list[str]:
-        """What the update of a weight waits for, beside its inputs, as control edges."""
-        node = self.table.nodes[write]
-        control = [text for text in node.input if text.startswith("^") and text[1:] not in self.dropped_reads]
-        return control + [f"^{name}" for name in dict.fromkeys(self.extra_control.pop(write, ()))]
+    def drop(self, *names: str) -> None:
+        """Leave original nodes out."""
+        self._dropped.update(names)
 
-    def weight_call(
-        self, name: str, token: str, plan: VariableUses, switches: tuple[Endpoint, ...], inputs: list[tuple[str, int]]
-    ) -> NodeDef:
-        """A call about a variable, as `call`."""
-        dtype = self.table.nodes[plan.variable.handle].attr["dtype"].type
-        return self.call(name, token, plan.index, dtype, switches, inputs)
+    def take_load(self, user: str, read: str, load: str) -> None:
+        """Let an original op take a load in place of a read."""
+        self._loads[(user, read)] = load
 
-    def call(
-        self,
-        name: str,
-        token: str,
-        stored: int,
-        dtype: int,
-        switches: tuple[Endpoint, ...],
-        inputs: list[tuple[str, int]],
-    ) -> NodeDef:
-        """A call into the weight store: load, gather(ids) or store(value), dead where its branch is not taken.
+    def wait_for(self, name: str, others: Iterable[str]) -> None:
+        """Let a node, original or new, run after others."""
+        if name in self._new:
+            self._new[name].input.extend(f"^{other}" for other in others)
+        else:
+            self._extra_control.setdefault(name, []).extend(others)
 
-        Args:
-            name: Of the new node.
-            token: Which call.
-            stored: Index into Program.stored.
-            dtype: Of what is stored there, as TensorFlow's number.
-            switches: The branches that it is in.
-            inputs: Further arguments, with their dtypes.
-        """
-        index = self.switched(name, self.add(index_node(name, stored)), INT64, switches)
-        node = call_node(name, token, index, dtype, inputs)
-        self.add(node)
-        return node
+    def finish_with(self, name: str) -> None:
+        """Let the step end only when a node has run."""
+        self._ends.append(name)
 
-    def switched(self, name: str, value: str, dtype: int, switches: tuple[Endpoint, ...]) -> str:
-        """A value that is dead where the branches it is for are not taken."""
+    def record(self, *events: Event) -> None:
+        """Add moves to the schedule."""
+        self._events.extend(events)
+
+    def place_before(self, original: str, names: Iterable[str]) -> None:
+        """Give new nodes places in the order, just before an original one and after those already placed there."""
+        self._inserted.setdefault(original, []).extend(names)
+
+    def switched(self, name: str, value: str, dtype: int, switches: Sequence[Endpoint]) -> str:
+        """Return a value that is dead where the branches it is for are not taken."""
         for level, endpoint in enumerate(switches):
             predicate = self.table.data_inputs(endpoint.node)[1]
             switch = NodeDef(name=f"{name}/cs_switch_{level}", op="Switch", input=[value, str(predicate)])
             switch.attr["T"].type = dtype
             value = str(Endpoint(self.add(switch), endpoint.port))
         return value
+
+    def dtype(self, handle: str) -> int:
+        """Return the dtype of the variable behind an original handle, as TensorFlow's number."""
+        return int(self.table.nodes[handle].attr["dtype"].type)
+
+    def input(self, user: str, endpoint: Endpoint) -> str:
+        """Return what an op takes in place of an input."""
+        return self._replaced.get((user, endpoint)) or self._loads.get((user, endpoint.node)) or str(endpoint)
+
+    def control_of(self, name: str) -> list[str]:
+        """Return what a node waits for that waited for `name`, or took its value.
+
+        A read that is replaced stands for what the read itself waited for: its value is loaded whenever it fits. What
+        the read had to precede waits for the uses of its value already.
+        """
+        if name not in self._reads:
+            return [name]
+        before = [endpoint.node for endpoint in self.table.inputs[name] if endpoint.is_control]
+        return [control for node in before for control in self.control_of(node)]
+
+    def controls(self, name: str) -> list[str]:
+        """Return the control edges of a slice's copy of an op."""
+        controls = [endpoint.node for endpoint in self.table.inputs[name] if endpoint.is_control]
+        kept = [control for node in controls if node not in self.sliced for control in self.control_of(node)]
+        return [f"^{control}" for control in dict.fromkeys(kept)]
+
+    def waits(self, write: str) -> list[str]:
+        """Return the control edges of the slices of a weight's update."""
+        node = self.table.nodes[write]
+        control = [text for text in node.input if text.startswith("^") and text[1:] not in self._reads]
+        return control + [f"^{name}" for name in dict.fromkeys(self._extra_control.get(write, ()))]
+
+    def weight_call(
+        self, name: str, token: str, uses: VariableUses, switches: Sequence[Endpoint], inputs: list[tuple[str, int]]
+    ) -> NodeDef:
+        """Add a call into the weight store, dead where its branch is not taken; return its node.
+
+        Args:
+            name: Of the new node.
+            token: Which call.
+            uses: Of the variable that it is about.
+            switches: The branches that it is in.
+            inputs: Further arguments, with their dtypes.
+        """
+        index = self.switched(name, self.add(index_node(name, uses.index)), INT64, switches)
+        node = call_node(name, token, index, self.dtype(uses.variable.handle), inputs)
+        self.add(node)
+        return node
+
+    def graph_def(self, on_host: Container[str] = ()) -> GraphDef:
+        """Return the rewritten graph.
+
+        Args:
+            on_host: Original nodes that are placed on the CPU.
+        """
+        source = self.table.graph_def
+        result = GraphDef(versions=source.versions, library=source.library)
+        for node in source.node:
+            if node.name in self._dropped:
+                continue
+            new = NodeDef.FromString(node.SerializeToString())
+            del new.input[:]
+            if node.name in on_host:
+                new.device = "/device:CPU:0"
+            inputs, control = self._rewritten_inputs(node)
+            new.input.extend([*inputs, *(f"^{name}" for name in dict.fromkeys(control))])
+            result.node.append(new)
+        result.node.extend(self._new.values())
+        result.node.extend(self.deadness.new_nodes)
+        return result
+
+    def _rewritten_inputs(self, node: NodeDef) -> tuple[list[str], list[str]]:
+        """Return what an original node takes, and the nodes that it waits for."""
+        inputs: list[str] = []
+        control: list[str] = []
+        for text in node.input:
+            endpoint = parse_input(text)
+            if endpoint.is_control:
+                control += self.control_of(endpoint.node)
+                continue
+            inputs.append(self.input(node.name, endpoint))
+            if (node.name, endpoint) not in self._replaced and (node.name, endpoint.node) in self._loads:
+                control += self.control_of(endpoint.node)
+        return inputs, [*control, *self._extra_control.get(node.name, ())]

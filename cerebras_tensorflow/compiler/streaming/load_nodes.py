@@ -1,0 +1,160 @@
+"""The nodes that bring a streamed weight in for its uses: loads, gathers of rows, and its shape as a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.nodes.emission import Emission
+from cerebras_tensorflow.compiler.nodes.ops import read_node
+from cerebras_tensorflow.compiler.nodes.uses import VariableUses
+from cerebras_tensorflow.compiler.streaming.schedule import Demand, split_uses
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable, constant_node
+from cerebras_tensorflow.graph.program import (
+    GATHER_TOKEN,
+    LOAD_TOKEN,
+    PRIVATE_LOAD_TOKEN,
+    UNCHECKED_LOAD_TOKEN,
+    Event,
+    Residence,
+)
+from cerebras_tensorflow.graph.variables import VariableAccess
+
+# Ops that never hand on or write over the buffer of an input. Everything else may: TensorFlow reuses the buffer of an
+# input that nothing else refers to, and a slice of a weight no longer shows that the memory is the store's.
+_READERS = frozenset(
+    {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
+)
+_PASS_ON = frozenset({"Identity", "Reshape", "Cast"})
+
+_Member = tuple[VariableAccess, str]  # (read, op that uses the value read)
+
+
+class LoadNodes:
+    """The emission of the loads.
+
+    Args:
+        emission: Where the nodes go.
+        demand: All uses of streamed weights.
+        window_bytes: Bytes of weights in memory at a time.
+        residence: Where the weights lie.
+        checked: Indices of the weights whose update in slices verifies their checksums in the same step.
+    """
+
+    def __init__(
+        self, emission: Emission, demand: Demand, window_bytes: int, residence: Residence, checked: Container[int]
+    ) -> None:
+        self._emission = emission
+        self._demand = demand
+        self._window_bytes = window_bytes
+        self._residence = residence
+        self._checked = checked
+
+    def add(self, uses: VariableUses) -> None:
+        """Add the nodes of one weight."""
+        for access in uses.shape_queries:
+            self._add_shape(uses, access)
+        for access in uses.gathers:
+            self._add_gather(uses, access)
+        by_branch: dict[tuple[Endpoint, ...], list[_Member]] = {}
+        for read, user in uses.value_uses(self._emission.table):
+            if user not in self._emission.sliced:
+                by_branch.setdefault(read.switches, []).append((read, user))
+        for switches, members in by_branch.items():
+            for group in self._groups(members):
+                self._add_load(uses, switches, group)
+
+    def _add_shape(self, uses: VariableUses, access: VariableAccess) -> None:
+        out_type = tf.as_dtype(self._emission.table.nodes[access.node].attr["out_type"].type).as_numpy_dtype
+        self._emission.drop(access.node)
+        self._emission.add(constant_node(access.node, np.array(uses.shape, out_type)))
+
+    def _add_gather(self, uses: VariableUses, access: VariableAccess) -> None:
+        """Read only the rows that the batch names. In host memory the original op does that already."""
+        name = access.node
+        if self._residence is not Residence.HOST_MEMORY:
+            node = self._emission.table.nodes[name]
+            ids = self._emission.input(name, self._emission.table.data_inputs(name)[1])
+            self._emission.drop(name)
+            self._emission.weight_call(name, GATHER_TOKEN, uses, access.switches, [(ids, node.attr["Tindices"].type)])
+            for text in node.input:
+                if text.startswith("^"):
+                    self._emission.wait_for(name, self._emission.control_of(text[1:]))
+        position = self._emission.position[name]
+        for write in uses.variable.writes:
+            self._emission.wait_for(write.node, [self._emission.deadness.alive(name)])
+        self._emission.record(Event("gather", uses.index, name, 0, position, position, ((name, position),)))
+
+    def _groups(self, members: Sequence[_Member]) -> list[list[_Member]]:
+        """Split the uses of a weight into those that share a load, in the step's order."""
+        position = self._emission.position
+        places = sorted({position[user] for _, user in members})
+        return [
+            [(read, user) for read, user in members if group[0] <= position[user] <= group[-1]]
+            for group in split_uses(places, self._demand, self._window_bytes)
+        ]
+
+    def _add_load(self, uses: VariableUses, switches: tuple[Endpoint, ...], members: Sequence[_Member]) -> None:
+        """Load a weight for a group of its uses."""
+        position = self._emission.position
+        finishers = tuple(sorted({(user, position[user]) for _, user in members}, key=lambda finisher: finisher[1]))
+        first, last = finishers[0][1], finishers[-1][1]
+        name = members[0][0].node
+        if name in self._emission:
+            name = f"{name}/cs_load_{first}"
+        readers = self._readers_of_buffer(uses, members)
+        if self._residence is Residence.HOST_MEMORY:
+            handle = uses.variable.handle
+            source = self._emission.switched(name, handle, tf.resource.as_datatype_enum, switches)
+            self._emission.add(read_node(name, source, self._emission.dtype(handle)))
+        else:
+            self._emission.weight_call(name, self._token(uses, readers), uses, switches, [])
+        for read, user in members:
+            self._emission.take_load(user, read.node, name)
+        self._emission.record(Event("load", uses.index, name, uses.variable.num_bytes, first, last, finishers))
+        for write in uses.variable.writes:
+            users = [user for _, user in members if user != write.node] + (readers or [])
+            self._emission.wait_for(write.node, [self._emission.deadness.alive(user) for user in dict.fromkeys(users)])
+
+    def _token(self, uses: VariableUses, readers: list[str] | None) -> str:
+        if readers is None:
+            return PRIVATE_LOAD_TOKEN
+        return UNCHECKED_LOAD_TOKEN if uses.index in self._checked else LOAD_TOKEN
+
+    def _readers_of_buffer(self, uses: VariableUses, members: Sequence[_Member]) -> list[str] | None:
+        """Return the ops beside the uses that read a load's memory; None if the load needs memory of its own.
+
+        A mapped store changes a weight where the loads of it lie, so all of these must come before its update.
+        """
+        table, position = self._emission.table, self._emission.position
+        if not all(_only_reads(table, user, read.node) for read, user in members):
+            return None
+        if self._residence is not Residence.MAPPED_FILE:
+            return []
+        readers = [reader for _, user in members for reader in _readers(table, user) if reader != user]
+        first_write = min((position[write.node] for write in uses.variable.writes), default=None)
+        if first_write is not None and any(position[reader] > first_write for reader in readers):
+            return None
+        return readers
+
+
+def _only_reads(table: NodeTable, user: str, source: str) -> bool:
+    """Whether an op, and those that it hands its input's buffer on to, never write over it."""
+    node = table.nodes[user]
+    if node.op in _READERS:
+        return True
+    if node.op == "Cast" and node.attr["SrcT"].type != node.attr["DstT"].type:
+        return True
+    if node.op not in _PASS_ON or table.data_inputs(user)[0].node != source:
+        return False
+    return all(_only_reads(table, consumer, user) for consumer in table.consumers[user])
+
+
+def _readers(table: NodeTable, user: str) -> list[str]:
+    """Return an op that takes a value, and those that it hands the value's buffer on to."""
+    node = table.nodes[user]
+    if node.op not in _PASS_ON or (node.op == "Cast" and node.attr["SrcT"].type != node.attr["DstT"].type):
+        return [user]
+    return [user, *(reader for consumer in table.consumers[user] for reader in _readers(table, consumer))]

@@ -1,0 +1,123 @@
+"""What weight streaming decides about a step before any node is made: sizes, slices, and what leaves memory."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cerebras_tensorflow.compiler.memory.budget import Traffic, overhead_bytes, spill_within
+from cerebras_tensorflow.compiler.memory.liveness import find_values
+from cerebras_tensorflow.compiler.memory.recomputing import Restores, recompute_where_cheaper
+from cerebras_tensorflow.compiler.memory.spilling import plan_spills
+from cerebras_tensorflow.compiler.nodes.uses import VariableUses
+from cerebras_tensorflow.compiler.options import StreamingOptions
+from cerebras_tensorflow.compiler.slicing.apply_ops import SlicedApply, find_slices
+from cerebras_tensorflow.compiler.slicing.assigns import SlicedAssign, find_assign_slices, values_between_ops
+from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.nodes import NodeTable
+from cerebras_tensorflow.graph.program import Residence
+
+_SMALLEST_WINDOW_BYTES = 64_000_000
+_SLICES_IN_WINDOW = 32
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The decisions about one step.
+
+    Attributes:
+        table: The graph.
+        order: All its nodes in the order in which they run.
+        uses: Of the streamed variables, by their index in the Program.
+        outputs: Of each op.
+        residence: Where the weights lie between their uses.
+        window_bytes: Bytes of weights in memory at a time.
+        applies: Optimizer ops that are done in slices.
+        assigns: Groups of assigns that are done in slices.
+        restores: How each value that leaves memory comes back.
+        overhead_bytes: What kernels, queues and allocators take beside values and weights.
+    """
+
+    table: NodeTable
+    order: tuple[str, ...]
+    uses: tuple[VariableUses, ...]
+    outputs: Mapping[str, Sequence[Output]]
+    residence: Residence
+    window_bytes: int
+    applies: tuple[SlicedApply, ...]
+    assigns: tuple[SlicedAssign, ...]
+    restores: Restores
+    overhead_bytes: int
+
+    @cached_property
+    def sliced(self) -> Mapping[str, str]:
+        """Ops that are done in slices -> the op after which all slices are done."""
+        in_regions = {name: cut.writes[-1] for cut in self.assigns for name in (*cut.inner, *cut.writes)}
+        return {cut.node: cut.node for cut in self.applies} | in_regions
+
+    def family(self, handles: Sequence[str]) -> list[VariableUses]:
+        """Return the uses of some streamed variables, by the names of their VarHandleOps."""
+        by_handle = {uses.variable.handle: uses for uses in self.uses}
+        return [by_handle[handle] for handle in handles]
+
+
+def plan_step_memory(
+    table: NodeTable,
+    order: Sequence[str],
+    all_uses: Sequence[VariableUses],
+    outputs: Mapping[str, Sequence[Output]],
+    options: StreamingOptions,
+    roots: Container[str],
+) -> StreamPlan:
+    """Choose the window, the slices, and the values that leave memory.
+
+    Args:
+        table: The graph.
+        order: All its nodes in the order in which they run.
+        all_uses: Of the streamed variables.
+        outputs: Of each op; without them nothing can be spilled.
+        options: What the user chose.
+        roots: Names of all ops that a run may ask for.
+
+    Raises:
+        CompileError: If the step cannot be done within the memory budget.
+    """
+    sizes = tuple(uses.variable.num_bytes for uses in all_uses)
+    window_bytes = options.window_bytes or max(_SMALLEST_WINDOW_BYTES, 2 * _median_by_bytes(sizes))
+    slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
+    traffic = Traffic(window_bytes, slice_bytes, sizes) if options.residence is Residence.STORE else None
+    # In host memory the optimizer's own ops update the variables; there is nothing to cut.
+    is_cut = options.residence is not Residence.HOST_MEMORY
+    by_handle = {uses.variable.handle: uses.variable for uses in all_uses if is_cut}
+    assigns = find_assign_slices(table, order, by_handle, outputs, roots, slice_bytes)
+    applies = find_slices(table, by_handle, slice_bytes, options.residence is Residence.MAPPED_FILE)
+    values = values_between_ops(find_values(table, order, outputs), assigns)
+    if traffic is None:
+        spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
+    else:
+        spilling = spill_within(values, len(order), outputs, traffic, options)
+    reads = {read.node for uses in all_uses for read in uses.reads}
+    restores = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
+    return StreamPlan(
+        table=table,
+        order=tuple(order),
+        uses=tuple(all_uses),
+        outputs=outputs,
+        residence=options.residence,
+        window_bytes=window_bytes,
+        applies=tuple(applies),
+        assigns=tuple(assigns),
+        restores=restores,
+        overhead_bytes=overhead_bytes(values, int(restores.curve.max(initial=0)), traffic),
+    )
+
+
+def _median_by_bytes(sizes: Sequence[int]) -> int:
+    """Return the size of the weight at which half of all bytes are in smaller ones."""
+    total, seen = sum(sizes), 0
+    for size in sorted(sizes):
+        seen += size
+        if 2 * seen >= total:
+            return size
+    return 0
