@@ -14,16 +14,20 @@ import tensorflow as tf
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
+from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.evaluation import prediction as prediction_run
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
 from cerebras_tensorflow.estimator.execution import restrictions
-from cerebras_tensorflow.estimator.execution import target as running
+from cerebras_tensorflow.estimator.execution.compile_model import compile_model
+from cerebras_tensorflow.estimator.execution.target import Target, choose_target, held
 from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import call_model_fn, local_init_of
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training import run as training_run
+from cerebras_tensorflow.estimator.training.ops import training_ops
+from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.warm_start import warm_start_settings
 from cerebras_tensorflow.estimator.user_functions import parameters_of
 from cerebras_tensorflow.logs import run_log
@@ -80,6 +84,7 @@ class CerebrasEstimator:
             )
         self._model_dir = given or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
         self._config = config if config.model_dir == self._model_dir else config.replace(model_dir=self._model_dir)
+        self._settings = run_settings(self._config)
         self._compile_dir = os.fspath(compile_dir) if compile_dir is not None else self._model_dir
         self._model_fn = model_fn
         self._params = params
@@ -148,13 +153,13 @@ class CerebrasEstimator:
             sparsifier = None
         _make_folder(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
-        with running.held(target, f"train {self._model_dir}"):
+        with held(target, f"train {self._model_dir}"):
             training_run.train(
-                training_run.TrainingRequest(
+                TrainingRequest(
                     model_fn=self._model_fn,
                     input_fn=input_fn,
                     params=self._params,
-                    config=self._config,
+                    settings=self._settings,
                     model_dir=self._model_dir,
                     compile_dir=self._compile_dir,
                     warm_start=self._warm_start,
@@ -195,10 +200,10 @@ class CerebrasEstimator:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
         _check_hooks(hooks)
         target = self._target(use_cs, ModeKeys.EVAL)
-        restrictions.check_evaluation_steps(self._config, target.is_cs, steps)
+        restrictions.check_evaluation_steps(self._settings, target.is_cs, steps)
         _make_folder(self._model_dir)
         request = self._inference(input_fn, hooks, steps, checkpoint_path, name)
-        with running.held(target, f"evaluate {self._model_dir}"):
+        with held(target, f"evaluate {self._model_dir}"):
             return evaluation_run.evaluate(request, target)
 
     def _evaluate_values(
@@ -212,7 +217,7 @@ class CerebrasEstimator:
         """Evaluate as `evaluate` does, but variables that `load` sets: load(model, its session)."""
         target = self._target(False, ModeKeys.EVAL)
         request = replace(self._inference(input_fn, hooks, steps, None, name), load=load)
-        with running.held(target, f"evaluate {self._model_dir}"):
+        with held(target, f"evaluate {self._model_dir}"):
             return evaluation_run.evaluate(request, target)
 
     def predict(
@@ -239,7 +244,7 @@ class CerebrasEstimator:
         _check_hooks(hooks)
         target = self._target(use_cs, ModeKeys.PREDICT)
         request = self._inference(input_fn, hooks, None, checkpoint_path, None)
-        with running.held(target, f"predict {self._model_dir}"):
+        with held(target, f"predict {self._model_dir}"):
             yield from prediction_run.predict(request, target, predict_keys, yield_single_examples, num_samples)
 
     def compile(
@@ -253,12 +258,12 @@ class CerebrasEstimator:
             mode: One of ModeKeys.
         """
         target = self._target(True, mode)
-        pipeline = InputPipeline(input_fn, self._params, mode, self._config, self._config.tf_random_seed)
+        pipeline = InputPipeline(input_fn, self._params, mode, self._settings)
         try:
-            model = call_model_fn(self._model_fn, pipeline, mode, self._params, self._config, self._is_cerebras)
+            model = call_model_fn(self._model_fn, pipeline, mode, self._params, self._settings, self._is_cerebras)
             run_log.info("Done calling model_fn.")
             if mode == ModeKeys.TRAIN:
-                step = training_run.training_ops(model).step
+                step = training_ops(model).step
             elif mode == ModeKeys.EVAL:
                 step = model.step([*evaluation_run.evaluation_ops(model).roots, local_init_of(model)])
             else:
@@ -266,7 +271,7 @@ class CerebrasEstimator:
                     [*tf.nest.flatten(model.spec.predictions, expand_composites=True), local_init_of(model)]
                 )
             folder = None if validate_only else self._compile_dir
-            compiled = running.compile_model(model, step, target.mode, self._config, folder)
+            compiled = compile_model(model, step, target.mode, self._settings.cs, folder)
         finally:
             pipeline.close()
         if validate_only:
@@ -318,7 +323,10 @@ class CerebrasEstimator:
 
         Args:
             input_receiver_fn_map: ModeKeys -> function that returns a receiver: one with labels for TRAIN and EVAL.
-            export_dir_base, assets_extra, as_text, checkpoint_path: As export_saved_model.
+            export_dir_base: As export_saved_model.
+            assets_extra: As export_saved_model.
+            as_text: As export_saved_model.
+            checkpoint_path: As export_saved_model.
 
         Raises:
             ValueError: If there is no checkpoint, or no receiver function.
@@ -329,7 +337,7 @@ class CerebrasEstimator:
         request = export.ExportRequest(
             model_fn=self._model_fn,
             params=self._params,
-            config=self._config,
+            settings=self._settings,
             checkpoint=os.fspath(checkpoint),
             receiver_fns=input_receiver_fn_map,
             folder=os.fsdecode(export_dir_base),
@@ -365,9 +373,9 @@ class CerebrasEstimator:
                 )
             return reader.read(name)
 
-    def _target(self, use_cs: bool, mode: str) -> running.Target:
-        target = running.choose_target(self._config, use_cs)
-        restrictions.check_settings(self._config, mode, target.is_cs, target.mode)
+    def _target(self, use_cs: bool, mode: str) -> Target:
+        target = choose_target(self._settings, use_cs)
+        restrictions.check_settings(self._settings, mode, target.is_cs, target.mode)
         if self._is_cerebras:
             restrictions.note_params(self._params)
         return target
@@ -390,7 +398,7 @@ class CerebrasEstimator:
             model_fn=self._model_fn,
             input_fn=input_fn,
             params=self._params,
-            config=self._config,
+            settings=self._settings,
             model_dir=self._model_dir,
             compile_dir=self._compile_dir,
             warm_start=self._warm_start,

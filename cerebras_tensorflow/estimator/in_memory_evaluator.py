@@ -90,4 +90,5 @@ class InMemoryEvaluatorHook(SessionRunHook):
             for name in sorted(own & trained):
                 session.load(name, training.read(name))
 
-        self._estimator._evaluate_values(self._input_fn, self._steps, self._hooks, self._name, take_over)
+        evaluate = self._estimator._evaluate_values  # noqa: SLF001 - a verb between the two, and not for callers
+        evaluate(self._input_fn, self._steps, self._hooks, self._name, take_over)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.export.export_outputs import PredictOutput
@@ -29,7 +30,7 @@ def model_to_estimator(
     custom_objects: Mapping[str, Any] | None = None,
     model_dir: str | None = None,
     config: Any = None,
-    checkpoint_format: str = "checkpoint",
+    checkpoint_format: str = "checkpoint",  # noqa: ARG001
     metric_names_map: Mapping[str, str] | None = None,
     export_outputs: Any = None,
 ) -> Estimator:
@@ -39,7 +40,8 @@ def model_to_estimator(
         keras_model: The model; or
         keras_model_path: Where one was saved.
         custom_objects: Classes and functions that the model needs beside those of Keras.
-        model_dir, config: As Estimator takes them.
+        model_dir: As Estimator takes it.
+        config: As Estimator takes it.
         checkpoint_format: Accepted; checkpoints are those of every Estimator here.
         metric_names_map: Name of a metric in Keras -> name in the results.
         export_outputs: Of the spec; by default the model's outputs.
@@ -82,7 +84,7 @@ class KerasModelToCerebrasEstimator(CerebrasEstimator):
         folder = model_dir or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
         made = _made(keras_model, keras_model_path, custom_objects, metric_names_map, export_outputs)
 
-        def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:  # noqa: ARG001
             return made.model_fn(features, labels, mode)
 
         super().__init__(model_fn, folder, config=config, params=params, warm_start_from=made.save_weights(folder))
@@ -128,8 +130,8 @@ class _KerasModel:
     def model_fn(self, features: Any, labels: Any, mode: str) -> Any:
         """The Estimator's model_fn."""
         import tf_keras
-        from tf_keras.src.engine.compile_utils import LossesContainer, MetricsContainer  # private: no public name
 
+        containers = tf_private.keras_compile_utils()
         step = tf.compat.v1.train.get_or_create_global_step()
         model = self._clone()
         if isinstance(features, Mapping) and len(features) == 1 and len(model.inputs) == 1:
@@ -142,10 +144,10 @@ class _KerasModel:
                 exports = self._exports or {"serving_default": PredictOutput(predictions)}
                 return EstimatorSpec(mode, predictions=predictions, export_outputs=exports)
             compiled = tf_keras.saving.deserialize_keras_object(self._compile_config)
-            losses = LossesContainer(compiled.get("loss"), compiled.get("loss_weights"), output_names=names)
+            losses = containers.LossesContainer(compiled.get("loss"), compiled.get("loss_weights"), output_names=names)
             loss = losses(labels, outputs, regularization_losses=model.losses)
             if mode == ModeKeys.EVAL:
-                measured = MetricsContainer(compiled.get("metrics"), compiled.get("weighted_metrics"), names)
+                measured = containers.MetricsContainer(compiled.get("metrics"), compiled.get("weighted_metrics"), names)
                 measured.update_state(labels, outputs)
                 metrics = {self._metric_names.get(metric.name, metric.name): metric for metric in measured.metrics}
                 return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics)

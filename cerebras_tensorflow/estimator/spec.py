@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
-from tensorflow.python.saved_model.model_utils import export_utils  # private: no public name since tf.estimator went
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.estimator.host_call import validate_host_call
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 
@@ -58,8 +58,12 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             loss: Scalar, or of shape (1,); required in TRAIN and EVAL.
             train_op: Op of one training step; required in TRAIN.
             eval_metric_ops: Name -> (value tensor, update op), or a Keras metric.
-            export_outputs, training_chief_hooks, training_hooks, scaffold, evaluation_hooks, prediction_hooks: As
-                tf.estimator.EstimatorSpec.
+            export_outputs: Signature -> ExportOutput.
+            training_chief_hooks: Hooks of training on the chief.
+            training_hooks: Hooks of training.
+            scaffold: How the session is made.
+            evaluation_hooks: Hooks of evaluations.
+            prediction_hooks: Hooks of predictions.
 
         Raises:
             ValueError: If what the mode needs is missing, the loss is not a scalar, or a tensor is of another graph.
@@ -201,7 +205,7 @@ def _checked_exports(exports: Any, predictions: Any, mode: str) -> Any:
     """Check export_outputs, which count in PREDICT; a single one becomes the default as well."""
     if exports is None or mode != ModeKeys.PREDICT:
         return exports
-    return export_utils.get_export_outputs(exports, predictions)
+    return tf_private.export_utils().get_export_outputs(exports, predictions)
 
 
 def _checked_scaffold(scaffold: Any) -> Any:

@@ -13,9 +13,10 @@ from cerebras_tensorflow.compiler.estimate import Estimate, estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.step import compile_step
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
-from cerebras_tensorflow.estimator.execution.target import streaming_options
+from cerebras_tensorflow.estimator.config.run_settings import run_settings
+from cerebras_tensorflow.estimator.execution.compile_model import streaming_options
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
-from cerebras_tensorflow.estimator.training.run import training_ops
+from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.perf.planned_timeline import StreamRates, plan_timeline
@@ -85,7 +86,7 @@ def plan_step(
         CompileError: If the graph cannot be compiled for the mode.
         ValueError: As call_model_fn.
     """
-    model = call_model_fn(model_fn, inputs, mode, params, config)
+    model = call_model_fn(model_fn, inputs, mode, params, run_settings(config))
     step = training_ops(model).step if mode == "train" else model.step(_outputs(model))
     outputs = op_outputs(model.graph)
     op_bytes = {name: sum(output.num_bytes for output in made) for name, made in outputs.items()}

@@ -55,8 +55,9 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     from cerebras_tensorflow import CSRunConfig
     from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.compiler.step import compile_step
+    from cerebras_tensorflow.estimator.config.run_settings import run_settings
     from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
-    from cerebras_tensorflow.estimator.training.run import training_ops
+    from cerebras_tensorflow.estimator.training.ops import training_ops
     from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.runtime.session import ProgramSession
     from cerebras_tensorflow.runtime.weight_store.file import FileStore
@@ -88,7 +89,7 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
         return time.perf_counter() - begin, stop
 
     plain, saving, stops, waits = [], [], [], []
-    with CheckpointSaver(str(model_dir), mode, names, config) as saver:
+    with CheckpointSaver(str(model_dir), mode, names, run_settings(config)) as saver:
         block(None)
         first_s = block(saver)[1]
         saver.wait()

@@ -45,6 +45,7 @@ def build(options: argparse.Namespace) -> Any:
     import tensorflow as tf
 
     from cerebras_tensorflow import CSRunConfig
+    from cerebras_tensorflow.estimator.config.run_settings import run_settings
     from cerebras_tensorflow.estimator.model.inputs import InputPipeline
     from cerebras_tensorflow.estimator.model.model_call import call_model_fn
     from reference_implementations.gpt2.model import model_fn
@@ -64,9 +65,9 @@ def build(options: argparse.Namespace) -> Any:
         },
         "optimizer": {"optimizer_type": options.optimizer, "learning_rate": 1e-4, "max_gradient_norm": options.clip},
     }  # fmt: skip
-    config = CSRunConfig()
-    pipeline = InputPipeline(input_fn, None, "train", config, 1)
-    model = call_model_fn(model_fn, pipeline, "train", params, config)
+    settings = run_settings(CSRunConfig())
+    pipeline = InputPipeline(input_fn, None, "train", settings)
+    model = call_model_fn(model_fn, pipeline, "train", params, settings)
     return model, pipeline
 
 
@@ -96,7 +97,7 @@ def main() -> None:
     from cerebras_tensorflow.compiler.memory_plan import plan_memory
     from cerebras_tensorflow.compiler.options import StreamingOptions
     from cerebras_tensorflow.compiler.step import compile_step
-    from cerebras_tensorflow.estimator.training.run import training_ops
+    from cerebras_tensorflow.estimator.training.ops import training_ops
     from cerebras_tensorflow.graph.cost import flops, op_outputs
     from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.runtime.host.heap import return_large_buffers

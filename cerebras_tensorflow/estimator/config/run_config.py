@@ -187,20 +187,23 @@ class RunConfig:
         if changes.get("save_checkpoints_steps") is not None and changes.get("save_checkpoints_secs") is not None:
             raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
         result = copy.copy(self)
-        result._settings = dict(self._settings)
+        result._change(changes)  # noqa: SLF001 - of the same class
+        return result
+
+    def _change(self, changes: Mapping[str, Any]) -> None:
+        self._settings = dict(self._settings)
         if changes.get("save_checkpoints_steps") is not None:
-            result._settings["save_checkpoints_secs"] = None
+            self._settings["save_checkpoints_secs"] = None
         if changes.get("save_checkpoints_secs") is not None:
-            result._settings["save_checkpoints_steps"] = None
+            self._settings["save_checkpoints_steps"] = None
         for name, value in changes.items():
             if name == "model_dir":
-                result._model_dir = os.fspath(value) if value is not None else None
-            elif name in result._settings:
-                result._settings[name] = value
+                self._model_dir = os.fspath(value) if value is not None else None
+            elif name in self._settings:
+                self._settings[name] = value
             else:
-                allowed = ["model_dir", *result._settings]
+                allowed = ["model_dir", *self._settings]
                 raise ValueError(f"Replacing {name} is not supported. Allowed properties are {allowed}.")
-        return result
 
 
 def _check_ranges(settings: Mapping[str, Any]) -> None:
@@ -225,6 +228,10 @@ def _check_ranges(settings: Mapping[str, Any]) -> None:
     delay = settings.get("experimental_max_worker_delay_secs")
     if delay is not None and not isinstance(delay, Integral):
         raise ValueError(f"experimental_max_worker_delay_secs must be an integer if set, given: {delay!r}")
+    _check_types(settings)
+
+
+def _check_types(settings: Mapping[str, Any]) -> None:
     if settings.get("model_dir") == "":
         raise ValueError("model_dir should be non-empty.")
     seed = settings.get("tf_random_seed")
@@ -277,7 +284,10 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
     for key, name in (("type", "task type"), ("index", "task index")):
         if task.get(key) is None:
             raise ValueError(f'If "cluster" is set in TF_CONFIG, {name} must be set.')
-    kind, index = task["type"], int(task["index"])
+    _check_task(cluster, task["type"], int(task["index"]))
+
+
+def _check_task(cluster: Mapping[str, Any], kind: str, index: int) -> None:
     if index < 0:
         raise ValueError("Task index must be non-negative number.")
     if kind == EVALUATOR:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.evaluation.run import InferenceRequest, opened_model
-from cerebras_tensorflow.estimator.execution import target as running
+from cerebras_tensorflow.estimator.execution.session_settings import SessionCreator
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.logs import run_log
@@ -34,7 +34,7 @@ def predict(
         fetched = tf.nest.flatten(predictions, expand_composites=True)
         hooks = [*request.hooks, *getattr(model.spec, "prediction_hooks", ())]
         with model.graph.as_default():
-            creator = running.SessionCreator(lambda: create(fetched))
+            creator = SessionCreator(lambda: create(fetched))
             with tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks) as session:
                 while not session.should_stop():
                     values = session.run(predictions)

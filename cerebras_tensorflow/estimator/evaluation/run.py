@@ -14,9 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.evaluation.summary import write_evaluation
-from cerebras_tensorflow.estimator.execution import store_choice as weight_stores
-from cerebras_tensorflow.estimator.execution import target as running
+from cerebras_tensorflow.estimator.execution import store_choice
+from cerebras_tensorflow.estimator.execution.compile_model import compile_model
+from cerebras_tensorflow.estimator.execution.session_settings import SessionCreator, session_config_of
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.host_call import HostMetrics
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -36,7 +38,7 @@ class InferenceRequest:
     """What the caller of evaluate or predict asked for.
 
     Attributes:
-        model_fn, input_fn, params, config, model_dir, compile_dir, warm_start: The estimator's.
+        model_fn, input_fn, params, settings, model_dir, compile_dir, warm_start: The estimator's.
         hooks: The caller's.
         steps: Batches to take; None: all.
         checkpoint_path: Checkpoint to use; None: the newest of model_dir.
@@ -48,7 +50,7 @@ class InferenceRequest:
     model_fn: Callable[..., Any]
     input_fn: Callable[..., Any]
     params: Any
-    config: Any
+    settings: RunSettings
     model_dir: str
     compile_dir: str
     warm_start: Any
@@ -84,7 +86,7 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
             _EvaluationHook(request.steps, finish, needs_batch=request.ignores_negative_labels),
         ]
         with model.graph.as_default():
-            creator = running.SessionCreator(lambda: create(ops.roots))
+            creator = SessionCreator(lambda: create(ops.roots))
             with train_v1.MonitoredSession(session_creator=creator, hooks=hooks) as session:
                 while not session.should_stop():
                     _, device_values = session.run(fetches)
@@ -174,17 +176,16 @@ def opened_model(
         )
     if path is None and request.load is None:
         run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
-    settings = running.session_config_of(request.config, target.mode)  # before any session
-    pipeline = InputPipeline(request.input_fn, request.params, mode, request.config, request.config.tf_random_seed)
+    session_config = session_config_of(request.settings, target.mode)  # XLA must be chosen before the first session
+    pipeline = InputPipeline(request.input_fn, request.params, mode, request.settings)
     sessions: list[ProgramSession] = []
 
     def create(roots: list[Any]) -> ProgramSession:
         local_init = local_init_of(model)
-        compiled = running.compile_model(
-            model, model.step([*roots, local_init]), target.mode, request.config, request.compile_dir
-        )
-        store = weight_stores.open_store(compiled.program, running.cs_config_of(request.config), request.model_dir)
-        session = ProgramSession(compiled.program, model.graph, None, store, settings, pipeline.next_batch)
+        step = model.step([*roots, local_init])
+        compiled = compile_model(model, step, target.mode, request.settings.cs, request.compile_dir)
+        store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir)
+        session = ProgramSession(compiled.program, model.graph, None, store, session_config, pipeline.next_batch)
         sessions.append(session)
         session.run(local_init)
         if request.load is not None:
@@ -202,7 +203,7 @@ def opened_model(
         if target.mode == WEIGHT_STREAMING:
             run_log.info("Running the TF Client")
         model = call_model_fn(
-            request.model_fn, pipeline, mode, request.params, request.config, request.ignores_negative_labels
+            request.model_fn, pipeline, mode, request.params, request.settings, request.ignores_negative_labels
         )
         yield model, create
     finally:

@@ -11,6 +11,7 @@ import numpy as np
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import PIPELINED, WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.logs import run_log
@@ -25,11 +26,11 @@ _PARAMS = (
 _told: set[str] = set()
 
 
-def check_settings(config: Any, mode: str, is_cs: bool, execution_mode: str) -> None:
+def check_settings(settings: RunSettings, mode: str, is_cs: bool, execution_mode: str) -> None:
     """Check what can be known before model_fn is called.
 
     Args:
-        config: RunConfig.
+        settings: Of the run.
         mode: One of ModeKeys.
         is_cs: Whether the run is on a CS system.
         execution_mode: "pipelined" or "weight_streaming".
@@ -37,7 +38,7 @@ def check_settings(config: Any, mode: str, is_cs: bool, execution_mode: str) -> 
     Raises:
         ValueError: If several replicas are asked for in weight streaming, with the text of 1.8.
     """
-    if not is_cs or not wants_replicas(config, execution_mode):
+    if not is_cs or not wants_replicas(settings, execution_mode):
         return
     if execution_mode == WEIGHT_STREAMING:
         raise ValueError("Multi-replica training is not possible in weight_streaming execution strategy.")
@@ -50,13 +51,13 @@ def check_settings(config: Any, mode: str, is_cs: bool, execution_mode: str) -> 
     )
 
 
-def check_evaluation_steps(config: Any, is_cs: bool, steps: int | None) -> None:
+def check_evaluation_steps(settings: RunSettings, is_cs: bool, steps: int | None) -> None:
     """Check that an evaluation on a CS system has a number of steps. The appliance (1.6 to 1.8) needs none.
 
     Raises:
         ValueError: If it has none, with the text of 1.6.
     """
-    if is_cs and steps is None and getattr(config, "execution_mode", None) is None:
+    if is_cs and steps is None and settings.execution_mode is None:
         raise ValueError("When performing eval on the Cerebras System, eval_steps must be provided.")
 
 
@@ -92,27 +93,22 @@ def checkpoint_bytes(variables: Any) -> int:
     )
 
 
-def wants_replicas(config: Any, execution_mode: str) -> bool:
+def wants_replicas(settings: RunSettings, execution_mode: str) -> bool:
     """Whether the settings for the original's compiler ask for as many replicas as fit (target_num_replicas = -1).
 
     The appliance's are options of the pipeline, by their name: scripts of 1.7 and 1.8 set them in either mode.
     """
-    stack_params = getattr(config, "stack_params", None)
-    full_config = stack_params.get("config") if isinstance(stack_params, Mapping) else None
+    full_config = settings.stack_params.get("config") if settings.stack_params is not None else None
     if getattr(full_config, "target_num_replicas", 0) == -1:
         return True
     if execution_mode == WEIGHT_STREAMING:
         return False
-    debug_args = getattr(getattr(config, "cs_config", None), "debug_args", None)
-    options = getattr(getattr(debug_args, "debug_crd", None), "pipeline_options", None)
+    options = getattr(getattr(settings.cs.debug_args, "debug_crd", None), "pipeline_options", None)
     try:
-        settings = json.loads(getattr(options, "full_config", "") or "{}")
+        given = json.loads(getattr(options, "full_config", "") or "{}")
     except ValueError:
         return False
-    return isinstance(settings, dict) and -1 in (
-        settings.get("target_num_replicas"),
-        settings.get("targetNumReplicas"),
-    )
+    return isinstance(given, dict) and -1 in (given.get("target_num_replicas"), given.get("targetNumReplicas"))
 
 
 def note_params(params: Any) -> None:

@@ -6,6 +6,7 @@ import abc
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
@@ -57,21 +58,21 @@ class FinalExporter(Exporter):
         as_text: bool = False,
     ) -> None:
         self._name = name
-        self._receiver_fn = serving_input_receiver_fn
-        self._assets = assets_extra
-        self._as_text = as_text
+        self._exported = _Exported(serving_input_receiver_fn, assets_extra, as_text)
 
     @property
     def name(self) -> str:
+        """Name of the exporter."""
         return self._name
 
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
     ) -> Any:
+        """Export if training has ended; see Exporter.export."""
         if not is_the_final_export:
             return None
         run_log.info("Performing the final export in the end of training.")
-        return _export(self, estimator, export_path, checkpoint_path)
+        return self._exported.write(estimator, export_path, checkpoint_path)
 
 
 class LatestExporter(Exporter):
@@ -94,19 +95,19 @@ class LatestExporter(Exporter):
         exports_to_keep: int | None = 5,
     ) -> None:
         self._name = name
-        self._receiver_fn = serving_input_receiver_fn
-        self._assets = assets_extra
-        self._as_text = as_text
+        self._exported = _Exported(serving_input_receiver_fn, assets_extra, as_text)
         self._keep = _checked_keep(exports_to_keep)
 
     @property
     def name(self) -> str:
+        """Name of the exporter."""
         return self._name
 
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
     ) -> Any:
-        path = _export(self, estimator, export_path, checkpoint_path)
+        """Export, and remove the oldest exports; see Exporter.export."""
+        path = self._exported.write(estimator, export_path, checkpoint_path)
         _retire(export_path, self._keep)
         return path
 
@@ -146,9 +147,7 @@ class BestExporter(Exporter):
         exports_to_keep: int | None = 5,
     ) -> None:
         self._name = name
-        self._receiver_fn = serving_input_receiver_fn
-        self._assets = assets_extra
-        self._as_text = as_text
+        self._exported = _Exported(serving_input_receiver_fn, assets_extra, as_text)
         self._keep = _checked_keep(exports_to_keep)
         self._pattern = event_file_pattern
         if compare_fn is None:
@@ -162,11 +161,13 @@ class BestExporter(Exporter):
 
     @property
     def name(self) -> str:
+        """Name of the exporter."""
         return self._name
 
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
     ) -> Any:
+        """Export if the result is the best so far; see Exporter.export."""
         if self._best is None and not self._has_read_events and self._pattern:
             self._best = self._best_before(os.path.join(estimator.model_dir, self._pattern), eval_result)
             self._has_read_events = True
@@ -174,7 +175,7 @@ class BestExporter(Exporter):
             return None
         run_log.info("Performing best model export.")
         self._best = dict(eval_result)
-        path = _export(self, estimator, export_path, checkpoint_path)
+        path = self._exported.write(estimator, export_path, checkpoint_path)
         _retire(export_path, self._keep)
         return path
 
@@ -194,14 +195,23 @@ def _checked_keep(number: int | None) -> int | None:
     return number
 
 
-def _export(exporter: Any, estimator: Any, export_path: str, checkpoint_path: str) -> Any:
-    return estimator.export_saved_model(
-        export_path,
-        exporter._receiver_fn,
-        assets_extra=exporter._assets,
-        as_text=exporter._as_text,
-        checkpoint_path=checkpoint_path,
-    )
+@dataclass(frozen=True)
+class _Exported:
+    """What an exporter writes: the arguments of export_saved_model that stay the same."""
+
+    receiver_fn: Callable[[], Any] | None
+    assets: Mapping[str, str] | None
+    as_text: bool
+
+    def write(self, estimator: Any, export_path: str, checkpoint_path: str) -> Any:
+        """Export a checkpoint; return the path."""
+        return estimator.export_saved_model(
+            export_path,
+            self.receiver_fn,
+            assets_extra=self.assets,
+            as_text=self.as_text,
+            checkpoint_path=checkpoint_path,
+        )
 
 
 def _retire(folder: str, keep: int | None) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
-from tensorflow.python.saved_model.model_utils import export_utils  # private: signatures of ExportOutputs
 
+from cerebras_tensorflow import tf_private
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.model_call import call_model_fn, graph_semantics, local_init_of
@@ -85,7 +86,8 @@ def build_raw_supervised_input_receiver_fn(
     """Return a function that makes one placeholder for each feature and label.
 
     Args:
-        features, labels: Tensors or arrays, by name or alone; their shapes (without dim 0) and types count.
+        features: Tensors or arrays, by name or alone; their shapes (without dim 0) and types count.
+        labels: In the same form.
         default_batch_size: Dim 0 of the placeholders.
 
     Raises:
@@ -144,7 +146,7 @@ class ExportRequest:
     """What the caller of export_saved_model or experimental_export_all_saved_models asked for.
 
     Attributes:
-        model_fn, params, config: The estimator's.
+        model_fn, params, settings: The estimator's.
         checkpoint: The checkpoint to export.
         receiver_fns: Mode of model_fn -> what returns its receiver.
         folder: Where the timestamped folder goes.
@@ -154,7 +156,7 @@ class ExportRequest:
 
     model_fn: Callable[..., Any]
     params: Any
-    config: Any
+    settings: RunSettings
     checkpoint: str
     receiver_fns: Mapping[str, Callable[[], Any]]
     folder: str
@@ -189,10 +191,11 @@ def export(request: ExportRequest) -> str:
 def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -> None:
     """Add the graph of one mode to a SavedModel, and the variables' values with the first."""
     source = _Receiver(request.receiver_fns[mode])
-    model = call_model_fn(request.model_fn, source, mode, request.params, request.config)
+    model = call_model_fn(request.model_fn, source, mode, request.params, request.settings)
     run_log.info("Done calling model_fn.")
     with model.graph.as_default(), graph_semantics():
         metrics = model.spec.eval_metric_ops or None
+        export_utils = tf_private.export_utils()
         outputs = export_utils.export_outputs_for_mode(
             mode, model.spec.export_outputs, model.spec.predictions, model.spec.loss, metrics
         )

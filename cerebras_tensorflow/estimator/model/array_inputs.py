@@ -15,8 +15,8 @@ def numpy_input_fn(
     batch_size: int = 128,
     num_epochs: int | None = 1,
     shuffle: bool | None = None,
-    queue_capacity: int = 1000,
-    num_threads: int = 1,
+    queue_capacity: int = 1000,  # noqa: ARG001
+    num_threads: int = 1,  # noqa: ARG001
 ) -> Callable[[], Any]:
     """Return an input_fn that yields batches of arrays.
 
@@ -92,7 +92,11 @@ def pandas_input_fn(
     Args:
         x: The DataFrame.
         y: Series or DataFrame of labels with x's index, or None.
-        batch_size, num_epochs, shuffle, queue_capacity, num_threads: As numpy_input_fn.
+        batch_size: As numpy_input_fn.
+        num_epochs: As numpy_input_fn.
+        shuffle: As numpy_input_fn.
+        queue_capacity: As numpy_input_fn.
+        num_threads: As numpy_input_fn.
         target_column: Name under which a Series would be joined to x; must not be one of x's columns.
 
     Raises:

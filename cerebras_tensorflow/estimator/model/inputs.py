@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.user_functions import call_with
 from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 
@@ -47,8 +47,8 @@ class InputPipeline:
 
     Args:
         input_fn: Returns a Dataset, (features, labels) or features; may take params, mode, config, input_context.
-        params, mode, config: Offered to it.
-        seed: Seed of its graph.
+        params, mode: Offered to it.
+        settings: Of the run; its config is offered to input_fn, its seed is the graph's.
         should_stop: Asked while a batch is waited for; True ends the input.
     """
 
@@ -57,8 +57,7 @@ class InputPipeline:
         input_fn: Callable[..., Any],
         params: Any,
         mode: str,
-        config: Any,
-        seed: int | None,
+        settings: RunSettings,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._graph = tf.Graph()
@@ -70,11 +69,11 @@ class InputPipeline:
         self.waited_s = 0.0
         self.is_exhausted = False
         with self._graph.as_default():
-            tf.compat.v1.set_random_seed(seed)
-            offered = {"params": params, "mode": mode, "config": config, "input_context": None}
+            tf.compat.v1.set_random_seed(settings.tf_random_seed)
+            offered = {"params": params, "mode": mode, "config": settings.config, "input_context": None}
             if params is None:
                 del offered["params"]
-            with env.as_input_worker() if isinstance(config, CSRunConfig) else nullcontext():
+            with env.as_input_worker() if settings.is_cs_config else nullcontext():
                 result = call_with(input_fn, offered)
             self._initializers: list[Any] = []
             if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
@@ -154,7 +153,7 @@ class InputPipeline:
             step = self._session.make_callable(self._tensors)
             while not self._stop.is_set():
                 self._batches.put(step())
-        except Exception as error:  # handed to the thread that asks for the next batch
+        except Exception as error:  # noqa: BLE001 - handed to the thread that asks for the next batch
             self._batches.put(error)
         finally:
             coordinator.request_stop()

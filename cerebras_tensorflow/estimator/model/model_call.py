@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import Step
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.negative_labels import ignore_negative_labels
@@ -46,6 +47,11 @@ class Model:
             return None
         return op_name(self.graph, op)
 
+    @property
+    def scaffold(self) -> Any:
+        """The spec's Scaffold; None of a spec without one."""
+        return getattr(self.spec, "scaffold", None)
+
     def saved_names(self) -> dict[str, Any]:
         """Checkpoint name -> variable, of all variables that a checkpoint holds."""
         return {variable_name(variable): variable for variable in self.graph.get_collection("variables")}
@@ -80,21 +86,29 @@ def call_model_fn(
     pipeline: BatchSource,
     mode: str,
     params: Any,
-    config: Any,
+    settings: RunSettings,
     ignores_negative_labels: bool = False,
 ) -> Model:
     """Call a model_fn in a new graph.
+
+    Args:
+        model_fn: The caller's.
+        pipeline: Makes the batch's placeholders.
+        mode: One of ModeKeys.
+        params: Offered to model_fn.
+        settings: Of the run; its config is offered to model_fn.
+        ignores_negative_labels: Whether labels of -1 give no loss.
 
     Raises:
         ValueError: If it does not take the labels that input_fn returns, or returns something else than a spec.
     """
     graph = tf.Graph()
     with graph.as_default(), graph_semantics():
-        tf.compat.v1.set_random_seed(config.tf_random_seed)
+        tf.compat.v1.set_random_seed(settings.tf_random_seed)
         global_step = tf.compat.v1.train.create_global_step(graph)
         inputs = pipeline.placeholders()
         taken = parameters_of(model_fn)
-        offered = {"mode": mode, "params": params, "config": config}
+        offered = {"mode": mode, "params": params, "config": settings.config}
         if "labels" in taken or "**" in taken:
             offered["labels"] = inputs.labels
         elif inputs.labels is not None:
@@ -133,9 +147,8 @@ def graph_semantics() -> Iterator[None]:
 
 def local_init_of(model: Model) -> Any:
     """Return the op that initializes what no checkpoint holds: local variables and tables, or the scaffold's own."""
-    scaffold = getattr(model.spec, "scaffold", None)
-    if scaffold is not None and scaffold.local_init_op is not None:
-        return scaffold.local_init_op
+    if model.scaffold is not None and model.scaffold.local_init_op is not None:
+        return model.scaffold.local_init_op
     with model.graph.as_default(), graph_semantics():
         return tf.group(tf.compat.v1.local_variables_initializer(), tf.compat.v1.tables_initializer())
 

@@ -7,19 +7,20 @@ import os
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CheckpointError, StoreError
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.graph.program import dtype_from_name
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
-from cerebras_tensorflow.saver import integrity as soundness
+from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver import names as checkpoint_names
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
@@ -40,11 +41,11 @@ def newest_whole(model_dir: str) -> str | None:
     Every checksum is compared, since the step that this returns also decides from which sample a resumed run goes on.
     """
     for path in checkpoints_newest_first(model_dir):
-        wrong = soundness.damage(path)
-        if wrong is None:
+        problem = integrity.damage(path)
+        if problem is None:
             return path
         run_log.warning(
-            "Checkpoint %s is damaged or incomplete; falling back to the checkpoint before it. (%s)", path, wrong
+            "Checkpoint %s is damaged or incomplete; falling back to the checkpoint before it. (%s)", path, problem
         )
     return None
 
@@ -102,7 +103,7 @@ class CheckpointSaver:
         model_dir: Where they go.
         mode: Execution mode; decides the name: model.ckpt-N pipelined, model-ckpt-N weight streaming.
         names: Variables to save.
-        config: RunConfig; its checkpoint_format decides the format.
+        settings: Of the run; checkpoint_format decides the format.
 
     Attributes:
         write_masks: Writes what a sparsifier has taken out beside the checkpoint of the path it gets; None: nothing is.
@@ -110,13 +111,13 @@ class CheckpointSaver:
         saved_step: Step of the last save, perhaps still being written; None before the first.
     """
 
-    def __init__(self, model_dir: str, mode: str, names: Iterable[str], config: Any) -> None:
+    def __init__(self, model_dir: str, mode: str, names: Iterable[str], settings: RunSettings) -> None:
         self._model_dir = model_dir
         base = checkpoint_names.WEIGHT_STREAMING if mode == WEIGHT_STREAMING else checkpoint_names.PIPELINED
         self._prefix = os.path.join(model_dir, base)
-        self._suffix = checkpoint_names.H5_SUFFIX if is_h5(config, mode) else ""
+        self._suffix = checkpoint_names.H5_SUFFIX if is_h5(settings, mode) else ""
         self._names = set(names)
-        self._policy = retention.Policy(config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours)
+        self._policy = retention.Policy(settings.keep_checkpoint_max, settings.keep_checkpoint_every_n_hours)
         self._writer = AsynchronousWriter()
         self.write_masks: Callable[[str], None] | None = None
         self.write_graph: Callable[[str], None] | None = None
@@ -140,7 +141,7 @@ class CheckpointSaver:
         path = self.path(0)
         with open_writer(path) as writer:
             self._add(writer, values)
-        soundness.trust(path)
+        integrity.trust(path)
         self._prewritten_step = 0
         return path
 
@@ -229,7 +230,7 @@ class CheckpointSaver:
                 writer.add_chunks(name, dtype, shape, self._until_cancelled(writer.path, value))
 
     def _record(self, path: str, saved_at_s: float) -> None:
-        soundness.trust(path)
+        integrity.trust(path)
         retention.record_save(self._model_dir, path, self._policy, saved_at_s)
 
     def _until_cancelled(self, path: str, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
@@ -242,17 +243,16 @@ class CheckpointSaver:
             raise CheckpointError(f"{path}: not written, since the run was stopped at once")
 
 
-def is_h5(config: Any, mode: str) -> bool:
+def is_h5(settings: RunSettings, mode: str) -> bool:
     """Whether a run writes HDF5 checkpoints, as its config's checkpoint_format says.
 
     "auto" means HDF5 for weight streaming through the appliance's interface (a config that names the execution mode
     itself), where scripts of 1.8 read with CheckpointReader, and TensorFlow's format under csrun, where scripts read
     with tf.train's readers, as well as for everything pipelined.
     """
-    wanted = getattr(config, "checkpoint_format", "auto")
-    if wanted != "auto":
-        return bool(wanted == "h5")
-    is_appliance = getattr(config, "execution_mode", None) is not None
+    if settings.checkpoint_format != "auto":
+        return settings.checkpoint_format == "h5"
+    is_appliance = settings.execution_mode is not None
     return mode == WEIGHT_STREAMING and is_appliance and env.read().job_id is None
 
 

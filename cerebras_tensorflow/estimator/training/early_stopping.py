@@ -23,7 +23,8 @@ def make_early_stopping_hook(
     Args:
         estimator: The estimator.
         should_stop_fn: Takes nothing.
-        run_every_secs, run_every_steps: How often; exactly one of them.
+        run_every_secs: Seconds between two calls; this or run_every_steps.
+        run_every_steps: Steps between two calls.
 
     Raises:
         TypeError: If estimator is not an estimator.
@@ -38,7 +39,11 @@ def make_early_stopping_hook(
     return _StopWhenAsked(should_stop_fn, run_every_secs, run_every_steps)
 
 
-def make_stop_at_checkpoint_step_hook(estimator: Any, last_step: int, wait_after_file_check_secs: int = 30) -> Any:
+def make_stop_at_checkpoint_step_hook(
+    estimator: Any,  # noqa: ARG001
+    last_step: int,
+    wait_after_file_check_secs: int = 30,  # noqa: ARG001
+) -> Any:
     """Return a hook that ends a run at a step. One process trains here: there are no others to wait for.
 
     Args:

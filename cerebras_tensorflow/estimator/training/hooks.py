@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
+from cerebras_tensorflow.estimator.training.checkpoints import newest_whole
+from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.signals import StopSignals
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.perf.meter import Meter
-from cerebras_tensorflow.runtime.session import ProgramSession
 
 SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
 
@@ -38,69 +35,65 @@ class TrainingHook(SessionRunHook):
     """Watches the loss, counts, logs and ends the run.
 
     Args:
-        loss: The loss tensor.
-        last_step: Global step at which the run ends; None: when the input does.
-        log_every: Steps between log lines; None: no lines.
-        mode: Execution mode; decides the form of the lines.
-        meter: Takes what was measured.
-        session: Returns the running session.
+        run: The run.
         signals: Asked after each step.
-        newest_checkpoint: Returns the newest checkpoint, for the error on a bad loss.
+
+    Attributes:
+        step: Global step after the last run.
+        final_loss: Loss of the last step; None before the first.
     """
 
-    def __init__(
-        self,
-        loss: Any,
-        last_step: int | None,
-        log_every: int | None,
-        mode: str,
-        meter: Meter,
-        session: Callable[[], ProgramSession],
-        signals: StopSignals,
-        newest_checkpoint: Callable[[], str | None],
-    ) -> None:
-        self._loss = loss
-        self._last_step = last_step
-        self._log_every = log_every
-        self._mode = mode
-        self._meter = meter
-        self._session = session
+    def __init__(self, run: PreparedRun, signals: StopSignals) -> None:
+        self._run = run
+        self._log_every = run.request.settings.log_step_count_steps
         self._signals = signals
-        self._newest_checkpoint = newest_checkpoint
-        self._first_step: int | None = None
+        self._first_step = 0
         self._logged_step: int | None = None
+        self.step = 0
         self.final_loss: float | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        self._first_step = self._session().global_step
-        self._meter.start()
+        """Note where the run starts."""
+        self.step = self._first_step = session.global_step
+        self._run.meter.start()
 
     def before_run(self, run_context: Any) -> Any:
-        return tf.compat.v1.train.SessionRunArgs(self._loss)
+        """Ask for the loss."""
+        return tf.compat.v1.train.SessionRunArgs(self._run.model.spec.loss)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Check and log the loss; end the run after the last step or a signal.
+
+        Raises:
+            NanLossError: If the loss is not finite.
+        """
         loss = float(run_values.results)
-        step = self._session().global_step
+        step = self.step = run_context.session.global_step
         if not math.isfinite(loss):
             raise NanLossError(step, loss, self._newest_checkpoint())
         self.final_loss = loss
-        self._meter.count_step()
-        assert self._first_step is not None
+        self._run.meter.count_step()
         # Batches that are accumulated leave the step where it is.
-        if self._log_every and step != self._logged_step and self._is_due(step, step - self._first_step):
+        if step != self._logged_step and self._is_due(step, step - self._first_step):
             self._log(step, loss)
             self._logged_step = step
-        if (self._last_step is not None and step >= self._last_step) or self._signals.received is not None:
+        last_step = self._run.last_step
+        if (last_step is not None and step >= last_step) or self._signals.received is not None:
             run_context.request_stop()
 
+    def _newest_checkpoint(self) -> str | None:
+        self._run.saver.wait()
+        return newest_whole(self._run.request.model_dir)
+
     def _is_due(self, step: int, taken: int) -> bool:
-        assert self._log_every is not None
-        early = taken in (1, 2, 10) if self._mode == WEIGHT_STREAMING else taken == 1
-        return early or step % self._log_every == 0 or step == self._last_step
+        if not self._log_every:
+            return False
+        early = taken in (1, 2, 10) if self._run.is_streaming else taken == 1
+        return early or step % self._log_every == 0 or step == self._run.last_step
 
     def _log(self, step: int, loss: float) -> None:
-        speed = self._meter.recent_speed()
-        if self._mode == WEIGHT_STREAMING:
+        speed = self._run.meter.recent_speed()
+        if self._run.is_streaming:
             run_log.info(
                 "global_step = %d, loss = %.6g (%.3g steps/sec, %.4g samples/sec)",
                 step, loss, speed.steps_per_s, speed.samples_per_s,
@@ -113,40 +106,26 @@ class CheckpointHook(SessionRunHook):
     """Saves at the start, at the interval and at the end of a run; training goes on while a file is written.
 
     Args:
-        saver: Writes the checkpoints.
-        every_steps, every_s: The interval; at most one is not 0.
-        listeners: CheckpointSaverListeners.
-        mode: Execution mode; decides the form of the lines.
-        session: Returns the running session.
-        meter: Time spent saving does not count as training.
+        run: The run; its settings have the interval.
     """
 
-    def __init__(
-        self,
-        saver: CheckpointSaver,
-        every_steps: int,
-        every_s: float,
-        listeners: Sequence[Any],
-        mode: str,
-        session: Callable[[], ProgramSession],
-        meter: Meter,
-    ) -> None:
-        self._saver = saver
-        self._every_steps = every_steps
-        self._every_s = every_s
-        self._listeners = listeners
-        self._mode = mode
-        self._session = session
-        self._meter = meter
+    def __init__(self, run: PreparedRun) -> None:
+        self._run = run
+        self._saver = run.saver
+        self._every_steps = run.request.settings.save_checkpoints_steps or 0
+        self._every_s = run.request.settings.save_checkpoints_secs or 0
+        self._listeners = run.request.listeners
         self._saved_at = time.monotonic()
         self._last_due = 0
 
     def begin(self) -> None:
+        """Tell the listeners that the run begins."""
         for listener in self._listeners:
             listener.begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        step = self._session().global_step
+        """Save what the run starts with, unless that is a checkpoint of it already."""
+        step = session.global_step
         self._last_due = step
         if self._saver.saved_step != step:
             self._save(session, step)
@@ -156,8 +135,9 @@ class CheckpointHook(SessionRunHook):
                 listener.after_save(session, step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Save if it is time."""
         self._saver.check()
-        step = self._session().global_step
+        step = run_context.session.global_step
         every = self._every_steps
         by_steps = bool(every) and step // every > self._last_due // every
         by_time = bool(self._every_s) and time.monotonic() - self._saved_at >= self._every_s
@@ -167,7 +147,8 @@ class CheckpointHook(SessionRunHook):
                 run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        step = self._session().global_step
+        """Save what the run ends with, and wait for it."""
+        step = session.global_step
         if self._saver.saved_step != step:
             self._save(session, step)
         self._saver.wait()
@@ -176,14 +157,14 @@ class CheckpointHook(SessionRunHook):
 
     def _save(self, session: Any, step: int) -> bool:
         """Save one checkpoint; return whether a listener asks the run to stop."""
-        with self._meter.paused():
-            if self._mode == WEIGHT_STREAMING:
+        with self._run.meter.paused():
+            if self._run.is_streaming:
                 run_log.info("Saving checkpoint at global step %d", step)
             else:
                 run_log.info("Saving checkpoints for %d into %s.", step, self._saver.prefix)
             for listener in self._listeners:
                 listener.before_save(session, step)
-            self._saver.save(self._session(), step)
+            self._saver.save(session, step)
             if self._listeners:
                 self._saver.wait()  # they may read the checkpoint
             wants_stop = False

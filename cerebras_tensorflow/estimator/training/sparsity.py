@@ -12,7 +12,7 @@ sparsifier would take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,7 +53,6 @@ class SparsityHook(SessionRunHook):
         sparsifier: The caller's.
         trainable: Names of the variables that it may choose among.
         shapes: Shapes of all variables of a checkpoint; an AdamW-aware sparsifier's moments are zero with their weight.
-        session: Returns the running session.
         start: Checkpoint that the run goes on from; None for a new run.
     """
 
@@ -62,7 +61,6 @@ class SparsityHook(SessionRunHook):
         sparsifier: Sparsifier,
         trainable: list[str],
         shapes: Mapping[str, tuple[int, ...]],
-        session: Callable[[], ProgramSession],
         start: str | None,
     ) -> None:
         self._sparsifier = sparsifier
@@ -73,13 +71,15 @@ class SparsityHook(SessionRunHook):
                 name: [slot for slot in shapes if slot.startswith(f"{name}/") and shapes[slot] == shapes[name]]
                 for name in trainable
             }
-        self._session = session
+        self._running: ProgramSession | None = None
         self._start = start
         self._kept: dict[str, np.ndarray] = {}
         self._step = -1
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        self._step = self._session().global_step
+        """Go on with the last choice, or choose."""
+        self._running = session
+        self._step = session.global_step
         if self._start is not None:
             self._take_over(self._start)
         if self._sparsifier.apply_sparsity(self._step):
@@ -94,6 +94,7 @@ class SparsityHook(SessionRunHook):
         sparsity_masks.write(checkpoint, self._kept)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Keep at zero what is taken out, and choose anew when it is time."""
         step = self._session().global_step
         if step == self._step:
             return  # a batch that is accumulated changes no weight
@@ -101,6 +102,10 @@ class SparsityHook(SessionRunHook):
         self._clear()
         if self._sparsifier.apply_sparsity(step):
             self._choose(step)
+
+    def _session(self) -> ProgramSession:
+        assert self._running is not None
+        return self._running
 
     def _choose(self, step: int) -> None:
         session = self._session()

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry  # private: no public name tells what an op is declared to be
+
+from cerebras_tensorflow import tf_private
 
 MAPS = {"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2"}
 PASSING = {"PrefetchDataset", "OptionsDataset", "ModelDataset"}
@@ -127,5 +128,5 @@ def _has_state(graph: Any) -> bool:
 
 
 def _keeps_state(op: str) -> bool:
-    definition = op_def_registry.get(op)
+    definition = tf_private.op_definition(op)
     return op not in HARMLESS and definition is not None and bool(definition.is_stateful)

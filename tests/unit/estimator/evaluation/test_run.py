@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow import CSRunConfig
+from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.evaluation.run import evaluation_ops
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import call_model_fn
@@ -150,9 +151,9 @@ def test_a_train_op_is_no_part_of_an_evaluation(mode: str, tmp_path: Path) -> No
     run = estimator(tmp_path).train(input_fn(), steps=1)
     expected = run.evaluate(input_fn(epochs=1))
     assert estimator(tmp_path, {"spec": trains_always}).evaluate(input_fn(epochs=1)) == expected
-    settings = CSRunConfig()
+    settings = run_settings(CSRunConfig())
     model = call_model_fn(
-        model_fn, InputPipeline(input_fn(), {}, "eval", settings, 1), "eval", {"spec": trains_always}, settings
+        model_fn, InputPipeline(input_fn(), {}, "eval", settings), "eval", {"spec": trains_always}, settings
     )
     types = {node.op for node in model.step(evaluation_ops(model).roots).graph_def.node}
     assert "AssignAddVariableOp" in types  # of the mean loss

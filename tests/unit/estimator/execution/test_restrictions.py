@@ -13,6 +13,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compat import messages
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
+from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.execution import restrictions
 from tests.unit.estimator import tiny
 
@@ -57,8 +58,8 @@ def test_replicas_train_in_pipelined_mode_only(
 def test_the_appliance_asks_for_replicas_in_its_debug_args(text: str) -> None:
     debug_args = messages.DebugArgs()
     debug_args.debug_crd.pipeline_options.full_config = text
-    asking = CSRunConfig(cs_config=SimpleNamespace(debug_args=debug_args))
-    silent = CSRunConfig(cs_config=SimpleNamespace(debug_args=messages.DebugArgs()))
+    asking = run_settings(CSRunConfig(cs_config=SimpleNamespace(debug_args=debug_args)))
+    silent = run_settings(CSRunConfig(cs_config=SimpleNamespace(debug_args=messages.DebugArgs())))
     assert restrictions.wants_replicas(asking, "pipelined")
     assert not restrictions.wants_replicas(asking, "weight_streaming")  # which has no pipeline to give options for
     assert not restrictions.wants_replicas(silent, "pipelined")

@@ -12,17 +12,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cerebras_tensorflow import CSConfig
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs, InputPipeline, first_dim, untuned
 from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 Y = np.arange(6, dtype=np.int32)
+SETTINGS = RunSettings(None, CSConfig(), tf_random_seed=1)
 
 
 def opened(input_fn: Callable[..., Any], params: Any = None) -> tuple[InputPipeline, BatchInputs, Any]:
     """A pipeline that has started, its placeholders, and their graph."""
-    pipeline = InputPipeline(input_fn, params, "train", None, 1)
+    pipeline = InputPipeline(input_fn, params, "train", SETTINGS)
     graph = tf.Graph()
     with graph.as_default():
         inputs = pipeline.placeholders()
@@ -113,7 +116,7 @@ def test_mode_and_config_are_offered() -> None:
 
 def test_a_tuple_of_three_is_refused_with_its_length() -> None:
     with pytest.raises(ValueError, match="tuple of length 3"):
-        InputPipeline(lambda: (tf.constant(1), tf.constant(2), tf.constant(3)), None, "train", None, 1)
+        InputPipeline(lambda: (tf.constant(1), tf.constant(2), tf.constant(3)), None, "train", SETTINGS)
 
 
 def test_an_error_in_input_fn_surfaces_as_it_is() -> None:
@@ -121,7 +124,7 @@ def test_an_error_in_input_fn_surfaces_as_it_is() -> None:
         raise FileNotFoundError("no such corpus")
 
     with pytest.raises(FileNotFoundError, match="no such corpus"):
-        InputPipeline(input_fn, None, "train", None, 1)
+        InputPipeline(input_fn, None, "train", SETTINGS)
 
 
 def test_an_error_while_reading_surfaces_in_every_later_call() -> None:

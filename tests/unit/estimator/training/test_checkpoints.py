@@ -15,6 +15,7 @@ import tensorflow as tf
 from cerebras_tensorflow import CSConfig, CSRunConfig
 from cerebras_tensorflow.compat.run_configs import ApplianceRunConfig
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.saver import tf_h5_saver
 from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader, checkpoints_newest_first, open_checkpoint
@@ -50,7 +51,7 @@ def test_auto_means_hdf5_for_the_appliance_and_tensorflow_under_csrun(
 ) -> None:
     if job is not None:
         monkeypatch.setenv("CSRUN_JOB_ID", job)
-    assert checkpoints.is_h5(config, mode) is expected
+    assert checkpoints.is_h5(run_settings(config), mode) is expected
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from cerebras_tensorflow import CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import compile_step
+from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
 from cerebras_tensorflow.estimator.training.initialize import initial_rows, initial_values, initialize
@@ -39,9 +40,9 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
 
 
 def model(params: dict[str, Any]) -> Model:
-    config = CSRunConfig(tf_random_seed=7)
-    pipeline = InputPipeline(input_fn(), params, "train", config, 7)
-    return call_model_fn(model_fn, pipeline, "train", params, config)
+    settings = run_settings(CSRunConfig(tf_random_seed=7))
+    pipeline = InputPipeline(input_fn(), params, "train", settings)
+    return call_model_fn(model_fn, pipeline, "train", params, settings)
 
 
 def session_of(made: Model) -> ProgramSession:
@@ -84,8 +85,8 @@ def large_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
 def test_values_made_in_slices_are_those_made_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cerebras_tensorflow.estimator.training.initialize._SLICE_BYTES", 6000)
     monkeypatch.setattr("secrets.randbits", lambda _: 12345)  # both draw alike without a seed, too
-    config = CSRunConfig(tf_random_seed=7)
-    made = call_model_fn(large_model_fn, InputPipeline(input_fn(), {}, "train", config, 7), "train", {}, config)
+    settings = run_settings(CSRunConfig(tf_random_seed=7))
+    made = call_model_fn(large_model_fn, InputPipeline(input_fn(), {}, "train", settings), "train", {}, settings)
     whole = dict(initial_values(made, None))
     in_slices = set()
     for name, dtype, shape, value in initial_rows(made, None):

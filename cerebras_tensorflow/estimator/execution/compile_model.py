@@ -1,0 +1,124 @@
+"""From a model to its compiled Program: taken from the cache, or compiled and checked against the memory budget."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cerebras_tensorflow.compiler import cache, report
+from cerebras_tensorflow.compiler.estimate import Estimate, estimate
+from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
+from cerebras_tensorflow.compiler.options import StreamingOptions
+from cerebras_tensorflow.compiler.step import Step, compile_step
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.estimator.execution import store_choice
+from cerebras_tensorflow.estimator.model.model_call import Model
+from cerebras_tensorflow.estimator.model.source_lines import with_source_line
+from cerebras_tensorflow.graph.cost import flops, op_outputs, output_bytes
+from cerebras_tensorflow.graph.nodes import NodeTable
+from cerebras_tensorflow.graph.program import Program, Residence
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.host.memory import resident_bytes
+from cerebras_tensorflow.units import format_bytes, format_bytes_up
+
+_ROUNDED_TO = 64_000_000  # bytes of the process without the step, so that runs of one model share a Program
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled step.
+
+    Attributes:
+        program: The Program.
+        compile_s: Time it took [s]; 0 if it came from the cache.
+        folder: Its tfcs_<checksum> folder; None if nothing was written.
+        estimate: Simulated speed.
+    """
+
+    program: Program
+    compile_s: float
+    folder: Path | None
+    estimate: Estimate
+
+
+def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compile_dir: str | None) -> Compiled:
+    """Compile a step, or take it from the cache.
+
+    Args:
+        model: The model that the step comes from.
+        step: The step.
+        mode: Execution mode.
+        settings: The run's.
+        compile_dir: Folder of the tfcs_<checksum> folder; None: compile in memory and write nothing.
+    """
+    options = streaming_options(model, mode, settings)
+    begin = time.perf_counter()
+    folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
+    program = cache.load(folder) if folder else None
+    if program is not None:
+        _tell_notes(program, model)
+        run_log.info("Cached compilation found for this model configuration")
+        return Compiled(program, 0.0, folder, _estimate(model, program))
+    program = compile_step(step, mode, options, op_outputs(model.graph))
+    compiled_s = time.perf_counter() - begin
+    _tell_notes(program, model)
+    plan = plan_memory(program)
+    _check_budget(mode, options, plan)
+    speed = _estimate(model, program)
+    if folder is not None:
+        texts = {
+            "schedule.txt": report.schedule_text(program),
+            "memory_plan.txt": report.memory_plan_text(program, plan),
+            "compile_report.txt": report.compile_report_text(speed),
+        }
+        cache.save(folder, program, texts)
+    return Compiled(program, compiled_s, folder, speed)
+
+
+def _tell_notes(program: Program, model: Model) -> None:
+    for note in program.notes:
+        run_log.warning("%s.", with_source_line(note, model.graph))
+
+
+def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingOptions:
+    """Return the options by which a run with these settings compiles a model here and now."""
+    budget = settings.memory_budget
+    assert not isinstance(budget, str)  # CSConfig has made bytes of it
+    weights = model.saved_names().values()
+    weight_bytes = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in weights if v.shape.is_fully_defined())
+    is_streaming = mode == WEIGHT_STREAMING
+    taken = -(-resident_bytes() // _ROUNDED_TO) * _ROUNDED_TO if budget is not None else 0  # part of the cache's key
+    return StreamingOptions(
+        settings.min_stream_bytes,
+        settings.stream_window_bytes,
+        memory_budget=budget,
+        process_bytes=taken,
+        residence=store_choice.choose_residence(weight_bytes, settings) if is_streaming else Residence.STORE,
+    )
+
+
+def _check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None:
+    """Refuse a pipelined step that is beyond the memory budget; a streamed one has been made to fit.
+
+    Raises:
+        CompileError: If it is.
+    """
+    needed = options.process_bytes + plan.peak_bytes
+    if mode != WEIGHT_STREAMING and options.memory_budget is not None and needed > options.memory_budget:
+        raise CompileError(
+            f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs {format_bytes_up(needed)} in "
+            f"pipelined mode, which keeps all weights ({format_bytes(plan.resident_bytes)}) in memory. Raise "
+            "memory_budget to that, or run it in weight streaming: csrun_wse python-ws run.py …"
+        )
+
+
+def _estimate(model: Model, program: Program) -> Estimate:
+    inputs = [model.graph.get_tensor_by_name(f"{name}:0") for name in model.inputs.names]
+    dims = [tensor.shape.as_list()[0] for tensor in inputs if tensor.shape.rank]
+    sizes = output_bytes(model.graph)
+    batch_bytes = sum(sizes[name] for name in model.inputs.names)
+    names = set(NodeTable(program.graph_def).nodes)
+    return estimate(program, int(dims[0] or 1) if dims else 1, batch_bytes, flops(model.graph, names))

@@ -1,0 +1,50 @@
+"""What TensorFlow's sessions of a run are made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.session import ProgramSession
+
+_REWRITES = 1  # runs of TensorFlow's meta optimizer; the protobuf calls it ONE
+
+
+class SessionCreator(tf.compat.v1.train.SessionCreator):
+    """Makes the session after MonitoredSession has called the hooks' begin.
+
+    Args:
+        create: Makes it.
+    """
+
+    def __init__(self, create: Callable[[], ProgramSession]) -> None:
+        self._create = create
+
+    def create_session(self) -> ProgramSession:
+        """Return the session."""
+        return self._create()
+
+
+def session_config_of(settings: RunSettings, mode: str) -> Any:
+    """Return the ConfigProto of a run: the caller's, with XLA where it was asked for."""
+    result = tf.compat.v1.ConfigProto()
+    if settings.session_config is not None:
+        result.CopyFrom(settings.session_config)
+    if settings.cs.use_xla:
+        if mode == WEIGHT_STREAMING:
+            run_log.warning("use_xla is ignored: weight streaming runs without XLA.")
+        else:
+            env.allow_xla_on_cpu()
+            result.graph_options.optimizer_options.global_jit_level = tf.compat.v1.OptimizerOptions.ON_2
+    return result
+
+
+def let_tensorflow_rewrite(session_config: Any) -> None:
+    """Let TensorFlow fuse ops, in a run whose two modes need not agree to the last bit."""
+    session_config.graph_options.rewrite_options.meta_optimizer_iterations = _REWRITES

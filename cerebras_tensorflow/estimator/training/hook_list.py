@@ -1,0 +1,72 @@
+"""The hooks of a training run, in the order in which they are called."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.estimator.model.model_call import variable_name
+from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, TrainingHook
+from cerebras_tensorflow.estimator.training.prepare import PreparedRun
+from cerebras_tensorflow.estimator.training.sparsity import Sparsifier, SparsityHook
+from cerebras_tensorflow.estimator.training.trace_hook import TraceHook
+from cerebras_tensorflow.logs import run_log
+
+
+def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
+    """Return ours, then those of the spec for the chief, the caller's, and the other ones of the spec.
+
+    The caller's come late, as in tf.estimator: they find the checkpoint, and what was evaluated, of their step.
+
+    Raises:
+        ValueError: If there are listeners, and the run is never saved.
+    """
+    request, settings, spec = run.request, run.request.settings, run.model.spec
+    hooks: list[Any] = [watch]
+    if request.sparsifier is not None:
+        hooks.append(_sparsity(run, request.sparsifier))
+    trace_step = env.read().trace_step
+    if trace_step:
+        hooks.append(TraceHook(trace_step, os.path.join(request.model_dir, "trace")))
+    if request.is_cerebras or settings.save_checkpoints_steps or settings.save_checkpoints_secs:
+        hooks.append(CheckpointHook(run))
+    elif request.listeners:
+        raise ValueError(
+            "There should be a CheckpointSaverHook to use saving_listeners. Please set one of the "
+            "RunConfig.save_checkpoints_steps or RunConfig.save_checkpoints_secs."
+        )
+    if settings.save_summary_steps:
+        hooks.append(
+            tf.compat.v1.train.SummarySaverHook(
+                save_steps=settings.save_summary_steps, output_dir=request.model_dir, summary_op=run.ops.summary
+            )
+        )
+    if settings.log_step_count_steps:
+        hooks.append(_QuietStepCounterHook(every_n_steps=settings.log_step_count_steps, output_dir=request.model_dir))
+    hooks += [*getattr(spec, "training_chief_hooks", ()), *request.hooks]
+    return [*hooks, *getattr(spec, "training_hooks", ())]
+
+
+def _sparsity(run: PreparedRun, sparsifier: Sparsifier) -> SparsityHook:
+    saved = run.model.saved_names()
+    trainable = {variable_name(variable) for variable in run.model.graph.get_collection("trainable_variables")}
+    shapes = {name: tuple(variable.shape.as_list()) for name, variable in saved.items()}
+    hook = SparsityHook(sparsifier, [name for name in saved if name in trainable], shapes, run.start)
+    run.saver.write_masks = hook.write_masks
+    return hook
+
+
+class _QuietStepCounterHook(tf.compat.v1.train.StepCounterHook):
+    """Writes global_step/sec to the event file; our own line carries the speed in the log."""
+
+    def _log_and_record(self, elapsed_steps: int, elapsed_time: float, global_step: int) -> None:
+        before = run_log.level
+        run_log.setLevel(logging.WARNING)
+        try:
+            super()._log_and_record(elapsed_steps, elapsed_time, global_step)
+        finally:
+            run_log.setLevel(before)

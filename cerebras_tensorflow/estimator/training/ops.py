@@ -1,0 +1,40 @@
+"""What a training run asks of the graph beside the train op and the loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.step import Step
+from cerebras_tensorflow.estimator import summaries
+from cerebras_tensorflow.estimator.model.model_call import Model, graph_semantics, local_init_of
+
+
+@dataclass(frozen=True)
+class TrainingOps:
+    """What a training run asks for beside the train op and the loss.
+
+    Attributes:
+        summary: Merged summaries, the loss among them.
+        local_init: Initializes what no checkpoint holds.
+        step: The step to compile.
+    """
+
+    summary: Any
+    local_init: Any
+    step: Step
+
+
+def training_ops(model: Model) -> TrainingOps:
+    """Add to a model's graph what a training run needs."""
+    with model.graph.as_default(), graph_semantics():
+        if not summaries.are_enabled():
+            model.graph.clear_collection("summaries")
+        names = {tensor.op.name for tensor in model.graph.get_collection("summaries")}
+        if not any(name.split("/")[-1] == "loss" for name in names):
+            tf.compat.v1.summary.scalar("loss", model.spec.loss)
+        summary = tf.compat.v1.summary.merge_all()
+    local_init = local_init_of(model)
+    return TrainingOps(summary, local_init, model.step([model.spec.loss, local_init, summary]))

@@ -1,0 +1,136 @@
+"""What a training run has before its hooks begin: the model, the compiled step, the store, the input."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.estimator.execution import restrictions, store_choice
+from cerebras_tensorflow.estimator.execution.compile_model import Compiled, compile_model
+from cerebras_tensorflow.estimator.execution.session_settings import let_tensorflow_rewrite, session_config_of
+from cerebras_tensorflow.estimator.execution.target import Target
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.inputs import InputPipeline
+from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
+from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
+from cerebras_tensorflow.estimator.training.initialize import initial_rows
+from cerebras_tensorflow.estimator.training.ops import TrainingOps, training_ops
+from cerebras_tensorflow.estimator.training.request import TrainingRequest
+from cerebras_tensorflow.estimator.training.signals import StopSignals
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.meter import Meter
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A training run that is ready for its hooks and its session.
+
+    Attributes:
+        request, target: What was asked for, and where it runs.
+        start: Checkpoint that the run goes on from; None for a new run.
+        last_step: Global step at which it ends; None: when the input does.
+        initial: Checkpoint of the initial values; None where the session makes them itself.
+        model, ops: The model and what the run asks of it.
+        compiled: The compiled step.
+        store: The opened weight store; None if nothing is streamed.
+        saver: Writes the checkpoints.
+        pipeline: Yields the batches.
+        meter: Measures the run.
+        session_config: ConfigProto of the session.
+        cleanup: Closes what the run has opened.
+        unused_store: Closes the store as long as no session has taken it over.
+    """
+
+    request: TrainingRequest
+    target: Target
+    start: str | None
+    last_step: int | None
+    initial: str | None
+    model: Model
+    ops: TrainingOps
+    compiled: Compiled
+    store: WeightStore | None
+    saver: CheckpointSaver
+    pipeline: InputPipeline
+    meter: Meter
+    session_config: Any
+    cleanup: ExitStack
+    unused_store: ExitStack
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the run is in weight streaming."""
+        return self.target.mode == WEIGHT_STREAMING
+
+
+def prepare(
+    request: TrainingRequest,
+    target: Target,
+    start: str | None,
+    last_step: int | None,
+    signals: StopSignals,
+    cleanup: ExitStack,
+) -> PreparedRun:
+    """Call model_fn, compile the step and open its store. What can be refused is refused before anything is written.
+
+    Args:
+        request: What was asked for.
+        target: Where it runs.
+        start: Checkpoint that the run goes on from; None for a new run.
+        last_step: Global step at which it ends; None: when the input does.
+        signals: The input ends when one was received.
+        cleanup: Closes what was opened.
+    """
+    session_config = session_config_of(request.settings, target.mode)  # XLA must be chosen before the first session
+    if not request.is_cerebras:
+        let_tensorflow_rewrite(session_config)
+    pipeline = InputPipeline(
+        request.input_fn, request.params, ModeKeys.TRAIN, request.settings, lambda: signals.received is not None
+    )
+    cleanup.callback(pipeline.close)
+    if target.mode == WEIGHT_STREAMING:
+        run_log.info("Running the TF Client")
+    model = _call_model(request, pipeline)
+    run_log.info("Done calling model_fn.")
+    restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
+    saver = CheckpointSaver(request.model_dir, target.mode, model.saved_names(), request.settings)
+    ops = training_ops(model)
+    compiled = compile_model(model, ops.step, target.mode, request.settings.cs, request.compile_dir)
+    store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir, is_training=True)
+    unused_store = cleanup.enter_context(ExitStack())
+    if store is not None:
+        unused_store.callback(store.close)
+    initial: str | None = None
+    if start is None and target.mode == WEIGHT_STREAMING:
+        begin = time.perf_counter()
+        initial = saver.prewrite(initial_rows(model, request.warm_start))
+        run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
+        model = _call_model(request, pipeline)
+        ops = training_ops(model)
+    return PreparedRun(
+        request=request,
+        target=target,
+        start=start,
+        last_step=last_step,
+        initial=initial,
+        model=model,
+        ops=ops,
+        compiled=compiled,
+        store=store,
+        saver=saver,
+        pipeline=pipeline,
+        meter=Meter(lambda: pipeline.waited_s),
+        session_config=session_config,
+        cleanup=cleanup,
+        unused_store=unused_store,
+    )
+
+
+def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
+    return call_model_fn(
+        request.model_fn, pipeline, ModeKeys.TRAIN, request.params, request.settings, request.is_cerebras
+    )

@@ -1,0 +1,39 @@
+"""What the caller of train asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.estimator.training.sparsity import Sparsifier
+from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What the caller of CerebrasEstimator.train asked for.
+
+    Attributes:
+        model_fn, input_fn, params, settings, model_dir, compile_dir, warm_start: The estimator's.
+        hooks, listeners: The caller's.
+        steps: Steps to take from where the run starts; None: see last_step.
+        last_step: Global step at which to stop; None: when the input ends.
+        is_cerebras: Whether labels of -1 give no loss and no gradient, and the run is saved whatever the interval.
+        sparsifier: Chooses weights that are zero after each step; None: all stay.
+    """
+
+    model_fn: Callable[..., Any]
+    input_fn: Callable[..., Any]
+    params: Any
+    settings: RunSettings
+    model_dir: str
+    compile_dir: str
+    warm_start: WarmStartSettings | None
+    hooks: Sequence[Any]
+    listeners: Sequence[Any]
+    steps: int | None
+    last_step: int | None
+    is_cerebras: bool = False
+    sparsifier: Sparsifier | None = None
