@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.config import env
 from csrun import process, worker
 from csrun.plan import CHIEF, LaunchPlan, Request, Task, counts, make_plan, task_environment
@@ -116,10 +117,7 @@ def read_end(path: Path) -> TaskEnd | None:
 
 def write_end(folder: Path, end: TaskEnd) -> None:
     """Leave what became of a task in the job's folder."""
-    path = task_file(folder, end.rank)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(asdict(end)), encoding="utf-8")
-    draft.replace(path)
+    files.write_text(task_file(folder, end.rank), json.dumps(asdict(end)))
 
 
 def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:

@@ -18,12 +18,12 @@ from cerebras_tensorflow.converter import releases
 from cerebras_tensorflow.converter.configs import from_hf, matches, to_hf, warn_unmatched
 from cerebras_tensorflow.converter.convert import Conversion
 from cerebras_tensorflow.converter.models import MODELS
-from cerebras_tensorflow.converter.progress import Watch, unwatched
 from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, ConfigConversionError, Model, family
 from cerebras_tensorflow.converter.sharded import open_any, stem
 from cerebras_tensorflow.converter.torch_file import TorchReader
 from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.interface import TensorEntry, TensorReader, TensorWriter, as_bytes
@@ -50,7 +50,7 @@ class Options:
         drop_unmatched_keys: Leave out tensors that no rule knows instead of refusing.
         verify: Read the written checkpoint back and compare.
         debug: Print which names become which.
-        watch: Is given the tensors as they are done, to show how far that is.
+        shows_progress: Show on stderr how far it is.
     """
 
     output_dir: str | None = None
@@ -59,7 +59,7 @@ class Options:
     drop_unmatched_keys: bool = False
     verify: bool = False
     debug: bool = False
-    watch: Watch = unwatched
+    shows_progress: bool = False
 
 
 def convert_config_from_file(
@@ -193,18 +193,21 @@ def _write_config(options: Options, source: str, target: str, config: Config) ->
 def _write(options: Options, conversion: Conversion, path: str, target: str) -> None:
     logger.info("Saving...")
     is_wrapped = family(target) in (CS, CS_OLD)
-    with _writer(options, path, conversion, target) as writer:
-        for output in options.watch(conversion.outputs, len(conversion.outputs), _CONVERTING):
+    num_outputs = len(conversion.outputs)
+    with _progress(options, _CONVERTING, num_outputs) as progress, _writer(options, path, conversion, target) as writer:
+        for output in conversion.outputs:
             if options.debug:
                 print(conversion.describe(output))
             # HDF5 has the dict of a Model Zoo checkpoint flattened.
             name = f"model.{output.name}" if is_wrapped and options.export_h5_checkpoint else output.name
             writer.add(name, conversion.value(output))
+            progress.advance()
     if options.verify:
         prefix = "model." if is_wrapped else ""
-        with open_any(path) as written:
-            for output in options.watch(conversion.outputs, len(conversion.outputs), _VERIFYING):
+        with _progress(options, _VERIFYING, num_outputs) as progress, open_any(path) as written:
+            for output in conversion.outputs:
                 _compare(path, written, prefix + output.name, conversion.value(output))
+                progress.advance()
         logger.info("Verified %d tensors of %s", len(conversion.outputs), path)
 
 
@@ -231,32 +234,33 @@ def _h5_writer(path: str) -> TensorWriter:
 
 def _copy(options: Options, table: Model, reader: TensorReader, path: str, target: str) -> None:
     """All that a checkpoint holds, optimizer state too, under the names of the other of cs-1.7 and cs-1.8."""
-
-    def watched(values: Iterable[tuple[str, Any]], words: str = _CONVERTING) -> Iterable[tuple[str, Any]]:
-        return options.watch(values, len(reader.names()), words)
-
+    num_tensors = len(reader.names())
+    values: Iterable[tuple[str, Any]]
     if isinstance(reader, TorchReader):
         tree = releases.renamed_tree(table, reader, target)
         is_h5 = options.export_h5_checkpoint
         renamed = functools.partial(releases.flattened, tree, reader, with_numbers=is_h5)
         if is_h5:
-            _add_all(_h5_writer(path), watched(renamed()))
+            writer, values = _h5_writer(path), renamed()
         else:
             # The tree names tensors as the source does.
-            _add_all(TorchWriter(path, tree=tree), watched((name, reader.read(name)) for name in reader.names()))
+            writer, values = TorchWriter(path, tree=tree), ((name, reader.read(name)) for name in reader.names())
     else:
         renamed = functools.partial(releases.renamed, table, reader, target)
-        _add_all(_h5_writer(path), watched(renamed()))
-    if options.verify:
-        with open_any(path) as written:
-            for name, value in watched(renamed(), words=_VERIFYING):
-                _compare(path, written, name, value)
-
-
-def _add_all(writer: TensorWriter, values: Iterable[tuple[str, Any]]) -> None:
-    with writer:
+        writer, values = _h5_writer(path), renamed()
+    with _progress(options, _CONVERTING, num_tensors) as progress, writer:
         for name, value in values:
             writer.add(name, value)
+            progress.advance()
+    if options.verify:
+        with _progress(options, _VERIFYING, num_tensors) as progress, open_any(path) as written:
+            for name, value in renamed():
+                _compare(path, written, name, value)
+                progress.advance()
+
+
+def _progress(options: Options, title: str, num_tensors: int) -> Progress:
+    return Progress(title, num_tensors, "tensors", is_shown=options.shows_progress)
 
 
 def _compare(path: str, written: TensorReader, name: str, expected: np.ndarray[Any, Any]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from cerebras_tensorflow.converter import api, listing
 from cerebras_tensorflow.converter.convert import UnmatchedKeysError
 from cerebras_tensorflow.converter.models import MODELS
-from cerebras_tensorflow.converter.progress import unwatched, watch_on
 from cerebras_tensorflow.converter.rules import ConfigConversionError
 from cerebras_tensorflow.errors import CerebrasError
 
@@ -65,7 +64,7 @@ def _convert(options: argparse.Namespace) -> None:
         drop_unmatched_keys=options.drop_unmatched_keys,
         verify=options.verify,
         debug=options.debug,
-        watch=unwatched if options.no_progress_bar else watch_on(sys.stderr),
+        shows_progress=not options.no_progress_bar,
     )
     saved = api.convert_checkpoint_from_file(*formats, options.checkpoint_file, options.config, settings)
     print(f"Checkpoint saved to {saved[0]}")
@@ -100,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--export-h5-checkpoint", action="store_true", help="HDF5 instead of a torch file")
     output.add_argument("--export-safetensors", action="store_true", help="to hf: safetensors instead of a torch file")
     convert.add_argument("--verify", action="store_true", help="read the result back and compare")
-    convert.add_argument("--no-progress-bar", action="store_true", help="no bar on a terminal either")
+    convert.add_argument("--no-progress-bar", action="store_true", help="do not show progress")
     formats = "hf, cs-1.6, cs-1.7, cs-1.8, cs-1.9 or tf, as `list` says for the model"
     for command in (config, convert):
         command.add_argument("--model", required=True, help="as `list` has it")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from cerebras_tensorflow import files
 
 # Above this share of training time spent waiting for batches, more input workers would help.
 _BOTTLENECK_SHARE = 0.1
@@ -44,7 +45,5 @@ def write(model_dir: str, performance: Performance) -> Path:
     path = Path(model_dir) / "performance" / "performance.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**asdict(performance), "simulated": ["est_samples_per_sec"]}
-    partial = path.with_name(f"{path.name}.partial.{os.getpid()}")
-    partial.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
-    partial.replace(path)
+    files.write_text(path, json.dumps(content, indent=4, sort_keys=True) + "\n")
     return path

@@ -132,8 +132,8 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
 
 
 def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -> int:
+    from cerebras_tensorflow.progress import Progress
     from cerebras_tensorflow.saver import convert
-    from cerebras_tensorflow.saver.progress import ProgressLine
     from cerebras_tensorflow.units import format_bytes, format_seconds
 
     start = time.monotonic()
@@ -148,12 +148,11 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
         is_durable = convert.check_paths(reader.path, target, options.force) or options.sync
         total = convert.total_bytes(reader, selection)
         _check_space(target, total)
-        with _writer(options, reader, selection, target, is_durable, is_to_h5) as writer:
-            line = ProgressLine(total, sys.stderr, not options.quiet)
-            try:
-                report = convert.copy(reader, writer, selection, line, options.jobs)
-            finally:
-                line.clear()
+        with (
+            Progress("Converting", total, is_shown=not options.quiet) as progress,
+            _writer(options, reader, selection, target, is_durable, is_to_h5) as writer,
+        ):
+            report = convert.copy(reader, writer, selection, progress.advance, options.jobs)
         if options.verify:
             convert.verify(reader, target, selection)
     if not options.quiet:

@@ -14,7 +14,7 @@ _Identity: TypeAlias = tuple[tuple[str, int, int, int], ...]
 _known: dict[_Identity, str | None] = {}
 
 
-def damage(path: str | os.PathLike[str]) -> str | None:
+def find_damage(path: str | os.PathLike[str]) -> str | None:
     """Return what is wrong with a checkpoint, or None: then it is complete and every checksum fits.
 
     Whoever chooses the checkpoint that a run starts from asks here, before anything else is derived from its step.

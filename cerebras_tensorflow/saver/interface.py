@@ -49,8 +49,8 @@ class StoredExtent:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Room in a checkpoint that is being written, for the bytes of one tensor.
+class Reservation:
+    """Space for the bytes of one tensor in a checkpoint that is being written.
 
     Attributes:
         path: The checkpoint, for messages.
@@ -178,15 +178,15 @@ class TensorWriter(ABC):
             CheckpointError: As `add`.
         """
 
-    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place | None:
-        """Append a tensor whose bytes the caller puts into the place returned, before `commit`.
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation | None:
+        """Append a tensor whose bytes the caller writes into the space returned, before `commit`.
 
         Args:
             name, dtype, shape: As `add_chunks`.
-            crc: CRC-32C of the little-endian bytes; the caller sees to it that they have it.
+            crc: CRC-32C of the little-endian bytes; the caller checks that they match.
 
         Returns:
-            The place, or None if this writer does not store the bytes as they are; nothing is appended then.
+            The space, or None if this writer does not store the bytes as they are; nothing is appended then.
 
         Raises:
             ValueError, CheckpointError: As `add_chunks`.

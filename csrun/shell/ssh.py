@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 from csrun.shell.commands import Login
 
@@ -204,10 +205,7 @@ def _host_key(asyncssh: Any, path: Path) -> Any:
     if not path.exists():
         key = asyncssh.generate_private_key("ssh-ed25519")
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(key.export_private_key())
-        draft.replace(path)
+        files.write_bytes(path, key.export_private_key(), 0o600)
     try:
         return asyncssh.read_private_key(str(path))
     except (OSError, asyncssh.KeyImportError) as exc:

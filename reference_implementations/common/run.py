@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
-from cerebras_tensorflow.saver import integrity as soundness
+from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from reference_implementations.common import cluster
 from reference_implementations.common.sections import MODES, RunSettings
@@ -234,7 +234,7 @@ def steps_to_skip(
     if settings.disable_input_pipeline_ckpt or not is_ordered:
         return 0
     for checkpoint in checkpoints_newest_first(model_dir):
-        if soundness.damage(checkpoint) is None:
+        if integrity.find_damage(checkpoint) is None:
             with open_checkpoint(checkpoint) as reader:
                 updates = int(reader.read("global_step")) if "global_step" in reader else 0
                 # A run that was stopped between two updates has accumulated some batches of the next.

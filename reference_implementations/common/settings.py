@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import tempfile
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 
 SectionType = TypeVar("SectionType")
@@ -87,16 +87,7 @@ def check_section(content: Any, section: type[SectionType], name: str, source: s
 def write_yaml(content: Mapping[str, Any], path: Path) -> None:
     """Write a mapping as YAML; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            yaml.safe_dump(dict(content), stream, sort_keys=False)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    files.write_text(path, yaml.safe_dump(dict(content), sort_keys=False))
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import MissingDataError, SettingsError
 
 Sample = TypeVar("Sample")
@@ -134,10 +135,9 @@ def write_hdf5(samples: Iterable[np.ndarray], folder: str, samples_per_file: int
     paths: list[str] = []
     for chunk in _chunks(samples, samples_per_file):
         path = os.path.join(folder, f"data-{len(paths):05d}.h5")
-        with h5py.File(f"{path}.part", "w") as file:
+        with files.atomic_path(path) as draft, h5py.File(draft, "w") as file:
             file.create_dataset("data", data=np.stack(chunk).astype(np.int32))
             file.attrs["n_examples"] = len(chunk)
-        os.replace(f"{path}.part", path)
         paths.append(path)
     _remove_others(folder, paths)
     return paths
@@ -158,7 +158,7 @@ def write_examples(
     paths: list[str] = []
     for chunk in _chunks(samples, samples_per_file):
         path = os.path.join(folder, f"data-{len(paths):05d}.tfrecord")
-        with tf.io.TFRecordWriter(f"{path}.part") as writer:
+        with files.atomic_path(path) as draft, tf.io.TFRecordWriter(os.fspath(draft)) as writer:
             for sample in chunk:
                 features = {
                     name: tf.train.Feature(int64_list=tf.train.Int64List(value=row))
@@ -167,7 +167,6 @@ def write_examples(
                     for name, row in sample.items()
                 }
                 writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
-        os.replace(f"{path}.part", path)
         paths.append(path)
     _remove_others(folder, paths)
     return paths

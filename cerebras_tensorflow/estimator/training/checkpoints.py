@@ -41,7 +41,7 @@ def newest_whole(model_dir: str) -> str | None:
     Every checksum is compared, since the step that this returns also decides from which sample a resumed run goes on.
     """
     for path in checkpoints_newest_first(model_dir):
-        problem = integrity.damage(path)
+        problem = integrity.find_damage(path)
         if problem is None:
             return path
         run_log.warning(

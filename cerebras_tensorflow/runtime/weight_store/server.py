@@ -30,6 +30,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer
@@ -178,10 +179,8 @@ def main(argv: Sequence[str]) -> None:
     server, port = start("0.0.0.0" if has_nodes else "127.0.0.1", token)
     host = socket.gethostname() if has_nodes else "127.0.0.1"
     path = server_file(folder, index)
-    draft = path.with_suffix(".tmp")
     about = {"target": f"{host}:{port}", "token": token, "free_bytes": free_memory_bytes()}
-    draft.write_text(json.dumps(about), encoding="utf-8")
-    draft.replace(path)
+    files.write_text(path, json.dumps(about), 0o600)
     server.wait_for_termination()
 
 

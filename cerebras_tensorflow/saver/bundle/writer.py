@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.bundle import format as bundle_format
 from cerebras_tensorflow.saver.bundle import string_tensor
@@ -16,10 +17,10 @@ from cerebras_tensorflow.saver.bundle.format import BundleEntry, BundleHeader
 from cerebras_tensorflow.saver.bundle.sstable import write_table
 from cerebras_tensorflow.saver.bundle.tensor_types import STRING, is_string, number_of
 from cerebras_tensorflow.saver.files import writeback
-from cerebras_tensorflow.saver.files.atomic import PartialFile, fsync_folder, reporting
+from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting
 from cerebras_tensorflow.saver.files.checksum import crc32c, mask
 from cerebras_tensorflow.saver.files.writeback import WRITE_BYTES, WriteBehind
-from cerebras_tensorflow.saver.interface import BytesLike, Place, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, flat_view
 
 # Values go out in pieces of this size, so that a piece still is in cache when its checksum is taken.
 _PIECE_BYTES = 4 << 20
@@ -78,14 +79,14 @@ class BundleWriter(TensorWriter):
             raise ValueError(f"{name}: the chunks hold {shard.position - offset} bytes, {dtype} {shape} has {size}")
         self._register(name, BundleEntry(type_number, shape, shard.number, offset, size, mask(crc)))
 
-    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place:
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation:
         dtype, type_number, shape, size = _layout(name, dtype, shape)
         shard = self._shard(name, size)
         offset = shard.position
         shard.reserve(size, self.path)
         shard.skip(size, self.path)
         self._register(name, BundleEntry(type_number, shape, shard.number, offset, size, mask(crc)))
-        return Place(self.path, lambda content, position: shard.write_at(content, offset + position))
+        return Reservation(self.path, lambda content, position: shard.write_at(content, offset + position))
 
     def commit(self) -> None:
         if self._index is None:
@@ -130,7 +131,7 @@ class BundleWriter(TensorWriter):
             for path in replaced:
                 os.unlink(path)
             if self._is_durable:
-                fsync_folder(os.path.dirname(self.path))
+                files.sync_folder(os.path.dirname(self.path))
 
     def _shard(self, name: str, num_bytes: int) -> _Shard:
         if self._index is None:

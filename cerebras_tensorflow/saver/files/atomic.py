@@ -16,12 +16,11 @@ import stat
 from collections.abc import Iterator
 from types import TracebackType
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.files.writeback import WRITE_BYTES
 
 logger = logging.getLogger(__name__)
-
-_PREFIX, _SUFFIX = ".", ".partial"
 
 
 class PartialFile:
@@ -39,7 +38,8 @@ class PartialFile:
         folder, name = os.path.split(os.path.abspath(target))
         self.target = os.path.join(folder, name)
         self.path = partial_path(self.target)
-        _check_replaceable(self.target)
+        with reporting(self.target):
+            files.check_replaceable(self.target)
         self._made_folders = _missing_folders(folder)
         self.fd = -1
         self.is_placed = False
@@ -61,12 +61,8 @@ class PartialFile:
         """
         target = self.target if target is None else target
         with reporting(target):
-            if is_durable:
-                os.fsync(self.fd)
-            os.rename(self.path, target)
+            files.put_in_place(self.fd, self.path, target, is_durable)
             self.is_placed = True
-            if is_durable:
-                fsync_folder(os.path.dirname(target))
         self._close()
 
     def discard(self) -> None:
@@ -131,18 +127,17 @@ class FolderLock:
 def partial_path(target: str) -> str:
     """Return the path under which a target is written."""
     folder, name = os.path.split(target)
-    return os.path.join(folder, f"{_PREFIX}{name}{_SUFFIX}")
+    return os.path.join(folder, f"{files.DRAFT_PREFIX}{name}{files.DRAFT_SUFFIX}")
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Replace a small file as a whole: readers see the old or the new content, also after a crash."""
-    partial = PartialFile(path)
-    try:
-        with reporting(path):
-            write_all(partial.fd, content)
-        partial.commit()
-    finally:
-        partial.discard()
+    """Replace a small file as a whole: readers see the old or the new content, also after a crash.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    with reporting(path):
+        files.write_bytes(path, content)
 
 
 def write_all(fd: int, content: bytes | memoryview) -> None:
@@ -156,7 +151,8 @@ def remove_stale(folder: str) -> list[str]:
     """Remove the partial files that dead processes left in a folder; return their paths."""
     removed = []
     for item in os.scandir(folder):
-        if not (item.name.startswith(_PREFIX) and item.name.endswith(_SUFFIX) and item.is_file(follow_symlinks=False)):
+        is_draft = item.name.startswith(files.DRAFT_PREFIX) and item.name.endswith(files.DRAFT_SUFFIX)
+        if not (is_draft and item.is_file(follow_symlinks=False)):
             continue
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             fd = os.open(item.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -169,15 +165,6 @@ def remove_stale(folder: str) -> list[str]:
     if removed:
         logger.info("%s: removed %d partial files of processes that ended while writing", folder, len(removed))
     return removed
-
-
-def fsync_folder(folder: str) -> None:
-    """Make renames and removals in a folder durable."""
-    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -208,33 +195,52 @@ def _missing_folders(folder: str) -> list[str]:
     return missing
 
 
-def _check_replaceable(target: str) -> None:
-    """Check that a target is a file or nothing: a rename would also replace /dev/null."""
-    with contextlib.suppress(OSError):
-        mode = os.stat(target).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
-            raise CheckpointError(f"{target}: cannot be written: {kind} stands there; choose another path")
-
-
 def _create_locked(path: str, target: str) -> int:
+    """Return the descriptor of a new file under a lock of its writer; a file that a dead process left is removed."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
+            fd = files.open_new(path)
+        except FileExistsError:
+            _remove_dead(path, target)
+            continue
+        # Between open and lock, another process may take the file for a dead one and remove it.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _holder(fd)
-            os.close(fd)
-            raise CheckpointError(
-                f"{target}: {holder} is writing this file now. Wait for it to end, or choose another name."
-            ) from None
-        # Between open and lock, a clean-up or the previous writer may have taken the name away.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                # Not of one that is empty: ext4 takes that for the rewriting of a file, and flushes it at its close.
-                if os.fstat(fd).st_size:
-                    os.ftruncate(fd, 0)
+            if os.path.samestat(os.fstat(fd), os.lstat(path)):
                 return fd
+        os.close(fd)
+
+
+def _remove_dead(path: str, target: str) -> None:
+    """Remove the partial file of a process that has ended.
+
+    Raises:
+        CheckpointError: If its process is alive, or it is not a plain file of this user: another user may have put it
+            there to get at what we write.
+    """
+    strange = CheckpointError(
+        f"{target}: {path} is in the way: it belongs to another user, or is no plain file. Remove it, or choose "
+        "another folder."
+    )
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise strange from exc
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
+            raise strange
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(status, os.lstat(path)):
+                os.unlink(path)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"{target}: {_holder(fd)} is writing this file now. Wait for it to end, or choose another name."
+        ) from None
+    finally:
         os.close(fd)
 
 

@@ -21,7 +21,7 @@ from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver.files import extents
 from cerebras_tensorflow.saver.files.atomic import reporting
 from cerebras_tensorflow.saver.files.checksum import combine, crc32c
-from cerebras_tensorflow.saver.interface import Place, StoredExtent
+from cerebras_tensorflow.saver.interface import Reservation, StoredExtent
 
 # One task of a thread; and the pieces of it that are read, summed and written while they are in the cache.
 _BLOCK_BYTES = 16 << 20
@@ -56,7 +56,7 @@ class RangeCopier:
         self._pending: deque[_Copy] = deque()
         self._fds: dict[str, int] = {}
 
-    def copy(self, name: str, source: StoredExtent, num_bytes: int, place: Place) -> None:
+    def copy(self, name: str, source: StoredExtent, num_bytes: int, reservation: Reservation) -> None:
         """Begin to copy a value, once few enough others are on their way.
 
         Raises:
@@ -69,10 +69,10 @@ class RangeCopier:
             with _reading(name, source):
                 self._fds[source.path] = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
         fd = self._fds[source.path]
-        blocks = [
-            self._threads.submit(self._block, fd, name, source, place, start, min(start + _BLOCK_BYTES, num_bytes))
-            for start in range(0, num_bytes, _BLOCK_BYTES)
-        ]
+        blocks = []
+        for start in range(0, num_bytes, _BLOCK_BYTES):
+            stop = min(start + _BLOCK_BYTES, num_bytes)
+            blocks.append(self._threads.submit(self._block, fd, name, source, reservation, start, stop))
         self._pending.append(_Copy(name, source, num_bytes, blocks))
 
     def __enter__(self) -> RangeCopier:
@@ -103,7 +103,7 @@ class RangeCopier:
         if crc != copy.source.crc:
             raise _corrupt(copy, f"its checksum is {crc:#010x}, the index says {copy.source.crc:#010x}")
 
-    def _block(self, fd: int, name: str, source: StoredExtent, place: Place, start: int, stop: int) -> int:
+    def _block(self, fd: int, name: str, source: StoredExtent, reservation: Reservation, start: int, stop: int) -> int:
         """Copy a part of a value; return its CRC-32C."""
         scratch: extents.Bytes | None = getattr(self._scratch, "buffer", None)
         if scratch is None:
@@ -114,8 +114,8 @@ class RangeCopier:
             with _reading(name, source):
                 extents.fill(fd, source.offset + done, piece)
             crc = crc32c(piece, crc)
-            with reporting(place.path):
-                place.write(piece.data, done)
+            with reporting(reservation.path):
+                reservation.write(piece.data, done)
         return crc
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver.files.atomic import fsync_folder, reporting
+from cerebras_tensorflow.saver.files.atomic import reporting
 from cerebras_tensorflow.saver.hdf5.index import H5Record
 from cerebras_tensorflow.saver.hdf5.writer import H5Writer
-from cerebras_tensorflow.saver.interface import BytesLike, Place, TensorWriter
+from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter
 from cerebras_tensorflow.saver.names import shard_path, shards_of
 
 _MAX_SHARDS = 99_999
@@ -56,7 +57,7 @@ class ShardedH5Writer(TensorWriter):
         self._shard(name, _num_bytes(dtype, shape)).add_chunks(name, dtype, shape, chunks)
         self._names.add(name)
 
-    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place | None:
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation | None:
         place = self._shard(name, _num_bytes(dtype, shape)).reserve(name, dtype, shape, crc)
         if place is not None:
             self._names.add(name)
@@ -92,7 +93,7 @@ class ShardedH5Writer(TensorWriter):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             if self._is_durable:
-                fsync_folder(os.path.dirname(self.path))
+                files.sync_folder(os.path.dirname(self.path))
 
     def abort(self) -> None:
         for shard in self._shards.values():

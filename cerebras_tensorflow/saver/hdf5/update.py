@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver.files import mapped
-from cerebras_tensorflow.saver.files.atomic import PartialFile, fsync_folder, reporting, write_all
+from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting, write_all
 from cerebras_tensorflow.saver.files.checksum import crc32c
 from cerebras_tensorflow.saver.files.writeback import pwrite_all
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
@@ -120,7 +121,7 @@ def replay(path: str) -> None:
                 _apply(file.fileno(), by_file[name], os.path.join(folder, name))
     with reporting(path), contextlib.suppress(FileNotFoundError):
         os.unlink(journal)
-        fsync_folder(folder)
+        files.sync_folder(folder)
 
 
 def _own_index(path: str) -> H5Index:

@@ -23,7 +23,7 @@ from cerebras_tensorflow.saver.hdf5 import index as h5_index
 from cerebras_tensorflow.saver.hdf5 import update as h5_update
 from cerebras_tensorflow.saver.hdf5.index import H5Index, H5Record
 from cerebras_tensorflow.saver.hdf5.metadata_file import MetadataFile
-from cerebras_tensorflow.saver.interface import BytesLike, Place, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.names import shards_of
 
 _PIECE_BYTES = 4 << 20
@@ -90,7 +90,7 @@ class H5Writer(TensorWriter):
         shape = tuple(int(dim) for dim in shape)
         self._add(name, type_name, shape, shape, chunks)
 
-    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Place | None:
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation | None:
         type_name = h5_format.type_name(np.dtype(dtype))
         shape = tuple(int(dim) for dim in shape)
         if self._compression != "none" or type_name == h5_format.STRING_TYPE:
@@ -100,7 +100,7 @@ class H5Writer(TensorWriter):
         with reporting(self.path):
             self._io.check()
         self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
-        return Place(self.path, lambda content, position: self._behind.write_at(content, offset + position))
+        return Reservation(self.path, lambda content, position: self._behind.write_at(content, offset + position))
 
     def commit(self) -> None:
         replaced = shards_of(self.path) if os.path.exists(self.path) else []

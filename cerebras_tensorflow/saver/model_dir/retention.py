@@ -8,10 +8,11 @@ import os
 import time
 from dataclasses import dataclass
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX, parse_data_path
 from cerebras_tensorflow.saver.bundle.reader import BundleReader
-from cerebras_tensorflow.saver.files.atomic import fsync_folder, partial_path, remove_stale, reporting
+from cerebras_tensorflow.saver.files.atomic import partial_path, remove_stale, reporting
 from cerebras_tensorflow.saver.hdf5.reader import read_index
 from cerebras_tensorflow.saver.model_dir.state import CheckpointState, read_state, write_state
 from cerebras_tensorflow.saver.names import (
@@ -129,7 +130,7 @@ def remove(path: str) -> None:
         for file in files_of(path) + masks:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file)
-            fsync_folder(os.path.dirname(file))
+            files.sync_folder(os.path.dirname(file))
     logger.debug("removed checkpoint %s", path)
 
 

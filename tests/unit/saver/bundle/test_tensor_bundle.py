@@ -180,7 +180,7 @@ def test_not_a_checkpoint_says_what_to_give(tmp_path: Path) -> None:
 
 _SAVE = """
 import sys, numpy as np
-from cerebras_tensorflow.saver.tensor_bundle import BundleWriter
+from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 print("ready", flush=True)
 for value in range(1, 1_000_000):
     with BundleWriter(sys.argv[1]) as writer:

@@ -76,8 +76,37 @@ def test_partials_of_dead_processes_are_removed_and_live_ones_stay(tmp_path: Pat
 
 def test_a_partial_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
     Path(atomic.partial_path(str(tmp_path / "weights"))).write_bytes(b"left by a crash")
-    atomic.write_file(str(tmp_path / "weights"), b"new")
+    partial = atomic.PartialFile(str(tmp_path / "weights"))
+    atomic.write_all(partial.fd, b"new")
+    partial.commit()
     assert (tmp_path / "weights").read_bytes() == b"new"
+
+
+def test_a_partial_file_that_another_user_made_is_refused(tmp_path: Path) -> None:
+    """Whoever made it could have it open, and read or change what is written."""
+    (tmp_path / "private").write_bytes(b"mine")
+    path = Path(atomic.partial_path(str(tmp_path / "weights")))
+    for make in (
+        lambda: path.symlink_to(tmp_path / "private"),
+        lambda: path.hardlink_to(tmp_path / "private"),
+        lambda: os.mkfifo(path),
+        path.mkdir,
+    ):
+        make()
+        with pytest.raises(CheckpointError, match="in the way: it belongs to another user, or is no plain file"):
+            atomic.PartialFile(str(tmp_path / "weights"))
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert (tmp_path / "private").read_bytes() == b"mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_a_partial_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = Path(atomic.partial_path(str(tmp_path / "weights")))
+    path.write_bytes(b"")
+    os.chown(path, 65534, 65534)
+    with pytest.raises(CheckpointError, match="belongs to another user"):
+        atomic.PartialFile(str(tmp_path / "weights"))
+    assert path.stat().st_uid == 65534
 
 
 def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""h5_foreign: files by other writers, also hostile ones. They are built here with plain h5py, by the format notes."""
+"""hdf5.foreign: files by other writers, also hostile ones. They are built here with plain h5py, by the format notes."""
 
 import json
 from pathlib import Path

@@ -1,0 +1,169 @@
+"""Files that appear under their final name complete, or not at all.
+
+The content goes to a draft in the target's folder, which nobody else can have made before. The draft is made durable
+and then renamed, so that readers, and a machine that loses power, see the old or the new content. Nothing here needs
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+AnyPath: TypeAlias = str | os.PathLike[str]
+
+# Drafts of processes that were killed carry these; `saver.files.atomic.remove_stale` removes them from a model_dir.
+DRAFT_PREFIX, DRAFT_SUFFIX = ".", ".partial"
+# A file name has at most 255 bytes; a character has at most 4.
+_NAME_CHARACTERS = 48
+
+
+def write_bytes(path: AnyPath, content: bytes, permissions: int = 0o666, is_durable: bool = True) -> None:
+    """Replace a file by one with this content.
+
+    Args:
+        path: The file. Its folder must exist.
+        content: All bytes of the new file.
+        permissions: Of the new file, before the umask; 0o600 for secrets.
+        is_durable: Whether to wait until the disk has it. False is enough against a killed process, but not against a
+            power failure.
+
+    Raises:
+        OSError: If the file cannot be written. The old one, if any, stays.
+    """
+    with atomic_file(path, permissions, is_durable) as file:
+        file.write(content)
+
+
+def write_text(path: AnyPath, text: str, permissions: int = 0o666, is_durable: bool = True) -> None:
+    """Replace a file by one with this text in UTF-8; otherwise as `write_bytes`."""
+    write_bytes(path, text.encode(), permissions, is_durable)
+
+
+@contextlib.contextmanager
+def atomic_file(path: AnyPath, permissions: int = 0o666, is_durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a draft for writing; at the end of the block it replaces the file, after an error it is removed.
+
+    Takes and raises what `write_bytes` does.
+    """
+    draft, fd = _create_draft(path, permissions)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            yield file
+        put_in_place(fd, draft, path, is_durable)
+    except BaseException:
+        _remove(draft)
+        raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def atomic_path(path: AnyPath, permissions: int = 0o666, is_durable: bool = True) -> Iterator[Path]:
+    """Give the path of an empty draft, for libraries that open files by name; otherwise as `atomic_file`."""
+    draft, fd = _create_draft(path, permissions)
+    try:
+        # HDF5 takes a lock of its own.
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        yield Path(draft)
+        put_in_place(fd, draft, path, is_durable)
+    except BaseException:
+        _remove(draft)
+        raise
+    finally:
+        os.close(fd)
+
+
+def open_new(path: AnyPath, permissions: int = 0o666) -> int:
+    """Make a file that did not exist, and return its descriptor, open for reading and writing.
+
+    Raises:
+        FileExistsError: If anything has that name, a dangling symbolic link too.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
+
+
+def put_in_place(fd: int, draft: AnyPath, target: AnyPath, is_durable: bool = True) -> None:
+    """Rename a finished draft to its target in the same folder.
+
+    Args:
+        fd: The draft, open.
+        draft: Its path.
+        target: The new name. A regular file of that name is replaced, and a symbolic link itself, not what it names.
+        is_durable: As in `write_bytes`.
+
+    Raises:
+        OSError: If it cannot be renamed, or the target is no regular file.
+    """
+    check_replaceable(target)
+    if is_durable:
+        os.fsync(fd)
+    os.rename(draft, target)
+    if is_durable:
+        sync_folder(os.path.dirname(os.path.abspath(target)))
+
+
+def check_replaceable(target: AnyPath) -> None:
+    """Check that a target is a regular file or does not exist: a rename would also replace /dev/null.
+
+    Raises:
+        IsADirectoryError: If a folder has that name.
+        FileExistsError: If a device, pipe or socket has it.
+    """
+    try:
+        mode = os.stat(target).st_mode
+    except OSError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "a folder has this name; choose another one", os.fspath(target))
+    if not stat.S_ISREG(mode):
+        problem = "a device, pipe or socket has this name; choose another one"
+        raise FileExistsError(errno.EEXIST, problem, os.fspath(target))
+
+
+def sync_folder(folder: AnyPath) -> None:
+    """Make renames and removals in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _create_draft(path: AnyPath, permissions: int) -> tuple[str, int]:
+    """Return the path and descriptor of a new draft, locked as long as its writer lives."""
+    folder, name = os.path.split(os.path.abspath(path))
+    while True:
+        draft = os.path.join(folder, f"{DRAFT_PREFIX}{name[:_NAME_CHARACTERS]}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
+        with contextlib.suppress(FileExistsError):
+            fd = open_new(draft, permissions)
+            if _is_ours(fd, draft):
+                return draft, fd
+            os.close(fd)
+
+
+def _is_ours(fd: int, draft: str) -> bool:
+    """Lock a new draft; False if a clean-up took it for a dead process's file in between."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks; a clean-up there cannot remove the draft either
+        return True
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(draft))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,83 @@
+"""files: complete files under final names, nothing else."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow import files
+
+
+def test_content_replaces_a_file_as_a_whole(tmp_path: Path) -> None:
+    target = tmp_path / "settings.yaml"
+    target.write_text("old")
+    with files.atomic_file(target) as file:
+        file.write(b"new")
+        file.flush()
+        assert target.read_text() == "old"
+    assert target.read_bytes() == b"new"
+    files.write_text(target, "text \u00e4")
+    assert target.read_text(encoding="utf-8") == "text \u00e4"
+    assert os.listdir(tmp_path) == ["settings.yaml"]
+
+
+def test_an_error_keeps_the_old_file_and_leaves_no_draft(tmp_path: Path) -> None:
+    target = tmp_path / "settings.yaml"
+    target.write_text("old")
+    with pytest.raises(KeyError), files.atomic_file(target) as file:
+        file.write(b"new")
+        raise KeyError
+    with pytest.raises(KeyError), files.atomic_path(target) as draft:
+        draft.write_text("new")
+        raise KeyError
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["settings.yaml"]
+
+
+def test_a_library_may_write_the_draft_by_its_path(tmp_path: Path) -> None:
+    with files.atomic_path(tmp_path / "data.h5") as draft:
+        assert draft.parent == tmp_path
+        draft.write_bytes(b"values")
+        assert not (tmp_path / "data.h5").exists()
+    assert (tmp_path / "data.h5").read_bytes() == b"values"
+
+
+def test_permissions_hold_from_the_first_byte_on(tmp_path: Path) -> None:
+    with files.atomic_file(tmp_path / "token", permissions=0o600) as file:
+        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+        file.write(b"secret")
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+
+
+def test_a_symbolic_link_is_replaced_and_its_file_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "private")
+    files.write_text(tmp_path / "link", "new")
+    assert (tmp_path / "private").read_text() == "mine"
+    assert (tmp_path / "link").read_text() == "new" and not (tmp_path / "link").is_symlink()
+
+
+def test_a_new_file_is_not_made_through_a_link_or_over_another(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        files.open_new(tmp_path / "link")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError, match="a folder has this name"):
+        files.write_text(tmp_path / "folder", "x")
+    with pytest.raises(FileExistsError, match="a device, pipe or socket has this name"):
+        files.write_text(tmp_path / "pipe", "x")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+
+
+def test_a_long_name_fits(tmp_path: Path) -> None:
+    name = "\u00e4" * 120
+    files.write_text(tmp_path / name, "x")
+    assert os.listdir(tmp_path) == [name]
