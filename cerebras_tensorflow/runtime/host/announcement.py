@@ -8,6 +8,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from cerebras_tensorflow import files
+
 TOKEN_BYTES = 32
 
 
@@ -20,16 +22,9 @@ def announce(path: Path, about: dict[str, Any]) -> None:
     """Write an announcement; it appears whole, and readable by this user alone (mode 0600).
 
     Raises:
-        OSError: If it cannot be written, or if something of another user stands in its way.
+        OSError: If it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with open(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
-            json.dump(about, file)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    files.write_text(path, json.dumps(about), permissions=0o600)
 
 
 def read_announcement(path: Path) -> dict[str, Any] | None:
