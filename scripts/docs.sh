@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Builds the documentation site into docs/_build/html; a warning is an error. Options go to sphinx-build.
+# Usage: scripts/docs.sh [SPHINX-OPTION ...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# An environment that has the extra already stays as it is: CI installs all extras at once.
+.venv/bin/python -c 'import sphinx_book_theme, myst_nb, matplotlib' 2>/dev/null || scripts/setup_venv.sh docs
+export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
+
+# The picture of a training step, by the compiler that this checkout has.
+.venv/bin/python scripts/draw_timeline.py
+rm -rf docs/_build docs/api/generated
+.venv/bin/python -m sphinx -W --keep-going -q -b html "$@" docs docs/_build/html
+echo "The site is in docs/_build/html/index.html"

@@ -1,0 +1,166 @@
+"""Every code block of README and docs runs when it is pasted.
+
+The blocks of a page run in order, in one shell after the other with the same folder and variables, in a copy of the
+checkout. What a block prints is compared with the block of its output behind it. tests/docs/markdown.py lists the words
+behind a fence that say how its block is tested.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import ROOT, Block, blocks, pages
+
+RUNNABLE = ("bash", "python")
+LANGUAGES = (*RUNNABLE, "text", "yaml", "json", "dockerfile", "ini")
+OPTIONS = {"slow", "slurm", "file", "exits", "output", "norun"}
+TIMEOUT_S = 900
+# Pages that start TensorFlow many times.
+SLOW_PAGES = {"checkpoints.md", "porting.md", "quickstart.md", "training-what-does-not-fit.md"}
+# As little as a reader may find that cannot be tested.
+MOST_THAT_DO_NOT_RUN = 10
+
+# The state of the shell that a block leaves to the next one.
+SHELL = """
+set -euo pipefail
+block=$1 state=$2
+[ ! -e "$state" ] || source "$state"
+cd "$FOLDER"
+trap 'code=$?; { declare -px; printf "FOLDER=%q\\n" "$PWD"; } > "$state"; exit $code' EXIT
+source "$block"
+"""
+
+
+def is_run(block: Block) -> bool:
+    return block.language in RUNNABLE and "norun" not in block.options and "file" not in block.options
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def with_word(*words: str) -> list[Path]:
+    """Pages with a block that has one of the words."""
+    return [path for path in pages() if any(word in block.options for block in blocks(path) for word in words)]
+
+
+@pytest.mark.parametrize("path", pages(), ids=page_id)
+def test_every_block_has_a_language_and_known_words(path: Path) -> None:
+    for block in blocks(path):
+        assert block.language in LANGUAGES, f"{block.place}: {block.language!r}"
+        assert set(block.options) <= OPTIONS, f"{block.place}: {set(block.options) - OPTIONS}"
+        assert "norun" not in block.options or len(block.options["norun"]) > 10, f"{block.place}: say why"
+
+
+def test_few_blocks_do_not_run() -> None:
+    left_out = [block.place for path in pages() for block in blocks(path) if "norun" in block.options]
+    assert len(left_out) <= MOST_THAT_DO_NOT_RUN, left_out
+
+
+@pytest.fixture
+def checkout(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the checkout in which the commands of this environment are installed."""
+    if shutil.which("csrun_wse", path=str(Path(sys.executable).parent)) is None:
+        pytest.skip("the commands are not installed: run scripts/setup_venv.sh test")
+    folder = tmp_path / "checkout"
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "_build", "generated", "model_dir", "*.egg-info", "golden")
+    for item in ("docs", "reference_implementations", "scripts", "tests", "csrun", "cerebras_tensorflow"):
+        shutil.copytree(ROOT / item, folder / item, ignore=left_out, symlinks=True)
+    for item in ROOT.iterdir():
+        if item.is_file() and not item.name.startswith("."):
+            shutil.copy(item, folder / item.name)
+    # model_dir is also a package of ours, which the pattern above leaves out.
+    shutil.rmtree(folder / "cerebras_tensorflow")
+    shutil.copytree(ROOT / "cerebras_tensorflow", folder / "cerebras_tensorflow")
+    # Installing is not what the blocks are tested for: this environment stands for the one they would make.
+    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "scripts" / "setup_venv.sh").write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    (tmp_path / "user").mkdir()
+    return folder
+
+
+class Page:
+    """Runs the blocks of one page."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._state = folder.parent / "shell_state"
+        self._printed = ""
+
+    def play(self, page_blocks: Iterable[Block]) -> None:
+        for number, block in enumerate(page_blocks):
+            if "file" in block.options:
+                (self._cwd() / block.options["file"]).write_text(block.text)
+            elif "output" in block.options:
+                assert matches(block.text, self._printed), f"{block.place}\nexpected {block.text}\ngot {self._printed}"
+            elif is_run(block):
+                self._run(block, number)
+
+    def _run(self, block: Block, number: int) -> None:
+        script = self._folder.parent / f"block_{number}.sh"
+        script.write_text(block.text)
+        if block.language == "python":
+            program = self._cwd() / f"pasted_{number}.py"
+            program.write_text(block.text)
+            script.write_text(f"python {program.name}\n")
+        done = subprocess.run(
+            ["bash", "-c", SHELL, "bash", str(script), str(self._state)],
+            env={**os.environ, "FOLDER": str(self._folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        self._printed = done.stdout
+        expected = int(block.options.get("exits", "0"))
+        assert done.returncode == expected, f"{block.place} exits with {done.returncode}:\n{done.stdout[-6000:]}"
+
+    def _cwd(self) -> Path:
+        if not self._state.exists():
+            return self._folder
+        said = re.findall(r"^FOLDER=(.*)$", self._state.read_text(), flags=re.MULTILINE)
+        return Path(said[-1].replace("\\ ", " "))
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Whether the lines of a text stand in an output, in their order; `...` in a line stands for anything.
+
+    >>> matches("loss = ...", "step 1\\nloss = 2.5\\n")
+    True
+    """
+    lines = [line.strip() for line in printed.splitlines()]
+    for wanted in expected.splitlines():
+        pattern = re.compile(".*".join(re.escape(part) for part in wanted.strip().split("...")))
+        while lines and not pattern.search(lines[0]):
+            lines.pop(0)
+        if not lines:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("path", [p for p in pages() if p.name not in SLOW_PAGES], ids=page_id)
+def test_the_quick_blocks_of_a_page_run_in_order(path: Path, checkout: Path) -> None:
+    Page(checkout).play(b for b in blocks(path) if not {"slow", "slurm"} & set(b.options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [p for p in pages() if p.name in SLOW_PAGES or p in with_word("slow")], ids=page_id)
+def test_all_blocks_of_a_page_run_in_order(path: Path, checkout: Path) -> None:
+    Page(checkout).play(b for b in blocks(path) if "slurm" not in b.options)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("path", with_word("slurm"), ids=page_id)
+def test_all_blocks_of_a_page_run_under_slurm(path: Path, checkout: Path, slurm: None) -> None:
+    Page(checkout).play(b for b in blocks(path) if "slow" not in b.options)
