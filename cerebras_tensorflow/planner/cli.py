@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config.env import EXECUTION_MODES, WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.planner.shapes import ShapeInputs, parse_shape
+from cerebras_tensorflow.text import did_you_mean
 
 if TYPE_CHECKING:
-    from cerebras_tensorflow.perf.timeline import Timeline
     from cerebras_tensorflow.planner.plan import StepPlan
     from cerebras_tensorflow.planner.rates import Rates
 
@@ -32,18 +33,19 @@ _STORES = ("auto", "memory", _SERVERS, "file")  # those of CSConfig, whose impor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    options = _parser().parse_args(argv)
-    try:
-        _run(options)
-    except (CerebrasError, ValueError, TypeError) as error:
-        print(f"cs-plan: {error}", file=sys.stderr)
-        return _BAD_INPUT
-    return 0
+    """Run the command and return its exit code."""
+
+    def run() -> int:
+        _run(_parser().parse_args(argv))
+        return 0
+
+    return command_line.exit_code(
+        "cs-plan", run, errors=(CerebrasError, ValueError, TypeError, OSError), failure=_BAD_INPUT
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = command_line.Parser(
         prog="cs-plan",
         description="Plan one step of a model from shapes: bytes moved, peak memory, estimated time. Nothing is run.",
         allow_abbrev=False,
@@ -82,77 +84,77 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    features, labels = ([parse_shape(text) for text in texts] for texts in (options.input, options.labels))
-    inputs = ShapeInputs(features, labels) if features or labels else None
-    if options.beside and not (options.trace or options.picture):
-        raise SettingsError("--beside needs --trace or --picture, into which it goes")
-    if options.no_rates and (options.trace or options.picture):
-        raise SettingsError("--trace and --picture need rates; leave out --no_rates")
+    inputs = _given_inputs(options)
+    _check(options)
     content = _read_params(options.params)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     gc.disable()  # millions of objects that all stay; looking through them takes a third of the time
     model_fn, reference = load_model(options.model)
     from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
-    from cerebras_tensorflow.graph.program import Residence
-    from cerebras_tensorflow.perf import chrome_trace, picture
-    from cerebras_tensorflow.planner import plan, rates, report, settings
+    from cerebras_tensorflow.planner import plan, rates, settings
 
     # A reference model's own reading has the defaults, and paths beside the file.
     params = reference.read_params(options.params) if reference is not None and options.params else content
     mode = settings.planned_mode(params, options.mode)
-    cs_config = settings.cs_config(
-        params,
-        {
-            "weight_store": options.weight_store,
-            "stream_window_bytes": options.window_bytes,
-            "memory_budget": options.memory_budget,
-        },
-    )
+    overrides = {
+        "weight_store": options.weight_store,
+        "stream_window_bytes": options.window_bytes,
+        "memory_budget": options.memory_budget,
+    }
+    cs_config = settings.cs_config(params, overrides)
     store_dir = settings.store_folder(options.store_dir, cs_config)
-    has_rates = not options.no_rates and cs_config.weight_store != _SERVERS
-    if not has_rates and (options.trace or options.picture):
+    has_servers = cs_config.weight_store == _SERVERS
+    if has_servers and (options.trace or options.picture):
         raise SettingsError("--trace and --picture need rates, and those of weight servers are not measured here")
     if inputs is None and (reference is None or not options.params):
         raise settings.no_input(params, mode, "only a reference model's run.py with --params has one to derive it from")
     inputs = inputs or settings.batch_of(reference.input_fn(mode), params, mode, CSRunConfig())
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # of memory that nothing here takes
-        planned = plan.plan_step(
-            model_fn,
-            inputs,
-            params,
-            CSRunConfig(),
-            mode,
-            options.execution_mode,
-            cs_config,
-        )
-    measured = rates.measure(store_dir) if has_rates else None
+        planned = plan.plan_step(model_fn, inputs, params, CSRunConfig(), mode, options.execution_mode, cs_config)
+    if has_servers and not options.no_rates:
+        print("cs-plan: the rates of weight servers are not measured; no time on this machine", file=sys.stderr)
+    _tell(options, planned, None if options.no_rates or has_servers else rates.measure(store_dir))
+
+
+def _given_inputs(options: argparse.Namespace) -> ShapeInputs | None:
+    features, labels = ([parse_shape(text) for text in texts] for texts in (options.input, options.labels))
+    return ShapeInputs(features, labels) if features or labels else None
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together, before TensorFlow is loaded.
+
+    Raises:
+        SettingsError: If there are such, or if what draws the picture is not installed.
+    """
+    if options.beside and not (options.trace or options.picture):
+        raise SettingsError("--beside needs --trace or --picture, into which it goes")
+    if options.no_rates and (options.trace or options.picture):
+        raise SettingsError("--trace and --picture need rates; leave out --no_rates")
+    if options.picture and importlib.util.find_spec("matplotlib") is None:
+        raise SettingsError("--picture needs matplotlib: pip install 'cerebras_tensorflow[pictures]'")
+
+
+def _tell(options: argparse.Namespace, planned: StepPlan, measured: Rates | None) -> None:
+    """Print a plan, and write the files that the options ask for."""
+    from cerebras_tensorflow.graph.program import Residence
+    from cerebras_tensorflow.perf import chrome_trace, picture
+    from cerebras_tensorflow.planner import plan, report
+
     is_in_memory = planned.program.residence is Residence.HOST_MEMORY
     line = plan.timeline(planned, measured, is_in_memory, options.model) if measured is not None else None
-    if cs_config.weight_store == _SERVERS and not options.no_rates:
-        print("cs-plan: the rates of weight servers are not measured; no time on this machine", file=sys.stderr)
-    _print(options, planned, measured, line, is_in_memory, report)
-    if line is not None:
-        lines = [line, *(chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else ())]
-        if options.trace:
-            chrome_trace.write_chrome_trace(Path(options.trace), *lines)
-        if options.picture:
-            picture.write_picture(Path(options.picture), *lines)
-
-
-def _print(
-    options: argparse.Namespace,
-    planned: StepPlan,
-    measured: Rates | None,
-    line: Timeline | None,
-    is_in_memory: bool,
-    report: Any,
-) -> None:
     if options.json:
         print(json.dumps(report.plan_values(planned, measured, line)))
     else:
         print(report.plan_text(options.model, planned, measured, line, is_in_memory))
+    if line is None:
+        return
+    lines = [line, *(chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else ())]
+    if options.trace:
+        chrome_trace.write_chrome_trace(Path(options.trace), *lines)
+    if options.picture:
+        picture.write_picture(Path(options.picture), *lines)
 
 
 def load_model(text: str) -> tuple[Callable[..., Any], Any]:
@@ -175,8 +177,10 @@ def load_model(text: str) -> tuple[Callable[..., Any], Any]:
         return (load_model(model_fn)[0] if isinstance(model_fn, str) else model_fn), reference
     function = getattr(module, name, None)
     if not callable(function):
-        names = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
-        raise SettingsError(f"{place} has no function {name!r}; it has {names or 'none'}")
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise SettingsError(
+            f"{place} has no function {name!r}{did_you_mean(name, names)}; it has {', '.join(names) or 'none'}"
+        )
     return function, None
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cerebras_tensorflow import command_line
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
@@ -74,22 +75,19 @@ def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
         settings.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:tensorflow:%(message)s")
-    options = _parser().parse_args(argv)
-    try:
+    program = Path(sys.argv[0]).name
+
+    def checked() -> int:
+        return command_line.exit_code(program, execute, errors=(SettingsError,), failure=EXIT_USAGE)
+
+    def execute() -> int:
+        options = _parser().parse_args(argv)
         params = load_params(options, model.sections)
         _check_model_dir(options.model_dir)
-    except SettingsError as exc:
-        print(f"{Path(sys.argv[0]).name}: error: {exc}", file=sys.stderr)
-        return EXIT_USAGE
-    try:
         _execute(model, params, options)
-    except SettingsError as exc:
-        print(f"{Path(sys.argv[0]).name}: error: {exc}", file=sys.stderr)
-        return EXIT_USAGE
-    except CerebrasError as exc:
-        print(f"{Path(sys.argv[0]).name}: error: {exc}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return command_line.exit_code(program, checked, errors=(CerebrasError,))
 
 
 def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> dict[str, Any]:
@@ -113,7 +111,8 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     if "max_steps" in overrides and "steps" not in overrides:
         runconfig = {key: value for key, value in runconfig.items() if key != "steps"}
     content = {**content, "runconfig": {**runconfig, **overrides}}
-    checked = check_sections(content, sections, str(path))
+    source = f"{path} with {', '.join(f'--{name}' for name in overrides)}" if overrides else str(path)
+    checked = check_sections(content, sections, source)
     params: dict[str, Any] = {name: _plain(dataclasses.asdict(section)) for name, section in checked.items()}
     for name in INPUT_SECTIONS:
         for key in PATH_KEYS:
@@ -157,7 +156,7 @@ def _check_model_dir(model_dir: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Train or evaluate a model on the simulated CS-2.", allow_abbrev=False)
+    parser = command_line.Parser(description="Train or evaluate a model on the simulated CS-2.", allow_abbrev=False)
     parser.add_argument("-p", "--params", required=True, help="params.yaml of the model")
     parser.add_argument("-m", "--mode", choices=MODES, help="what to do (default: runconfig, else train)")
     parser.add_argument("-o", "--model_dir", default="model_dir", help="where everything is written")

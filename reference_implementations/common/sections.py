@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cerebras_tensorflow.errors import SettingsError
+from reference_implementations.common.schedule_settings import read_schedules
 
 Mode = Literal["train", "eval", "eval_all", "predict", "train_and_eval"]
 MODES: tuple[str, ...] = ("train", "eval", "eval_all", "predict", "train_and_eval")
@@ -41,10 +42,6 @@ class RunSettings:
     job_labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"{name} is {value}; expected at least 1")
         for label in self.job_labels:
             if not label.partition("=")[1] or not label.partition("=")[0]:
                 raise SettingsError(f"job label {label!r}; expected key=value")
@@ -99,8 +96,8 @@ class OptimizerSettings:
     log_summaries: bool = False
 
     def __post_init__(self) -> None:
-        if self.grad_accum_steps < 1:
-            raise SettingsError(f"grad_accum_steps is {self.grad_accum_steps}; expected at least 1")
+        if not isinstance(self.learning_rate, (int, float)):
+            read_schedules(self.learning_rate)
         if isinstance(self.loss_scaling_factor, float) and self.loss_scaling_factor <= 0.0:
             raise SettingsError(f"loss_scaling_factor is {self.loss_scaling_factor}; expected more than 0, or dynamic")
         if not self.min_loss_scale <= self.initial_loss_scale <= self.max_loss_scale:

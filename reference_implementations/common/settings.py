@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -23,6 +25,40 @@ from cerebras_tensorflow.errors import SettingsError
 SectionType = TypeVar("SectionType")
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Values that a key may have: from `low`, which may be excluded, to below `high`."""
+
+    low: float
+    high: float = math.inf
+    has_low: bool = True
+
+    def __contains__(self, value: float) -> bool:
+        return (value >= self.low if self.has_low else value > self.low) and value < self.high
+
+    def __str__(self) -> str:
+        low = f"at least {self.low:g}" if self.has_low else f"more than {self.low:g}"
+        return low if self.high == math.inf else f"{low} and less than {self.high:g}"
+
+
+_COUNTS = (
+    r"batch_size|\w+_size|d_model|d_kv|d_ff|num_\w+|\w+_num_\w+|max_position_embeddings|max_\w*length|span_length"
+    r"|shuffle_buffer|max_steps|steps|\w+_steps|grad_accum_steps|masked_span"
+)
+RANGES: tuple[tuple[str, Range], ...] = (
+    (r"skip_steps|eval_steps|throttle_secs|num_epochs|keep_checkpoint_max|num_test|save_summary_steps", Range(0)),
+    (r"\w*dropout(_rate)?|masked_lm_prob", Range(0, 1)),
+    (r"momentum|beta1|beta2", Range(0, 1)),
+    (
+        r"max_gradient_\w+|initializer_range|rope_theta|\w+_secs|\w+_n_hours",
+        Range(0, has_low=False),
+    ),
+    (r"\w*learning_rate|weight_decay_rate|\w*epsilon|decay_rate|overflow_tolerance", Range(0)),
+    (_COUNTS, Range(1)),
+)
+"""Names of keys, as patterns -> what a number under that name may be. The first that fits counts."""
+
+
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content of a YAML file that holds a mapping.
 
@@ -35,8 +71,13 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise SettingsError(f"cannot read the params file {os.fspath(path)!r}: {exc.strerror}") from exc
     try:
         content = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as exc:
+        place = exc.problem_mark
+        line = "" if place is None else f", line {place.line + 1}, column {place.column + 1}"
+        said = " ".join(word for word in (exc.problem, exc.context) if word)
+        raise SettingsError(f"{os.fspath(path)}{line}: not valid YAML: {said}") from exc
     except yaml.YAMLError as exc:
-        raise SettingsError(f"{os.fspath(path)} is not valid YAML: {exc}") from exc
+        raise SettingsError(f"{os.fspath(path)}: not valid YAML: {exc}") from exc
     if not isinstance(content, dict):
         raise SettingsError(f"{os.fspath(path)}: expected sections such as 'model:', found {type(content).__name__}")
     return content
@@ -71,6 +112,8 @@ def check_section(content: Any, section: type[SectionType], name: str, source: s
         if key not in fields:
             raise SettingsError(f"{source}: unknown {name} key {key!r}{_nearest(str(key), fields)}")
     values = {key: _checked(value, hints[key], f"{name} key {key!r}", source) for key, value in content.items()}
+    for key, value in values.items():
+        _check_range(key, value, f"{name} key {key!r}", source)
     missing = [
         key
         for key, field in fields.items()
@@ -105,6 +148,16 @@ def _checked(value: Any, hint: Any, what: str, source: str) -> Any:
             return converted
     expected = " or ".join(_type_name(option) for option in options)
     raise SettingsError(f"{source}: {what} is {value!r}; expected {expected}")
+
+
+def _check_range(key: str, value: Any, what: str, source: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return
+    if math.isnan(value):
+        raise SettingsError(f"{source}: {what} is not a number; expected one")
+    allowed = next((allowed for pattern, allowed in RANGES if re.fullmatch(pattern, key)), None)
+    if allowed is not None and value not in allowed:
+        raise SettingsError(f"{source}: {what} is {value!r}; expected {allowed}")
 
 
 def _match(value: Any, option: Any) -> tuple[bool, Any]:

@@ -29,9 +29,6 @@ class TextInput:
     skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_sequence_length", "shuffle_buffer"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} is {getattr(self, name)}; expected at least 1")
         if (self.data_file is None) == (self.data_dir is None):
             raise SettingsError("expected either data_file (a text) or data_dir (folders of HDF5 or TFRecord files)")
         if self.data_processor is not None and self.data_dir is None:

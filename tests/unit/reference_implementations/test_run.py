@@ -46,11 +46,13 @@ def test_steps_on_the_command_line_replace_max_steps_in_the_file() -> None:
     ("arguments", "change", "message"),
     [
         (["--steps", "1", "--max_steps", "2"], ("", ""), "steps (1) and max_steps (2) are both given"),
-        (["--max_steps", "0"], ("", ""), "max_steps is 0; expected at least 1"),
+        (["--max_steps", "0"], ("", ""), "with --max_steps: runconfig key 'max_steps' is 0; expected at least 1"),
         ([], ("max_steps:", "max_step:"), "unknown runconfig key 'max_step'; did you mean 'max_steps'"),
         ([], ("hidden_size: 256", "hidden_size: 250"), "hidden_size 250 is not a multiple of num_heads 4"),
         ([], ("rotary_dim: 32", "rotary_dim: 31"), "rotary_dim is 31; expected an even number from 2 to 64"),
-        ([], ("batch_size: 8", "batch_size: 0"), "batch_size is 0; expected at least 1"),
+        ([], ("batch_size: 8", "batch_size: 0"), "train_input key 'batch_size' is 0; expected at least 1"),
+        ([], ("initial_learning_rate: 2.0e-3", "initial_learning_rate: -0.1"), "is -0.1; expected at least 0"),
+        ([], ("batch_size: 8", "batch_size: 8\n oops"), "params.yaml, line"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_with_status_2(

@@ -53,7 +53,8 @@ def test_an_unknown_section_is_refused_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("- 1\n", "expected sections"), ("a: [", "is not valid YAML"), ("", "expected sections")]
+    ("text", "message"),
+    [("- 1\n", "expected sections"), ("b: 1\na: [", "line 2, column 5: not valid YAML"), ("", "expected sections")],
 )
 def test_a_file_that_holds_no_sections_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "params.yaml"
