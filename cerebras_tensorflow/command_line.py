@@ -103,7 +103,7 @@ def exit_code(
     """
     try:
         code = run()
-        sys.stdout.flush()
+        _flush_output(program)
     except BrokenPipeError:
         drop_output()
         return NO_READER
@@ -113,6 +113,16 @@ def exit_code(
         show(error, f"{program}: {error}")
         return failure
     return code
+
+
+def _flush_output(program: str) -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk: what the command has done stays done
+        drop_output()
+        show(error, f"{program}: standard output cannot be written: {error.strerror}")
 
 
 def show(error: BaseException, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Text for people: what was probably meant, and text from others that a terminal shows and does not obey."""
+"""Text for people: what was probably meant, and text from others that a terminal or a file may take."""
 
 from __future__ import annotations
 
@@ -44,3 +44,12 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def printable(text: str) -> str:
+    r"""Return a text that every file and terminal takes: bytes of an argument that are no UTF-8 are written out.
+
+    >>> printable("caf\udce9")
+    'caf\\xe9'
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

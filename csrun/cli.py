@@ -16,7 +16,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.version import __version__
 from csrun import interpreters, manual, process, site
-from csrun.console import tell
+from csrun.console import say, tell
 from csrun.options import Parsed, UsageError, command_hint, parse
 from csrun.plan import Request, make_plan
 
@@ -45,7 +45,7 @@ def _csrun_wse(argv: Sequence[str]) -> int:
     if parsed.truth("dry-run", False):
         from csrun.executors import dry_run
 
-        print(dry_run.report(plan, program, launching.executor_of(here, parsed, program)))
+        say(dry_run.report(plan, program, launching.executor_of(here, parsed, program)))
         return 0
     return launching.launch(plan, here, parsed, program)
 
@@ -66,7 +66,7 @@ def _csrun_cpu(argv: Sequence[str]) -> int:
     is_on_slurm = parsed.truth("alloc-node", True) and launching.chosen_executor(here, parsed) == "slurm"
     words = (*_srun_cpu(here, parsed), *program) if is_on_slurm else program
     if parsed.truth("logging", True):
-        print(f"Running: {shlex.join(words if is_on_slurm or here.image else command)}", flush=True)
+        say(f"Running: {shlex.join(words if is_on_slurm or here.image else command)}")
     if parsed.truth("dry-run", False):
         return 0
     environ = {**os.environ, **interpreters.environment(command)}

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from csrun import cli, interpreters, manual, process, site
+from csrun.console import say
 from csrun.options import command_hint, parse
 
 NO_RATE = 3
@@ -87,7 +88,7 @@ def _analyse(argv: Sequence[str]) -> int:
         interpreters.check_typed_right(command, is_for_here=True)
     nodes = parsed.number("available-nodes") or here.nodes
     print("Starting input performance analysis and resource estimator", flush=True)
-    print(f"Running: {shlex.join(command)}", flush=True)
+    say(f"Running: {shlex.join(command)}")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "input.json"
         counts = ",".join(map(str, cpu_counts(len(os.sched_getaffinity(0)))))

@@ -6,14 +6,16 @@ import shlex
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system import jobs, registry
+from cerebras_tensorflow.system.database import LOCKED, REFUSED, RecordsError
 from cerebras_tensorflow.system.state import check_admits
 from cerebras_tensorflow.text import did_you_mean
 from csrun import interpreters, process
-from csrun.console import tell
+from csrun.console import say, tell
 from csrun.executors.embedded import Embedded
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.options import Parsed, UsageError, command_hint
@@ -47,12 +49,12 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     if isinstance(system, registry.LocalSystem):
         check_admits(system.state, mode)
         queue_name = system.name
-        admit = partial(registry.admit, home, system.name, mode)
+        admit = partial(system.admit, mode)
     else:
         # The run itself holds a system that another host serves; here its launches only queue behind each other.
         queue_name, admit = system.address, lambda: True
-    print(f"Launching: {shlex.join(executor.command_line(plan))}", flush=True)
-    job = jobs.submit(home, queue_name, mode, shlex.join(plan.command), labels)
+    say(f"Launching: {shlex.join(executor.command_line(plan))}")
+    job = _submitted(home, queue_name, mode, shlex.join(plan.command), labels)
     phase, message = jobs.FAILED, "the launcher was interrupted"
     try:
         tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
@@ -68,7 +70,24 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
         phase = jobs.CANCELLED
         raise
     finally:
-        job.finish(phase, message)
+        try:
+            job.finish(phase, message)
+        except RecordsError as exc:
+            tell(f"csrun: the end of job {job.number}, {phase}, is not recorded: {exc}")
+
+
+def _submitted(
+    home: Path, queue_name: str, mode: str, description: str, labels: dict[str, str]
+) -> jobs.LiveJob | jobs.UnrecordedJob:
+    """Return a job with its place in the queue, or one without a record where the disk is full or fails."""
+    try:
+        return jobs.submit(home, queue_name, mode, description, labels)
+    except RecordsError as exc:
+        if exc.kind in (REFUSED, LOCKED):
+            raise
+        job = jobs.unrecorded(queue_name, mode, description, labels)
+        tell(f"csrun: this job cannot be recorded: {exc}. It runs without: it waits for no other job, csctl lacks it")
+        return job
 
 
 def chosen_executor(here: Site, parsed: Parsed) -> str:
@@ -100,7 +119,7 @@ def make_executor(name: str, program: tuple[str, ...], here: Site, parsed: Parse
     if tolerates:
         tell("csrun: --tolerate-node-failure has no effect on one machine")
     most = parsed.number("local-tasks")
-    # Whoever says how many of a role there shall be is given them.
+    # An explicit count overrides the limit.
     asked = [parsed.number(option) or 0 for option in ("input-workers", "weight-servers")]
     return Embedded(max(here.local_tasks, *asked) if most is None else most)
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+
+from csrun.relay import Relay
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
@@ -95,9 +96,13 @@ def run(
         child = _start(argv, environ, log is not None, keep_open, terminal, stdin)
         if terminal is not None:
             stack.callback(os.tcsetpgrp, terminal, os.getpgrp())
-        copy = None if log is None else stack.enter_context(log.open("ab", buffering=0))
-        ends = (kill_after_s, has_failed, stop or _signal_group, kill or _kill_group)
-        return _attend(child, waker, received, copy, terminal, *ends)
+        return _attend(
+            child,
+            waker,
+            log,
+            terminal,
+            _Stopping(child.pid, received, kill_after_s, has_failed, stop or _signal_group, kill or _kill_group),
+        )
 
 
 def _start(
@@ -139,55 +144,62 @@ def _start(
         raise CommandError(f"{argv[0]}: cannot be executed: {exc.strerror}", NOT_EXECUTABLE) from exc
 
 
+@dataclass
+class _Stopping:
+    """How a child is asked to stop: at the first signal, and killed at the next one or when its time is up."""
+
+    pid: int
+    received: list[int]
+    kill_after_s: Callable[[], float | None]
+    has_failed: Callable[[], bool]
+    stop: Callable[[int, signal.Signals], None]
+    kill: Callable[[int], None]
+    passed_on: int = 0
+    deadline: float | None = None
+
+    def timeout_s(self) -> float | None:
+        """Return how long nothing has to be done [s]; None: until something happens."""
+        if not self.received and self.has_failed():
+            self.received.append(signal.SIGTERM)
+        if self.passed_on < len(self.received):
+            return 0.0
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def act(self) -> None:
+        """Pass on what has been received since the last time."""
+        while self.passed_on < len(self.received):
+            if self.passed_on == 0:
+                self.stop(self.pid, signal.SIGINT if self.received[0] == signal.SIGINT else signal.SIGTERM)
+                grace_s = self.kill_after_s()
+                self.deadline = None if grace_s is None else time.monotonic() + grace_s
+            else:
+                self.kill(self.pid)
+            self.passed_on += 1
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            self.kill(self.pid)
+            self.deadline = None
+
+
 def _attend(
-    child: subprocess.Popen[bytes],
-    waker: int,
-    received: list[int],
-    copy: BinaryIO | None,
-    terminal: int | None,
-    kill_after_s: Callable[[], float | None],
-    has_failed: Callable[[], bool],
-    stop: Callable[[int, signal.Signals], None],
-    kill: Callable[[int], None],
+    child: subprocess.Popen[bytes], waker: int, log: Path | None, terminal: int | None, stopping: _Stopping
 ) -> Ended:
     """Relay output and signals until the child has ended."""
-    passed_on = 0
-    deadline: float | None = None
     ended: Ended | None = None
-    with selectors.DefaultSelector() as selector:
+    pipes = ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
+    with selectors.DefaultSelector() as selector, Relay(selector, pipes, log) as relay:
         selector.register(waker, selectors.EVENT_READ)
-        for pipe, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
-            if pipe is not None:
-                selector.register(pipe, selectors.EVENT_READ, target)
         while ended is None:
-            if not received and has_failed():
-                received.append(signal.SIGTERM)
-            timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if passed_on < len(received):
-                timeout_s = 0.0
-            for key, _ in selector.select(timeout_s):
+            for key, _ in selector.select(stopping.timeout_s()):
                 if key.fd == waker:
                     _drain(waker)
                 else:
-                    _relay(selector, key, copy)
-            while passed_on < len(received):
-                if passed_on == 0:
-                    stop(child.pid, signal.SIGINT if received[0] == signal.SIGINT else signal.SIGTERM)
-                    grace_s = kill_after_s()
-                    deadline = None if grace_s is None else time.monotonic() + grace_s
-                else:
-                    kill(child.pid)
-                passed_on += 1
-            if deadline is not None and time.monotonic() >= deadline:
-                kill(child.pid)
-                deadline = None
+                    relay.pass_on(key)
+            stopping.act()
             ended = _reap(child, terminal)
         # What a task leaves behind ends with it, as under Slurm; and what it has written is still in the pipes.
         _kill_group(child.pid)
         selector.unregister(waker)
-        while selector.get_map():
-            for key, _ in selector.select():
-                _relay(selector, key, copy)
+        relay.drain()
     return ended
 
 
@@ -210,25 +222,8 @@ def _reap(child: subprocess.Popen[bytes], terminal: int | None) -> Ended | None:
     return Ended(child.returncode) if child.returncode >= 0 else Ended(128 - child.returncode, -child.returncode)
 
 
-def _relay(selector: selectors.BaseSelector, key: selectors.SelectorKey, copy: BinaryIO | None) -> None:
-    data = os.read(key.fd, 1 << 16)
-    if not data:
-        selector.unregister(key.fileobj)
-        return
-    if copy is not None:
-        copy.write(data)
-    try:
-        key.data.flush()
-        key.data.buffer.write(data)
-        key.data.buffer.flush()
-    except BrokenPipeError:
-        # Whoever read us has gone (`| head`): what the child writes from here on has no reader either.
-        selector.unregister(key.fileobj)
-        os.close(key.fd)
-
-
 def _not_ignored(signals: Sequence[signal.Signals]) -> tuple[signal.Signals, ...]:
-    """Return the signals that whoever started us has not switched off, as nohup does with SIGHUP."""
+    """Return the signals that the parent process has not switched off, as nohup does with SIGHUP."""
     return tuple(number for number in signals if signal.getsignal(number) is not signal.SIG_IGN)
 
 

@@ -21,10 +21,12 @@ from pathlib import Path
 from cerebras_tensorflow import files
 from cerebras_tensorflow.config import env
 from csrun import process, worker
+from csrun.console import tell
 from csrun.plan import CHIEF, LaunchPlan, Request, Task, counts, make_plan, task_environment
 
 STOP_FILE = "stop"
 POLL_S = 0.1
+RECORD_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
         code, message = worker.serve_when_asked(Path(folder), task.role, task.role_index, named(task, node))
     write_end(Path(folder), replace(start, ended_at=time.time(), exit_code=code, message=message, signal=number))
     if task.role == CHIEF:
-        (Path(folder) / worker.DONE_FILE).touch()
+        with suppress(OSError):  # without the file the others end with the launch
+            (Path(folder) / worker.DONE_FILE).touch()
         # The chief's code reaches the launcher by the file above; a bad one here would have srun kill the others.
         return 0
     return code
@@ -101,23 +104,36 @@ def named(task: Task, node: str) -> str:
     return f"{role} (task {task.rank} on {node})"
 
 
-def without_a_word(task: Task, end: TaskEnd | None) -> str:
+def ended_silently(task: Task, end: TaskEnd | None) -> str:
     """Return what is known of a task that left no end behind."""
     node = f"node {task.node} of the launch" if end is None else end.node
-    return f"{named(task, node)} went away without a word: killed, or its host was lost"
+    return f"{named(task, node)} exited without a status: killed, or its host was lost"
 
 
 def read_end(path: Path) -> TaskEnd | None:
     """Return what a task has left, None if nothing."""
     try:
         return TaskEnd(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (OSError, ValueError, TypeError):  # none, or one that a full disk has cut off
         return None
 
 
 def write_end(folder: Path, end: TaskEnd) -> None:
-    """Leave what became of a task in the job's folder."""
-    files.write_text(task_file(folder, end.rank), json.dumps(asdict(end)))
+    """Leave what became of a task in the job's folder. A disk that is full or fails is told, and costs nothing else."""
+    path = task_file(folder, end.rank)
+    # Padded, so that the end of a task fits into the blocks that its start has got, should the disk be full by then.
+    text = json.dumps(asdict(end)).ljust(RECORD_BYTES)
+    try:
+        files.write_text(path, text)
+        return
+    except OSError as exc:
+        failure = exc
+    with suppress(OSError):
+        with path.open("r+", encoding="ascii") as file:
+            file.write(text)
+            file.truncate()
+        return
+    tell(f"csrun: what became of task {end.rank} cannot be recorded: {failure}")
 
 
 def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:

@@ -7,6 +7,7 @@ pay for it. It is part of the task's wrapper, task.py.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cerebras_tensorflow.config import env
 from csrun.plan import INPUT_WORKER, WEIGHT_SERVER
@@ -94,7 +96,7 @@ def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:
     """Run one server until it ends by itself, or until the chief wants another one or none; None: none is needed."""
     replace_file = folder / f"{kind.name}-{index}.replace"
     replace_file.unlink(missing_ok=True)
-    with log_path.open("ab") as log:
+    with _log(log_path) as log:
         command = [sys.executable, "-m", kind.server, str(folder), str(index)]
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent()
@@ -109,6 +111,14 @@ def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:
         server.kill()
         server.wait()
     return None
+
+
+def _log(path: Path) -> IO[bytes]:
+    """Return a log to write to, or standard error where it cannot be made."""
+    try:
+        return path.open("ab")
+    except OSError:
+        return os.fdopen(os.dup(2), "wb")
 
 
 def die_with_parent() -> Callable[[], None]:

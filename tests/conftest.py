@@ -69,6 +69,24 @@ def run(home: Path, argv: Callable[..., list[str]]) -> Callable[..., subprocess.
 
 
 @pytest.fixture
+def as_nobody(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a script that defines `attack()` as another user of this machine; its imports are done before."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to become another user")
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and str(folder) not in ("/", "/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+
+    def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+        become = "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534); attack()"
+        words = [sys.executable, "-c", f"{script}\n{become}", *map(str, arguments)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    return start
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with the golden file of a name, or rewrites it under --regold."""
 

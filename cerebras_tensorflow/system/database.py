@@ -7,11 +7,13 @@ is opened next. (Not the write-ahead log: it does not work on network file syste
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from cerebras_tensorflow.errors import SystemStateError
 
@@ -66,30 +68,59 @@ CHANGES = {1: {"systems.sqlite": "ALTER TABLE systems ADD COLUMN software_versio
 """What makes a file of a format one of the next."""
 
 
+PRIVATE = {"jobs.sqlite"}
+"""Files that only their owner may read when they are made: jobs.sqlite keeps whole command lines."""
+
+SQLITE_PARTNERS = ("", "-journal")
+
+
+Kind = Literal["refused", "locked", "damaged", "unusable"]
+REFUSED: Kind = "refused"
+LOCKED: Kind = "locked"
+DAMAGED: Kind = "damaged"
+UNUSABLE: Kind = "unusable"
+
+
+class RecordsError(SystemStateError):
+    """A file with records that cannot be used; the text says why and what helps.
+
+    Attributes:
+        kind: REFUSED: this user may not use it. LOCKED: another process keeps it. DAMAGED: it is no database any more.
+            UNUSABLE: the disk is full or fails.
+    """
+
+    def __init__(self, message: str, kind: Kind) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def kind_of(error: OSError) -> Kind:
+    """Return what an error of a file means for the records in it."""
+    is_refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+    return REFUSED if is_refused else UNUSABLE
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Yield a connection to one of the two files, which is created with its tables when it is missing.
 
     Raises:
-        SystemStateError: If the folder cannot be created or the file cannot be opened; says how to use another one.
+        RecordsError: If the folder or the file cannot be created, read or written, is damaged, or stays locked.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _explained(path):
+        _make_file(path)
         connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-    except (OSError, sqlite3.OperationalError) as exc:
-        raise SystemStateError(
-            f"cannot open {path}, where the simulated systems and their jobs are kept: {exc}. "
-            f"Set CEREBRAS_HOME to a folder that {os.environ.get('USER', 'this user')} can write to."
-        ) from exc
-    with closing(connection):
-        connection.row_factory = sqlite3.Row
-        # Fewer waits for the disk in each launch. What is lost is no kill -9's matter: a rare loss of the rollback
-        # journal when the power fails at the wrong moment, on disks that reorder writes.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA journal_mode = PERSIST")
-        if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
-            _make_current(connection, path)
-        yield connection
+        with closing(connection):
+            connection.row_factory = sqlite3.Row
+            # Text that is no UTF-8, in a damaged or forged record, must not make the other records unreadable.
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            # Fewer waits for the disk in each launch. No kill -9 loses anything by it; a power failure at the wrong
+            # moment, on a disk that reorders writes, may lose the rollback journal.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA journal_mode = PERSIST")
+            if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+                _make_current(connection, path)
+            yield connection
 
 
 @contextmanager
@@ -97,21 +128,73 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
     """Yield a connection that holds the file's write lock; commits at the end, rolls back on any exception.
 
     Raises:
-        SystemStateError: If the file is not writable for this user.
+        RecordsError: As for `opened`, or if the file is not writable for this user.
     """
     with opened(path) as connection:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as exc:
-            if not os.access(path, os.W_OK):
-                raise SystemStateError(f"{path} belongs to the administrators: this user may only read it") from exc
-            raise
+        connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
         except BaseException:
-            connection.execute("ROLLBACK")
+            # SQLite has rolled back by itself after some errors, a full disk among them.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors, and those of making the file, into ours."""
+    try:
+        yield
+    except OSError as exc:
+        raise RecordsError(_unusable(path, str(exc)), kind_of(exc)) from exc
+    except sqlite3.DatabaseError as exc:
+        code = getattr(exc, "sqlite_errorname", "")
+        text = str(exc)
+        if code in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in text or "not a database" in text:
+            what = "systems and their modes" if path.name == "systems.sqlite" else "records of jobs"
+            raise RecordsError(
+                f"{path} is damaged ({text}). Move it away, and the next command makes a new one; the {what} in it "
+                "are then lost. Nothing else is kept there",
+                DAMAGED,
+            ) from exc
+        if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "locked" in text:
+            raise RecordsError(
+                f"another process has kept {path} locked for {LOCK_TIMEOUT_S:.0f} s; `fuser {path}` names it",
+                LOCKED,
+            ) from exc
+        is_refused = code.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")) or (
+            path.exists() and not os.access(path, os.R_OK | os.W_OK)
+        )
+        if is_refused and os.access(path, os.R_OK) and path.stat().st_uid != os.getuid():
+            raise RecordsError(f"{path} belongs to the administrators: this user may only read it", REFUSED) from exc
+        raise RecordsError(_unusable(path, text), REFUSED if is_refused else UNUSABLE) from exc
+
+
+def _unusable(path: Path, why: str) -> str:
+    return (
+        f"cannot open {path}, where the simulated systems and their jobs are kept: {why}. "
+        f"Set CEREBRAS_HOME to a folder that {os.environ.get('USER', 'this user')} can write to"
+    )
+
+
+def _make_file(path: Path) -> None:
+    """Create a file that SQLite would create with the user's umask, where others shall not read it.
+
+    One that was shared on purpose, so that others may write it, stays shared.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.name not in PRIVATE:
+        return
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        for suffix in SQLITE_PARTNERS:
+            with suppress(FileNotFoundError):
+                status = os.stat(f"{path}{suffix}")
+                if status.st_uid == os.getuid() and status.st_mode & 0o044 and not status.st_mode & 0o022:
+                    os.chmod(f"{path}{suffix}", status.st_mode & ~0o077)
 
 
 def _make_current(connection: sqlite3.Connection, path: Path) -> None:
@@ -120,15 +203,17 @@ def _make_current(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as exc:
         if not os.access(path, os.W_OK):
-            raise SystemStateError(
-                f"{path} is of an earlier release; an administrator updates it with: cs -c 'system show'"
+            raise RecordsError(
+                f"{path} is of an earlier release; an administrator updates it with: cs -c 'system show'",
+                REFUSED,
             ) from exc
         raise
     # Another process may have been quicker between the first look and the lock.
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        raise SystemStateError(
-            f"{path} has format {version}; this release reads up to {SCHEMA_VERSION}, use a later one"
+        raise RecordsError(
+            f"{path} has format {version}; this release reads up to {SCHEMA_VERSION}, use a later one",
+            REFUSED,
         )
     if version == 0:
         for statement in filter(str.strip, SCHEMAS[path.name].split(";")):

@@ -1,24 +1,30 @@
 """The jobs of every system: their records, and the queue in which one job at a time has the wafer, first come first.
 
-A live job holds a lock (flock) on a file of its own. The kernel lets go of it when the last process of the job is gone,
-however it went, so a job that was killed with -9 is told from a living one without a heartbeat and without trusting a
-process number. The order is the order of the records.
+A live job holds the lock of a file of its own (alive.py), so a job that was killed with -9 is told from a living one
+without a heartbeat and without trusting a process number. The order is the order of the records.
+
+Losing a record never costs a run: where the file cannot be written, a job goes on without.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import re
+import signal
 import sqlite3
 import string
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cerebras_tensorflow.errors import SystemStateError
+from cerebras_tensorflow.system import alive
 from cerebras_tensorflow.system import database as store
+from cerebras_tensorflow.system.database import LOCKED, RecordsError
+from cerebras_tensorflow.text import one_line, printable
 
 QUEUED = "QUEUED"
 RUNNING = "RUNNING"
@@ -31,6 +37,8 @@ FINISHED = (SUCCEEDED, FAILED, CANCELLED)
 POLL_S = 0.1
 MAX_POLLS = 10
 ID_LETTERS = string.ascii_lowercase + string.digits
+ID_PATTERN = re.compile(r"wsjob-[a-z0-9]{22}")
+"""A record with another id is none of ours: its id would become a path."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +84,15 @@ class LiveJob:
         self._home = home
         self._lock = lock
         self.number = number
-        self.id = record(home, number).id
+        self._latest = record(home, number)
+        self.id = self._latest.id
 
     @property
     def record(self) -> Job:
-        """The job as it stands in the file now."""
-        return record(self._home, self.number)
+        """The job as it stands in the file now, or as it stood when the file could be read last."""
+        with suppress(RecordsError):
+            self._latest = record(self._home, self.number)
+        return self._latest
 
     @property
     def folder(self) -> Path:
@@ -106,7 +117,14 @@ class LiveJob:
         """
         told = None
         while True:
-            waiting = self.try_start(admit)
+            try:
+                waiting = self.try_start(admit)
+            except RecordsError as exc:
+                if exc.kind != LOCKED:
+                    if on_wait is not None:
+                        on_wait(f"the start of job {self.number} cannot be recorded; it starts without: {exc}")
+                    return
+                waiting = Waiting(str(exc), POLL_S)
             if waiting is None:
                 return
             if on_wait is not None and waiting.reason != told:
@@ -130,7 +148,8 @@ class LiveJob:
             raise SystemStateError(f"job {self.number} ({self.id}) was cancelled while it waited: {me.message}")
         if ahead:
             first = ahead[0]
-            reason = f"{me.system} is busy with job {first.number} ({first.id}) of {first.user}; {len(ahead)} ahead"
+            who = one_line(first.user)
+            reason = f"{me.system} is busy with job {first.number} ({first.id}) of {who}; {len(ahead)} ahead"
             return Waiting(reason, POLL_S * min(len(ahead), MAX_POLLS))
         with store.transaction(jobs_file(self._home)) as connection:
             reap(connection, self._home)
@@ -145,13 +164,50 @@ class LiveJob:
         return None
 
     def finish(self, phase: str, message: str = "") -> None:
-        """Record how the job ended and let go of the wafer."""
-        with store.transaction(jobs_file(self._home)) as connection:
-            _finish(connection, self.number, phase, message)
-        if self._lock is not None:
-            _lock_path(self._home, self.id).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
+        """Record how the job ended and let go of the wafer.
+
+        Raises:
+            RecordsError: If it cannot be recorded; the wafer is free even so.
+        """
+        try:
+            with store.transaction(jobs_file(self._home)) as connection:
+                _finish(connection, self.number, phase, message)
+        finally:
+            if self._lock is not None:
+                with suppress(OSError):
+                    lock_path(self._home, self.id).unlink(missing_ok=True)
+                os.close(self._lock)
+                self._lock = None
+
+
+class UnrecordedJob:
+    """A job of this process that has no record: the file cannot be written. It waits for nobody. Final.
+
+    Args:
+        record: What would have been recorded.
+    """
+
+    def __init__(self, record: Job) -> None:
+        self.record = record
+        self.number = record.number
+        self.id = record.id
+        self.lock: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the job keeps its log."""
+        return Path(self.record.log).parent
+
+    def wait_for_wafer(self, admit: Callable[[], bool], on_wait: Callable[[str], None] | None = None) -> None:
+        """Return once the system takes the job."""
+        while not admit():
+            if on_wait is not None:
+                on_wait(f"{self.record.system} is rebooting")
+            time.sleep(POLL_S)
+
+    def finish(self, phase: str, message: str = "") -> None:
+        """Note how the job ended, for this process only."""
+        self.record = replace(self.record, phase=phase, message=message, finished_at=time.time())
 
 
 def jobs_file(home: Path) -> Path:
@@ -164,7 +220,8 @@ def job_folder(home: Path, job_id: str) -> Path:
     return home / "jobs" / job_id
 
 
-def _lock_path(home: Path, job_id: str) -> Path:
+def lock_path(home: Path, job_id: str) -> Path:
+    """Return the file whose lock says that a job is alive."""
     return home / "jobs" / f"{job_id}.alive"
 
 
@@ -186,42 +243,99 @@ def submit(
         labels: Labels, key to value.
         user: Name of the user on another host for whom this process holds the job; None: the job is this process's own.
     """
-    import secrets  # with its hashes; only a launch pays for it
-
-    job_id = "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
+    job_id = _new_id()
     folder = job_folder(home, job_id)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
+        # The lock comes before the record: a record without a lock counts as a dead job.
+        lock = alive.hold(lock_path(home, job_id))
     except OSError as exc:
-        raise SystemStateError(
-            f"cannot create {folder} for a job: {exc}. Set CEREBRAS_HOME to a writable folder"
+        _remove_traces(home, job_id)
+        raise RecordsError(
+            f"cannot create {folder} for a job: {exc}. Set CEREBRAS_HOME to a writable folder", store.kind_of(exc)
         ) from exc
-    # The lock comes before the record: a record without a lock counts as a dead job.
-    lock = os.open(_lock_path(home, job_id), os.O_RDONLY | os.O_CREAT, 0o644)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    values = {
-        "id": job_id,
-        "system": system,
-        "execution_mode": execution_mode,
-        "user": user or user_name(),
-        "uid": os.getuid(),
-        "host": os.uname().nodename,
-        "pid": os.getpid() if user is None else 0,
-        "phase": QUEUED,
-        "description": description,
-        "labels": json.dumps(dict(labels or {}), sort_keys=True),
-        "log": str(folder / "output.log"),
-        "message": "",
-        "is_cancel_requested": 0,
-        "created_at": time.time(),
-    }
-    with store.transaction(jobs_file(home)) as connection:
-        marks = ", ".join("?" for _ in values)
-        cursor = connection.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
-        number = cursor.lastrowid
-    assert number is not None
-    return LiveJob(home, number, lock)
+    new = _new_job(0, job_id, folder, system, execution_mode, description, labels or {}, user)
+    try:
+        with store.transaction(jobs_file(home)) as connection:
+            number = _insert(connection, new)
+        return LiveJob(home, number, lock)
+    except BaseException:
+        os.close(lock)
+        _remove_traces(home, job_id)
+        raise
+
+
+def unrecorded(
+    system: str, execution_mode: str, description: str = "", labels: Mapping[str, str] | None = None
+) -> UnrecordedJob:
+    """Return a job of this process that is kept nowhere; its log lies among the temporary files.
+
+    Raises:
+        RecordsError: If there is no place for temporary files either.
+    """
+    import tempfile
+
+    for place in (None, "/dev/shm", "."):
+        with suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix="csrun-", dir=place))
+            return UnrecordedJob(
+                _new_job(0, _new_id(), folder, system, execution_mode, description, labels or {}, None)
+            )
+    raise RecordsError("there is no place for a log: set TMPDIR to a writable folder", store.UNUSABLE)
+
+
+def _new_id() -> str:
+    import secrets  # with its hashes; only a launch pays for it
+
+    return "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
+
+
+def _new_job(
+    number: int,
+    job_id: str,
+    folder: Path,
+    system: str,
+    execution_mode: str,
+    description: str,
+    labels: Mapping[str, str],
+    user: str | None,
+) -> Job:
+    return Job(
+        number=number,
+        id=job_id,
+        system=system,
+        execution_mode=execution_mode,
+        user=printable(user or user_name()),
+        uid=os.getuid(),
+        host=os.uname().nodename,
+        pid=os.getpid() if user is None else 0,
+        phase=QUEUED,
+        description=printable(description),
+        log=str(folder / "output.log"),
+        message="",
+        is_cancel_requested=False,
+        created_at=time.time(),
+        started_at=None,
+        finished_at=None,
+        labels={printable(key): printable(value) for key, value in labels.items()},
+    )
+
+
+def _insert(connection: sqlite3.Connection, job: Job) -> int:
+    values = {**job.__dict__, "labels": json.dumps(dict(job.labels), sort_keys=True)}
+    del values["number"]
+    marks = ", ".join("?" for _ in values)
+    cursor = connection.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def _remove_traces(home: Path, job_id: str) -> None:
+    with suppress(OSError):
+        lock_path(home, job_id).unlink(missing_ok=True)
+    with suppress(OSError):
+        job_folder(home, job_id).rmdir()
 
 
 def attach(home: Path, number: int, system: str, execution_mode: str) -> LiveJob | None:
@@ -229,15 +343,17 @@ def attach(home: Path, number: int, system: str, execution_mode: str) -> LiveJob
 
     A job that waits for or has another system is moved to this one, in its place by number: it then has to wait there.
     """
-    with store.transaction(jobs_file(home)) as connection:
+    with store.opened(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE number = ?", (number,)).fetchone()
-        if row is None or row["phase"] not in LIVE or not is_alive(home, row["id"]):
-            return None
-        if row["system"] != system:
+    if row is None or row["phase"] not in LIVE or not is_alive(home, row["id"]):
+        return None
+    if (row["system"], row["execution_mode"]) != (system, execution_mode):
+        with store.transaction(jobs_file(home)) as connection:
             connection.execute(
-                "UPDATE jobs SET system = ?, phase = ?, started_at = NULL WHERE number = ?", (system, QUEUED, number)
+                "UPDATE jobs SET system = ?, phase = ?, started_at = NULL WHERE number = ? AND system != ?",
+                (system, QUEUED, number, system),
             )
-        connection.execute("UPDATE jobs SET execution_mode = ? WHERE number = ?", (execution_mode, number))
+            connection.execute("UPDATE jobs SET execution_mode = ? WHERE number = ?", (execution_mode, number))
     return LiveJob(home, number, None)
 
 
@@ -251,7 +367,7 @@ def find(home: Path, job_id: str) -> Job | None:
     """Return a job by its id, `wsjob-...`, or None."""
     with store.opened(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else _present(home, _job(row))
+    return None if row is None or not ID_PATTERN.fullmatch(job_id) else _present(home, _job(row))
 
 
 def listed(home: Path, phases: tuple[str, ...] = LIVE, system: str | None = None, limit: int = 5000) -> list[Job]:
@@ -261,7 +377,7 @@ def listed(home: Path, phases: tuple[str, ...] = LIVE, system: str | None = None
     values = [*phases, *([] if system is None else [system]), limit]
     with store.opened(jobs_file(home)) as connection:
         rows = connection.execute(query + " ORDER BY number DESC LIMIT ?", values).fetchall()
-    jobs = [_present(home, _job(row)) for row in reversed(rows)]
+    jobs = [_present(home, _job(row)) for row in reversed(rows) if ID_PATTERN.fullmatch(row["id"])]
     return [job for job in jobs if job.phase in phases]
 
 
@@ -271,7 +387,7 @@ def set_labels(home: Path, job_id: str, changes: Mapping[str, str | None]) -> Jo
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
             return None
-        merged: dict[str, str | None] = {**json.loads(row["labels"]), **changes}
+        merged: dict[str, str | None] = {**_labels(row["labels"]), **changes}
         labels = {key: value for key, value in merged.items() if value is not None}
         connection.execute("UPDATE jobs SET labels = ? WHERE id = ?", (json.dumps(labels, sort_keys=True), job_id))
     return find(home, job_id)
@@ -292,17 +408,12 @@ def request_cancel(home: Path, job_id: str, who: str) -> Job | None:
 
 def is_alive(home: Path, job_id: str) -> bool:
     """Return whether some process of the job still runs."""
-    try:
-        handle = os.open(_lock_path(home, job_id), os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    return bool(ID_PATTERN.fullmatch(job_id)) and alive.is_held(lock_path(home, job_id))
+
+
+def send_signal(home: Path, job: Job, number: signal.Signals) -> bool:
+    """Signal the process that started a job, if it still lives, and return whether it does."""
+    return job.pid > 1 and is_alive(home, job.id) and alive.send_signal(lock_path(home, job.id), job.pid, number)
 
 
 def reap(connection: sqlite3.Connection, home: Path) -> None:
@@ -333,7 +444,7 @@ def _finish(connection: sqlite3.Connection, number: int, phase: str, message: st
         "UPDATE jobs SET phase = CASE WHEN is_cancel_requested AND ? != 'SUCCEEDED' THEN 'CANCELLED' ELSE ? END, "
         "message = CASE WHEN is_cancel_requested THEN message ELSE ? END, finished_at = ? "
         "WHERE number = ? AND phase IN ('QUEUED', 'RUNNING')",
-        (phase, phase, message, time.time(), number),
+        (phase, phase, printable(message), time.time(), number),
     )
 
 
@@ -369,6 +480,17 @@ def _present(home: Path, job: Job) -> Job:
 
 def _job(row: sqlite3.Row) -> Job:
     values = dict(row)
-    values["labels"] = json.loads(values["labels"])
+    values["labels"] = _labels(values["labels"])
     values["is_cancel_requested"] = bool(values["is_cancel_requested"])
     return Job(**values)
+
+
+def _labels(text: str) -> dict[str, str]:
+    """Return the labels of a record, without those that are no texts: one bad record must not spoil every list."""
+    try:
+        labels = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    if not isinstance(labels, dict):
+        return {}
+    return {key: value for key, value in labels.items() if isinstance(value, str)}

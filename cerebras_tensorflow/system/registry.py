@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sqlite3
@@ -9,21 +10,29 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SystemNotFoundError, SystemStateError
 from cerebras_tensorflow.system import database as store
 from cerebras_tensorflow.system import facts, jobs, remote
+from cerebras_tensorflow.system.database import LOCKED, REFUSED, UNUSABLE, RecordsError
 from cerebras_tensorflow.system.interface import System
 from cerebras_tensorflow.system.state import BOOTING, SystemState, check_admits
 
 EMBEDDED_NAME = "cs2-embedded"
 EMBEDDED_ADDRESS = f"localhost:{facts.PORT}"
+EMBEDDED = SystemState(EMBEDDED_NAME, EMBEDDED_ADDRESS, env.PIPELINED, is_mode_pinned=False)
+UNRECORDED = "0"
+"""Number of a launch that has no record."""
+
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HOST_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]+\]")
 
-_held: dict[tuple[Path, str], jobs.LiveJob] = {}
+logger = logging.getLogger(__name__)
+
+_held: dict[tuple[Path, str], jobs.LiveJob | jobs.UnrecordedJob] = {}
 """Jobs of this process that have a wafer, so that a run inside a run (train and evaluate) does not wait for itself."""
 
 
@@ -61,12 +70,12 @@ class LocalSystem(System):
     @contextmanager
     def run(
         self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
-    ) -> Iterator[jobs.LiveJob]:
+    ) -> Iterator[jobs.LiveJob | jobs.UnrecordedJob]:
         """Hold the system for one run, as interface.System.run says.
 
         Inside a launch of csrun the launcher's job is used; it has its place in the queue already.
         """
-        check_admits(read(self.home, self.name), execution_mode)
+        check_admits(self._present_state(), execution_mode)
         key = (self.home, self.name)
         if key in _held:
             yield _held[key]
@@ -75,7 +84,7 @@ class LocalSystem(System):
         _held[key] = job
         phase, message = jobs.FAILED, ""
         try:
-            job.wait_for_wafer(lambda: admit(self.home, self.name, execution_mode), on_wait)
+            job.wait_for_wafer(partial(self.admit, execution_mode), on_wait)
             yield job
             phase = jobs.SUCCEEDED
         except BaseException as exc:
@@ -86,15 +95,43 @@ class LocalSystem(System):
         finally:
             del _held[key]
             if is_ours:
-                job.finish(phase, message)
+                try:
+                    job.finish(phase, message)
+                except RecordsError as exc:
+                    logger.warning("The end of job %d is not recorded: %s", job.number, exc)
 
-    def _job(self, execution_mode: str, description: str) -> tuple[jobs.LiveJob, bool]:
+    def admit(self, execution_mode: str) -> bool:
+        """Whether the system takes a run whose turn it is now, as the function `admit` says."""
+        try:
+            return admit(self.home, self.name, execution_mode)
+        except RecordsError as exc:
+            if exc.kind != UNUSABLE:
+                raise
+            check_admits(self.state, execution_mode)
+            return True
+
+    def _present_state(self) -> SystemState:
+        try:
+            return read(self.home, self.name)
+        except RecordsError as exc:
+            if exc.kind != UNUSABLE:
+                raise
+            return self.state  # as it was when it could be read last
+
+    def _job(self, execution_mode: str, description: str) -> tuple[jobs.LiveJob | jobs.UnrecordedJob, bool]:
         number = env.read().job_id
-        if number is not None and number.isdigit():
-            launched = jobs.attach(self.home, int(number), self.name, execution_mode)
-            if launched is not None:
-                return launched, False
-        return jobs.submit(self.home, self.name, execution_mode, description), True
+        try:
+            if number is not None and number.isdigit():
+                launched = jobs.attach(self.home, int(number), self.name, execution_mode)
+                if launched is not None:
+                    return launched, False
+            return jobs.submit(self.home, self.name, execution_mode, description), True
+        except RecordsError as exc:
+            if exc.kind in (REFUSED, LOCKED):
+                raise
+            if number != UNRECORDED:  # else the launcher has said so
+                logger.warning("This job runs without a record and without a place in the queue: %s", exc)
+            return jobs.unrecorded(self.name, execution_mode, description), True
 
 
 def find(cs_ip: str | None = None, home: Path | None = None) -> System:
@@ -108,11 +145,16 @@ def find(cs_ip: str | None = None, home: Path | None = None) -> System:
         SystemNotFoundError: If none answers; says how to register one, or to do without.
     """
     home = env.read().home if home is None else home
-    _ensure_embedded(home)
+    try:
+        states = listed(home)
+    except RecordsError as exc:
+        # On a full disk there may be no file yet. A run on the embedded system needs none.
+        if exc.kind != UNUSABLE or (systems_file(home).exists() and systems_file(home).stat().st_size):
+            raise
+        states = [EMBEDDED]
     if cs_ip is None or not cs_ip.strip():
-        return LocalSystem(home, read(home, EMBEDDED_NAME))
+        return LocalSystem(home, next(state for state in states if state.name == EMBEDDED_NAME))
     wanted = cs_ip.strip()
-    states = listed(home)
     try:
         address = normal_address(wanted)
     except ValueError as exc:
@@ -137,10 +179,10 @@ def find_here(cs_ip: str | None = None, home: Path | None = None) -> LocalSystem
     Raises:
         SystemNotFoundError: If there is none, or it is served by another host.
     """
-    found = find(cs_ip, home)
-    if not isinstance(found, LocalSystem):
-        raise SystemNotFoundError(f"{found.name} is served from {found.address}; its administrators use `cs` there")
-    return found
+    system = find(cs_ip, home)
+    if not isinstance(system, LocalSystem):
+        raise SystemNotFoundError(f"{system.name} is served from {system.address}; its administrators use `cs` there")
+    return system
 
 
 def create(home: Path, name: str, address: str | None = None, execution_mode: str = env.PIPELINED) -> SystemState:
@@ -275,11 +317,15 @@ def admit(home: Path, name: str, execution_mode: str) -> bool:
     if state.phase(time.time()) == BOOTING:
         return False
     if state.execution_mode != execution_mode:
-        with store.transaction(systems_file(home)) as connection:
-            state = _read_one(connection, name)
-            check_admits(state, execution_mode)
-            _update(connection, replace(state, execution_mode=execution_mode))
-            _note(connection, name, f"execution mode follows the run: {execution_mode}")
+        try:
+            with store.transaction(systems_file(home)) as connection:
+                state = _read_one(connection, name)
+                check_admits(state, execution_mode)
+                _update(connection, replace(state, execution_mode=execution_mode))
+                _note(connection, name, f"execution mode follows the run: {execution_mode}")
+        except RecordsError as exc:
+            # Nobody has chosen a mode, so none stands in the way of the run, whether or not this one is noted.
+            logger.info("The execution mode of %s is not noted: %s", name, exc)
     return True
 
 
@@ -320,7 +366,7 @@ def _ensure_embedded(home: Path) -> None:
             return
     with store.transaction(systems_file(home)) as connection:
         if not connection.execute("SELECT 1 FROM systems WHERE name = ?", (EMBEDDED_NAME,)).fetchone():
-            _insert(connection, SystemState(EMBEDDED_NAME, EMBEDDED_ADDRESS, env.PIPELINED, is_mode_pinned=False))
+            _insert(connection, EMBEDDED)
             _note(connection, EMBEDDED_NAME, f"created at {EMBEDDED_ADDRESS}")
 
 

@@ -51,7 +51,9 @@ class SystemState:
         """Return ACTIVE, STANDBY or BOOTING at a moment [s since the epoch]."""
         if self.is_standby:
             return STANDBY
-        return BOOTING if now < self.boot_ends_at else ACTIVE
+        # An end that is farther away than a reboot takes was set before the clock went back.
+        is_booting = now < self.boot_ends_at <= now + facts.REBOOT_WALL_S.value
+        return BOOTING if is_booting else ACTIVE
 
 
 def to_standby(state: SystemState) -> SystemState:

@@ -35,7 +35,7 @@ def request_cancel(home: Path, job_id: str, who: str) -> jobs.Job:
     if os.getuid() not in (0, job.uid):
         raise ResourceError(f"job {job_id} belongs to {job.user}")
     jobs.request_cancel(home, job_id, who)
-    _signal(home, job, signal.SIGTERM)
+    jobs.send_signal(home, job, signal.SIGTERM)
     return job
 
 
@@ -44,7 +44,7 @@ def finish_cancel(home: Path, job: jobs.Job) -> None:
     deadline = time.monotonic() + KILL_AFTER_S
     while jobs.is_alive(home, job.id) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    _signal(home, job, signal.SIGKILL)
+    jobs.send_signal(home, job, signal.SIGKILL)
 
 
 def label(home: Path, job_id: str, changes: Mapping[str, str | None]) -> jobs.Job:
@@ -86,12 +86,3 @@ def export_log(home: Path, job_id: str, target: Path) -> Path:
         path.unlink(missing_ok=True)
         raise ResourceError(f"cannot export the log of job {job_id}: {exc}") from exc
     return path
-
-
-def _signal(home: Path, job: jobs.Job, number: signal.Signals) -> None:
-    # The lock says whether the job still lives; the process number alone may have gone to another process.
-    if jobs.is_alive(home, job.id) and job.pid > 1:
-        try:
-            os.kill(job.pid, number)
-        except ProcessLookupError:
-            return

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.system.jobs import LiveJob
+from cerebras_tensorflow.system.jobs import LiveJob, UnrecordedJob
 from csrun import interpreters, process, worker
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.executors.standby import Standby
@@ -31,7 +32,7 @@ class Embedded(Executor):
     """Runs a plan on this machine.
 
     Args:
-        most_tasks: Most input workers, and most weight servers, that are started.
+        most_tasks: Limit on the input workers, and on the weight servers, that are started.
     """
 
     def __init__(self, most_tasks: int) -> None:
@@ -61,35 +62,14 @@ class Embedded(Executor):
         chief, *others = tasks = folded(plan, self.most_tasks)
         if len(tasks) < len(plan.tasks):
             launch.tell(_what_is_folded(plan, tasks))
-        common = {
-            **interpreters.for_own_modules(),
-            env.JOB_ID: str(job.number),
-            env.LAYOUT: layout(plan),
-            "PYTHONUNBUFFERED": "1",
-            **interpreters.environment(plan.command),
-        }
-        environ = {
-            **common,
-            **task_environment(plan, chief, job.number),
-            **step_environment(plan, chief),
-            **worker.environment(job.folder, counts(tasks)),
-        }
         start = TaskEnd(chief.rank, chief.role, os.uname().nodename, os.getpid(), time.time())
         write_end(job.folder, start)
+        common = _common_environment(launch)
         with Standby(job.folder) as standby:
             for task in others:
                 standby.start(task, {**common, **step_environment(plan, task)})
             try:
-                ended = process.run(
-                    interpreters.resolved(plan.command),
-                    environ,
-                    log=job.folder / "output.log",
-                    # The lock goes on to the child: the wafer stays taken while it saves, even if the launcher was
-                    # killed.
-                    keep_open=() if job.lock is None else (job.lock,),
-                    kill_after_s=lambda: _grace_s(job, standby),
-                    has_failed=lambda: bool(standby.failure()),
-                )
+                ended = _run_chief(launch, tasks, common, standby)
             except process.CommandError as exc:
                 write_end(job.folder, replace(start, ended_at=time.time(), exit_code=exc.exit_code, message=str(exc)))
                 raise
@@ -98,6 +78,36 @@ class Embedded(Executor):
         if failure:
             raise process.CommandError(f"{failure}. {RESUME}", WORKER_FAILED)
         return ended
+
+
+def _common_environment(launch: Launch) -> dict[str, str]:
+    """Return the variables that all tasks have."""
+    return {
+        **interpreters.for_own_modules(),
+        env.JOB_ID: str(launch.job.number),
+        env.LAYOUT: layout(launch.plan),
+        "PYTHONUNBUFFERED": "1",
+        **interpreters.environment(launch.plan.command),
+    }
+
+
+def _run_chief(launch: Launch, tasks: tuple[Task, ...], common: Mapping[str, str], standby: Standby) -> process.Ended:
+    plan, job = launch.plan, launch.job
+    environ = {
+        **common,
+        **task_environment(plan, tasks[0], job.number),
+        **step_environment(plan, tasks[0]),
+        **worker.environment(job.folder, counts(tasks)),
+    }
+    return process.run(
+        interpreters.resolved(plan.command),
+        environ,
+        log=job.folder / "output.log",
+        # The child holds the lock too: the wafer stays taken while it saves, even if the launcher was killed.
+        keep_open=() if job.lock is None else (job.lock,),
+        kill_after_s=lambda: _grace_s(job, standby),
+        has_failed=lambda: bool(standby.failure()),
+    )
 
 
 def step_environment(plan: LaunchPlan, task: Task) -> dict[str, str]:
@@ -146,7 +156,7 @@ def _what_is_folded(plan: LaunchPlan, tasks: tuple[Task, ...]) -> str:
     )
 
 
-def _grace_s(job: LiveJob, standby: Standby) -> float | None:
+def _grace_s(job: LiveJob | UnrecordedJob, standby: Standby) -> float | None:
     """Return how long the chief may take to stop: no limit, unless it was cancelled or waits for a task in vain."""
     if standby.failure():
         return WORKER_GRACE_S

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cerebras_tensorflow.system.jobs import LiveJob
+from cerebras_tensorflow.system.jobs import LiveJob, UnrecordedJob
 from csrun.plan import LaunchPlan
 from csrun.process import Ended
 
@@ -25,7 +25,7 @@ class Launch:
     """
 
     plan: LaunchPlan
-    job: LiveJob
+    job: LiveJob | UnrecordedJob
     wait_for_wafer: Callable[[Callable[[str], None]], None]
     tell: Callable[[str], None]
 

@@ -22,13 +22,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cerebras_tensorflow.system.jobs import LiveJob
+from cerebras_tensorflow.system.jobs import LiveJob, UnrecordedJob
 from csrun import interpreters, process
+from csrun.console import tell
 from csrun.executors.embedded import CANCEL_GRACE_S
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.plan import CHIEF, LaunchPlan, layout, srun_options
 from csrun.process import CommandError, Ended
-from csrun.task import STOP_FILE, named, read_end, task_file, without_a_word
+from csrun.task import STOP_FILE, ended_silently, named, read_end, task_file
 
 ANSWER_TIMEOUT_S = 5.0
 TEST_TIMEOUT_S = 20.0
@@ -81,7 +82,7 @@ class Slurm(Executor):
         launch.wait_for_wafer(lambda what: launch.tell(f"csrun: {what}"))
         restarts = 0
         while True:
-            # What tasks of an earlier start may still write must not be taken for the word of the present ones.
+            # A fresh folder for each restart, so that late writes of the last attempt are not read as results.
             folder = launch.job.folder / f"restart-{restarts}" if restarts else launch.job.folder
             folder.mkdir(exist_ok=True)
             try:
@@ -151,6 +152,12 @@ def _check_possible(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
                 text=True,
                 timeout=TEST_TIMEOUT_S,
             )
+        except FileNotFoundError as exc:
+            raise CommandError(
+                "there is no srun on PATH, so nothing can run under Slurm; install Slurm's client, or use "
+                "--executor embedded",
+                process.NOT_FOUND,
+            ) from exc
         except subprocess.TimeoutExpired:
             return  # a busy controller: srun itself will wait for it
         if tested.returncode != 0:
@@ -160,12 +167,15 @@ def _check_possible(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
 
 def _lost_nodes(log: Path, start: int) -> list[str]:
     """Return the nodes that srun's messages, from an offset in the log on, call failed."""
-    with log.open("rb") as file:
-        file.seek(start)
-        return sorted(set(NODE_FAILURE.findall(file.read().decode("utf-8", "replace"))))
+    try:
+        with log.open("rb") as file:
+            file.seek(start)
+            return sorted(set(NODE_FAILURE.findall(file.read().decode("utf-8", "replace"))))
+    except OSError:  # a full disk: there is no log
+        return []
 
 
-def _grace_s(folder: Path, job: LiveJob) -> float | None:
+def _grace_s(folder: Path, job: LiveJob | UnrecordedJob) -> float | None:
     """Return how long a launch may take to stop: no limit, unless it was cancelled or no chief has started."""
     if not task_file(folder, 0).exists():
         return PENDING_GRACE_S  # srun now and then misses a signal while it waits for its nodes: it gets another
@@ -173,8 +183,13 @@ def _grace_s(folder: Path, job: LiveJob) -> float | None:
 
 
 def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
-    (folder / STOP_FILE).write_text(str(int(number)), encoding="ascii")
-    if not task_file(folder, 0).exists():
+    try:
+        (folder / STOP_FILE).write_text(str(int(number)), encoding="ascii")
+        is_told = True
+    except OSError as exc:
+        tell(f"csrun: the chief cannot be asked to save: {exc}; Slurm ends the job")
+        is_told = False
+    if not is_told or not task_file(folder, 0).exists():
         os.kill(srun, signal.SIGTERM)  # still in Slurm's queue: there is no chief that could save
 
 
@@ -202,7 +217,7 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
         what = ", ".join(lost_nodes) + (f", and with it {_few(roles)}" if roles else "")
         raise NodeLostError(f"Slurm has lost {what}; the log is {log}. {RESUME}", srun_code or 1)
     if found and lost and (srun_code != 0 or not chief_has_ended) and not (folder / STOP_FILE).exists():
-        gone = _few([without_a_word(plan.tasks[rank], records[rank]) for rank in lost])
+        gone = _few([ended_silently(plan.tasks[rank], records[rank]) for rank in lost])
         raise CommandError(f"{gone}; the log is {log}. {RESUME}", srun_code or 1)
     if failed and failed[0].role != CHIEF:
         raise CommandError(f"{failed[0].message}. {RESUME}", failed[0].exit_code)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from csrun import worker
 from csrun.plan import Task
-from csrun.task import read_end, task_file, without_a_word
+from csrun.task import ended_silently, read_end, task_file
 
 END_TIMEOUT_S = 5.0
 
@@ -30,7 +31,8 @@ class Standby:
         return self
 
     def __exit__(self, *error: object) -> None:
-        (self._folder / worker.DONE_FILE).touch()
+        with suppress(OSError):  # without the file they are killed below
+            (self._folder / worker.DONE_FILE).touch()
         for _, child in self._running:
             try:
                 child.wait(END_TIMEOUT_S)
@@ -57,6 +59,6 @@ class Standby:
                     end = read_end(task_file(self._folder, task.rank))
                     # A server that has died is told with its own log; a wrapper has none but the launch's.
                     said = end.message if end is not None else ""
-                    self._failure = said or f"{without_a_word(task, end)}; the log is {self._folder / 'output.log'}"
+                    self._failure = said or f"{ended_silently(task, end)}; the log is {self._folder / 'output.log'}"
                     break
         return self._failure

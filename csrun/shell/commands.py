@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cerebras_tensorflow.errors import SystemStateError
-from cerebras_tensorflow.system import jobs, registry, state
+from cerebras_tensorflow.system import facts, jobs, registry, state
 from cerebras_tensorflow.system.state import MODE_TITLES, SystemState
 from cerebras_tensorflow.text import did_you_mean, one_line
 
@@ -142,7 +142,7 @@ def system_activate(session: Session, arguments: Sequence[str]) -> int:
     """Reboot the system into its configured mode, and wait for it."""
     after = session.change(lambda before: state.activated(before, time.time()), "system activate")
     session.say(f"{session.system} is rebooting (simulated).")
-    time.sleep(max(0.0, after.boot_ends_at - time.time()))
+    time.sleep(min(max(0.0, after.boot_ends_at - time.time()), facts.REBOOT_WALL_S.value))
     session.say(f"{session.system} is ACTIVE in {MODE_TITLES[after.execution_mode]} mode.")
     return OK
 

@@ -310,7 +310,7 @@ def test_a_task_that_is_killed_stops_the_launch_with_its_role_and_host_and_what_
     output, _ = child.communicate(timeout=60)
     assert child.returncode not in (0, None)
     name = {1: "weight server 0", 2: "input worker 0"}[rank]
-    assert re.search(rf"{name} \(task {rank} on \S+\) went away without a word: killed, or its host was lost", output)
+    assert re.search(rf"{name} \(task {rank} on \S+\) exited without a status: killed, or its host was lost", output)
     (job,) = jobs.listed(home, jobs.FINISHED)
     assert f"; the log is {job.log}. " in output and "the same command resumes from it" in output
     assert job.phase == "FAILED" and name in job.message

@@ -167,7 +167,7 @@ def test_a_worker_s_wrapper_that_dies_fails_the_launch(
     os.kill(json.loads((folder / "task-5.json").read_text())["pid"], signal.SIGKILL)
     output, _ = child.communicate(timeout=30)
     assert child.returncode not in (0, None)
-    assert "input worker 3 (task 5 on node3) went away without a word" in output
+    assert "input worker 3 (task 5 on node3) exited without a status" in output
     assert f"the log is {folder}/output.log" in output
     assert "the same command resumes from it" in output
     assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"

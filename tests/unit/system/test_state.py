@@ -39,3 +39,9 @@ def test_a_run_in_the_other_mode_is_told_the_commands() -> None:
 def test_a_run_in_standby_is_told_the_command() -> None:
     with pytest.raises(SystemStateError, match='cs --system lab -c "system activate"'):
         check_admits(to_standby(ACTIVE), "pipelined")
+
+
+def test_a_clock_that_goes_back_does_not_leave_a_system_booting_until_the_old_date() -> None:
+    state = activated(to_standby(ACTIVE), now=1_000_000.0)
+    assert state.phase(now=1_000_001.0) == "BOOTING"
+    assert state.phase(now=500_000.0) == "ACTIVE"
