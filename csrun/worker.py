@@ -95,7 +95,8 @@ def serve_when_asked(folder: Path, role: str, index: int, name: str) -> tuple[in
 def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:
     """Run one server until it ends by itself, or until the chief wants another one or none; None: none is needed."""
     replace_file = folder / f"{kind.name}-{index}.replace"
-    replace_file.unlink(missing_ok=True)
+    with suppress(OSError):
+        replace_file.unlink(missing_ok=True)
     with _log(log_path) as log:
         command = [sys.executable, "-m", kind.server, str(folder), str(index)]
         server = subprocess.Popen(
