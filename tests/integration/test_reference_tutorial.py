@@ -8,29 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.docs.markdown import blocks
+
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "reference_implementations" / "TUTORIAL.md"
 FILES = ("settings.py", "model.py", "run.py", "params.yaml")
 
 
-def blocks() -> dict[str, str]:
-    """The first code block under each heading, which names a file, as Markdown reads it.
-
-    Such a block is indented, and goes on over blank lines until a line that is not.
-    """
-    found = {}
-    for section in re.split(r"^## ", TUTORIAL.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        name = re.match(r"[\w.]+", section)
-        assert name, section
-        lines = section.splitlines()
-        start = next(number for number, line in enumerate(lines) if line.startswith("    "))
-        block = []
-        for line in lines[start:]:
-            if line and not line.startswith("    "):
-                break
-            block.append(line[4:])
-        found[name[0]] = "\n".join(block).rstrip() + "\n"
-    return found
+def files() -> dict[str, str]:
+    """The files that the tutorial has the reader save."""
+    return {block.options["file"]: block.text for block in blocks(TUTORIAL) if "file" in block.options}
 
 
 def test_the_tutorial_builds_a_model_that_trains(home: Path, tmp_path: Path) -> None:
@@ -41,9 +28,8 @@ def test_the_tutorial_builds_a_model_that_trains(home: Path, tmp_path: Path) -> 
         target.symlink_to(ROOT / "reference_implementations" / item)
     folder = tmp_path / "reference_implementations" / "bigram"
     folder.mkdir()
-    found = blocks()
-    assert set(found) == set(FILES)
-    for name, content in found.items():
+    assert set(files()) == set(FILES)
+    for name, content in files().items():
         (folder / name).write_text(content)
     environ = {**os.environ, "CEREBRAS_EXECUTION_MODE": "weight_streaming", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
