@@ -83,6 +83,8 @@ def find_slices(
         if family and len(family) == _NUM_VARIABLES[node.op] and all(_is_free(v, name, table) for v in family):
             shape = family[0].shape
             assert shape is not None
+            if not shape:  # a scalar has no rows
+                continue
             bounds = slice_bounds(shape, family[0].num_bytes, slice_bytes)
             if len(bounds) > fewest and len({variable.shape for variable in family}) == 1:
                 updates.append(SlicedApply(name, tuple(handles), bounds))

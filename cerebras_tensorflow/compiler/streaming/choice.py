@@ -13,8 +13,8 @@ from cerebras_tensorflow.graph.variables import Obstacle, Variable
 
 
 def is_large(variable: Variable, options: StreamingOptions) -> bool:
-    """Whether a variable is of a size that is streamed."""
-    return variable.num_bytes >= options.min_stream_bytes
+    """Whether a variable is of a size that is streamed. One without elements never is: there is nothing to move."""
+    return variable.num_bytes >= max(1, options.min_stream_bytes)
 
 
 def choose_streamed(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.compiler.memory.restores import BEFORE_NEXT
 from cerebras_tensorflow.compiler.nodes.emission import Emission
 from cerebras_tensorflow.compiler.nodes.ops import read_node
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
+from cerebras_tensorflow.compiler.streaming.plan import StreamPlan
 from cerebras_tensorflow.compiler.streaming.schedule import Demand, split_uses
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable, constant_node
 from cerebras_tensorflow.graph.program import (
@@ -37,20 +39,18 @@ class LoadNodes:
 
     Args:
         emission: Where the nodes go.
+        plan: What was decided about the step.
         demand: All uses of streamed weights.
-        window_bytes: Bytes of weights in memory at a time.
-        residence: Where the weights lie.
-        checked: Indices of the weights whose update in slices verifies their checksums in the same step.
     """
 
-    def __init__(
-        self, emission: Emission, demand: Demand, window_bytes: int, residence: Residence, checked: Container[int]
-    ) -> None:
+    def __init__(self, emission: Emission, plan: StreamPlan, demand: Demand) -> None:
         self._emission = emission
         self._demand = demand
-        self._window_bytes = window_bytes
-        self._residence = residence
-        self._checked = checked
+        self._window_bytes = plan.window_bytes
+        self._residence = plan.residence
+        self._regions = plan.regions
+        # Weights whose update in slices verifies their checksums in the same step.
+        self._checked = {uses.index for cut in plan.applies for uses in plan.family(cut.handles)}
 
     def add(self, uses: VariableUses) -> None:
         """Add the nodes of one weight."""
@@ -60,7 +60,7 @@ class LoadNodes:
             self._add_gather(uses, access)
         by_branch: dict[tuple[Endpoint, ...], list[_Member]] = {}
         for read, user in uses.value_uses(self._emission.table):
-            if user not in self._emission.sliced:
+            if user not in self._regions:  # slices of a region have loads of their own
                 by_branch.setdefault(read.switches, []).append((read, user))
         for switches, members in by_branch.items():
             for group in self._groups(members):
@@ -98,9 +98,8 @@ class LoadNodes:
 
     def _add_load(self, uses: VariableUses, switches: tuple[Endpoint, ...], members: Sequence[_Member]) -> None:
         """Load a weight for a group of its uses."""
-        position = self._emission.position
-        finishers = tuple(sorted({(user, position[user]) for _, user in members}, key=lambda finisher: finisher[1]))
-        first, last = finishers[0][1], finishers[-1][1]
+        first = min(self._emission.position[user] for _, user in members)
+        finishers = tuple(sorted({(user, self._end(user)) for _, user in members}, key=lambda finisher: finisher[1]))
         name = members[0][0].node
         if name in self._emission:
             name = f"{name}/cs_load_{first}"
@@ -113,10 +112,17 @@ class LoadNodes:
             self._emission.weight_call(name, self._token(uses, readers), uses, switches, [])
         for read, user in members:
             self._emission.take_load(user, read.node, name)
-        self._emission.record(Event("load", uses.index, name, uses.variable.num_bytes, first, last, finishers))
+        self._emission.record(
+            Event("load", uses.index, name, uses.variable.num_bytes, first, finishers[-1][1], finishers)
+        )
         for write in uses.variable.writes:
             users = [user for _, user in members if user != write.node] + (readers or [])
             self._emission.wait_for(write.node, [self._emission.deadness.alive(user) for user in dict.fromkeys(users)])
+
+    def _end(self, user: str) -> float:
+        """Return the position at which an op, or the last of its slices, has run."""
+        position = self._emission.position[user]
+        return position + BEFORE_NEXT if user in self._emission.sliced else position
 
     def _token(self, uses: VariableUses, readers: list[str] | None) -> str:
         if readers is None:

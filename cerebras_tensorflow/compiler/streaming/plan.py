@@ -51,10 +51,14 @@ class StreamPlan:
     overhead_bytes: int
 
     @cached_property
+    def regions(self) -> Mapping[str, str]:
+        """Assigns that are done in slices, and the ops that only they need -> the last of the assigns."""
+        return {name: cut.writes[-1] for cut in self.assigns for name in (*cut.inner, *cut.writes)}
+
+    @cached_property
     def sliced(self) -> Mapping[str, str]:
-        """Ops that are done in slices -> the op after which all slices are done."""
-        in_regions = {name: cut.writes[-1] for cut in self.assigns for name in (*cut.inner, *cut.writes)}
-        return {cut.node: cut.node for cut in self.applies} | in_regions
+        """All ops that are done in slices -> the op after which all slices are done."""
+        return {cut.node: cut.node for cut in self.applies} | dict(self.regions)
 
     def family(self, handles: Sequence[str]) -> list[VariableUses]:
         """Return the uses of some streamed variables, by the names of their VarHandleOps."""

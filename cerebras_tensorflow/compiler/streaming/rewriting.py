@@ -49,8 +49,7 @@ def rewrite(plan: StreamPlan, train_node: str | None) -> Rewritten:
     emission.record(*restores.events)
     if restores.nodes:
         emission.add(*restores.nodes)
-    checked = {uses.index for cut in plan.applies for uses in plan.family(cut.handles)}
-    loads = LoadNodes(emission, Demand(_demand(plan, emission)), plan.window_bytes, plan.residence, checked)
+    loads = LoadNodes(emission, plan, Demand(_demand(plan, emission)))
     updates = UpdateNodes(emission, plan.residence)
     for uses in plan.uses:
         loads.add(uses)
@@ -72,7 +71,7 @@ def _demand(plan: StreamPlan, emission: Emission) -> Iterator[tuple[int, int]]:
     for uses in plan.uses:
         size = uses.variable.num_bytes
         for _, user in uses.value_uses(plan.table):
-            if user not in plan.sliced:
+            if user not in plan.regions:
                 yield emission.position[user], size
         for write in uses.variable.writes[:1]:
             yield emission.position[write.node], size

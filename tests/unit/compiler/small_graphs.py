@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,16 @@ from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.estimator.model.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
-from cerebras_tensorflow.graph.program import Program, Residence
+from cerebras_tensorflow.graph.program import Program, Residence, WeightSpec
 from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
 
 v1 = tf.compat.v1
 ROWS, WIDTH = 4, 8
 EVERYTHING_SPILLED: dict[str, Any] = {"spill_share": 1e9, "min_spill_bytes": 1}  # of StreamingOptions
 Model = Callable[[Any, Any], tuple[Any, Any]]
+MakeStore = Callable[[Sequence[WeightSpec], Path], WeightStore]
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,21 @@ def compile_small(small: Small, mode: str, min_bytes: int = 64, window_bytes: in
     return compile_step(small.step, mode, StreamingOptions(min_bytes, window_bytes, **options), op_outputs(small.graph))
 
 
-def open_small(small: Small, program: Program, folder: Path) -> ProgramSession:
-    """A session with the initial values, over batches that are the same each time."""
+def open_small(small: Small, program: Program, folder: Path, make_store: MakeStore = MappedStore) -> ProgramSession:
+    """A session with the initial values, over batches that are the same each time.
+
+    Args:
+        small: The graph.
+        program: Its Program.
+        folder: For a store in a file.
+        make_store: (what to store, folder) -> the store.
+    """
     random = np.random.default_rng(0)
     session = ProgramSession(
         program,
         small.graph,
         small.step.train_node,
-        MappedStore(program.stored, folder) if program.needs_store else None,
+        make_store(program.stored, folder) if program.needs_store else None,
         None,
         lambda: {"cs_input/0:0": random.normal(size=(ROWS, WIDTH)).astype(np.float32)},
     )
@@ -126,11 +135,20 @@ def open_small(small: Small, program: Program, folder: Path) -> ProgramSession:
 
 
 def run_small(
-    small: Small, mode: str, steps: int = 4, min_bytes: int = 64, window_bytes: int = 300, **options: Any
+    small: Small,
+    mode: str,
+    steps: int = 4,
+    min_bytes: int = 64,
+    window_bytes: int = 300,
+    make_store: MakeStore = MappedStore,
+    **options: Any,
 ) -> Outcome:
-    """Run a graph for some steps; the options are those of compile_small."""
+    """Run a graph for some steps; the options are those of compile_small and open_small."""
     program = compile_small(small, mode, min_bytes, window_bytes, **options)
-    with TemporaryDirectory() as folder, closing(open_small(small, program, Path(folder, "store"))) as session:
+    with (
+        TemporaryDirectory() as folder,
+        closing(open_small(small, program, Path(folder, "store"), make_store)) as session,
+    ):
         fetches = [small.output] if small.train_op is None else [small.train_op, small.output]
         outputs = [session.run(fetches)[-1] for _ in range(steps)]
         return Outcome(program, outputs, {name: session.read(name).copy() for name in small.values})
