@@ -5,9 +5,9 @@
     python scripts/convert_dataset_to_hdf5.py --max_seq_length 128 --output_dir train --dataset FOLDER --split train
     python scripts/convert_dataset_to_hdf5.py --model bert --max_seq_length 128 --output_dir train TEXT...
 
-What the files hold: reference_implementations/common/token_files.py, bert/records.py and t5/records.py; the latter two
-are TFRecords. Nothing is fetched: a dataset is a folder that
-`Dataset.save_to_disk` wrote, or local files of JSON lines, CSV or Parquet.
+What the files hold is in reference_implementations: common/data/token_files.py, and for TFRecords bert/records.py and
+t5/records.py. Nothing is fetched: a dataset is a folder that `Dataset.save_to_disk` wrote, or local files of JSON
+lines, CSV or Parquet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.bert import records as pairs
-from reference_implementations.common.token_files import windows, write_examples, write_hdf5, write_tfrecords
+from reference_implementations.common.data.token_files import windows, write_examples, write_hdf5, write_tfrecords
 from reference_implementations.t5 import records as spans
 
 _READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from reference_implementations.bert.records import CLASS, IS_NEXT, MASK, NEXT_SENTENCE, SEPARATOR
 from reference_implementations.bert.settings import BertTextInput, EvalBertInput, TrainBertInput
-from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import batches_of, text_bytes
+from reference_implementations.common.data.records import record_dataset
+from reference_implementations.common.data.sample_order import batches_of, text_bytes
 from reference_implementations.common.settings import check_section
 
 

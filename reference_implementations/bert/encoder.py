@@ -15,8 +15,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from reference_implementations.bert.settings import BertSettings
-from reference_implementations.common.attention import padding_bias
-from reference_implementations.common.layers import (
+from reference_implementations.common.layers.attention import padding_bias
+from reference_implementations.common.layers.basic import (
     dense,
     dropout,
     embed,
@@ -26,7 +26,7 @@ from reference_implementations.common.layers import (
     numbered,
     variable,
 )
-from reference_implementations.common.transformer import feed_forward, self_attention
+from reference_implementations.common.layers.transformer import feed_forward, self_attention
 
 
 def encode(

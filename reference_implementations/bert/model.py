@@ -17,8 +17,16 @@ from cerebras_tensorflow import CSEstimatorSpec
 from reference_implementations.bert.encoder import encode, pool
 from reference_implementations.bert.settings import BertSettings
 from reference_implementations.common.language_model import masked_mean, token_losses
-from reference_implementations.common.layers import activation, dense, layer_norm, normal, tied_logits, variable, zeros
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.layers.basic import (
+    activation,
+    dense,
+    layer_norm,
+    normal,
+    tied_logits,
+    variable,
+    zeros,
+)
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow import CSEstimatorSpec
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 

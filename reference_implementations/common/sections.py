@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.common.schedule_settings import read_schedules
+from reference_implementations.common.optimizers.schedule_settings import read_schedules
 
 Mode = Literal["train", "eval", "eval_all", "predict", "train_and_eval"]
 MODES: tuple[str, ...] = ("train", "eval", "eval_all", "predict", "train_and_eval")
@@ -70,7 +70,7 @@ class OptimizerSettings:
     """Section `optimizer`."""
 
     optimizer_type: Literal["sgd", "momentum", "adam", "adamw", "lamb", "adafactor"] = "adamw"
-    # A number, a schedule, or a list of schedules that follow each other; common/schedules.py has their keys.
+    # A number, a schedule, or a list of schedules that follow each other, as optimizers/schedules.py shows.
     learning_rate: float | dict[str, Any] | tuple[Any, ...] = 1e-3
     momentum: float = 0.9
     use_nesterov: bool = False

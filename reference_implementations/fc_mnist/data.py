@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import MissingDataError, SettingsError
-from reference_implementations.common.sample_order import batches_of
+from reference_implementations.common.data.sample_order import batches_of
 from reference_implementations.common.settings import check_section
 from reference_implementations.fc_mnist.settings import EvalImageInput, ImageInput, TrainImageInput
 

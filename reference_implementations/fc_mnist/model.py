@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow import CSEstimatorSpec
-from reference_implementations.common.layers import activation, dropout, numbered, variable, zeros
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.layers.basic import activation, dropout, numbered, variable, zeros
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 from reference_implementations.fc_mnist.settings import FcMnistSettings

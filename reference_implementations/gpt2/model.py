@@ -17,9 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from reference_implementations.common.attention import causal_bias
 from reference_implementations.common.language_model import language_model_spec
-from reference_implementations.common.layers import (
+from reference_implementations.common.layers.attention import causal_bias
+from reference_implementations.common.layers.basic import (
     dense,
     dropout,
     embed,
@@ -30,8 +30,8 @@ from reference_implementations.common.layers import (
     tied_logits,
     variable,
 )
+from reference_implementations.common.layers.transformer import feed_forward, self_attention
 from reference_implementations.common.settings import check_section
-from reference_implementations.common.transformer import feed_forward, self_attention
 from reference_implementations.gpt2.settings import Gpt2Settings
 
 

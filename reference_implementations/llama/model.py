@@ -16,9 +16,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from reference_implementations.common.attention import attend, causal_bias, merge_heads, rotate_halves, split_heads
 from reference_implementations.common.language_model import language_model_spec
-from reference_implementations.common.layers import (
+from reference_implementations.common.layers.attention import (
+    attend,
+    causal_bias,
+    merge_heads,
+    rotate_halves,
+    split_heads,
+)
+from reference_implementations.common.layers.basic import (
     activation,
     dense,
     dropout,

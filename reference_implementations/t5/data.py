@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import batches_of, text_bytes
+from reference_implementations.common.data.records import record_dataset
+from reference_implementations.common.data.sample_order import batches_of, text_bytes
 from reference_implementations.common.settings import check_section
 from reference_implementations.t5.records import END, FIRST_SENTINEL, START
 from reference_implementations.t5.settings import EvalSpanInput, SpanInput, TrainSpanInput

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow import CSEstimatorSpec
-from reference_implementations.common.attention import attend, causal_bias, merge_heads, split_heads
 from reference_implementations.common.language_model import token_losses
-from reference_implementations.common.layers import (
+from reference_implementations.common.layers.attention import attend, causal_bias, merge_heads, split_heads
+from reference_implementations.common.layers.basic import (
     activation,
     dense,
     dropout,
@@ -32,7 +32,7 @@ from reference_implementations.common.layers import (
     tied_logits,
     variable,
 )
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 from reference_implementations.t5.settings import T5Settings

@@ -18,8 +18,8 @@ from cerebras_tensorflow.units import parse_size
 from reference_implementations.bert.fine_tuning.classifier.run import MODEL as CLASSIFIER
 from reference_implementations.bert.run import MODEL as BERT
 from reference_implementations.common import run as run_module
+from reference_implementations.common.data.token_files import windows, write_hdf5
 from reference_implementations.common.run import ReferenceModel, load_params, run
-from reference_implementations.common.token_files import windows, write_hdf5
 from reference_implementations.gpt2.run import MODEL
 
 CONFIG = Path(run_module.__file__).parent.parent / "gpt2" / "configs" / "params_tiny.yaml"

@@ -13,7 +13,7 @@ import tensorflow as tf
 from reference_implementations.bert.model import pretraining_logits
 from reference_implementations.bert.settings import BertSettings
 from reference_implementations.common.language_model import token_losses
-from reference_implementations.common.layers import numbered
+from reference_implementations.common.layers.basic import numbered
 
 pytestmark = [
     pytest.mark.interop,

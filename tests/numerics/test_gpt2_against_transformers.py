@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from reference_implementations.common.language_model import masked_mean, token_losses
-from reference_implementations.common.layers import numbered
+from reference_implementations.common.layers.basic import numbered
 from reference_implementations.gpt2.model import gpt2_logits
 from reference_implementations.gpt2.settings import Gpt2Settings
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from tests.numerics.streaming import assert_same_bits, build, train, transformer_loss
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from reference_implementations.common.layers import numbered
+from reference_implementations.common.layers.basic import numbered
 from reference_implementations.t5.model import t5_logits
 from reference_implementations.t5.settings import T5Settings
 

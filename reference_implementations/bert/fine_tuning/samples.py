@@ -19,8 +19,8 @@ from reference_implementations.bert.fine_tuning.settings import (
     TrainFineTuningInput,
 )
 from reference_implementations.bert.records import CLASS, PADDING, SEPARATOR
-from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import batches_of
+from reference_implementations.common.data.records import record_dataset
+from reference_implementations.common.data.sample_order import batches_of
 from reference_implementations.common.settings import check_section
 
 Arrays = dict[str, np.ndarray]

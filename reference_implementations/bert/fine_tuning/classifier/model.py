@@ -16,8 +16,8 @@ from cerebras_tensorflow import CSEstimatorSpec
 from reference_implementations.bert.encoder import encode, pool
 from reference_implementations.bert.fine_tuning.classifier.settings import ClassifierSettings
 from reference_implementations.common.language_model import token_losses
-from reference_implementations.common.layers import dense, dropout, normal
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.layers.basic import dense, dropout, normal
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 

@@ -16,8 +16,8 @@ from cerebras_tensorflow import CSEstimatorSpec
 from reference_implementations.bert.encoder import encode
 from reference_implementations.bert.settings import BertSettings
 from reference_implementations.common.language_model import token_losses
-from reference_implementations.common.layers import dense, normal
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.layers.basic import dense, normal
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 

@@ -16,8 +16,8 @@ from cerebras_tensorflow import CSEstimatorSpec
 from reference_implementations.bert.encoder import encode
 from reference_implementations.bert.fine_tuning.token_classifier.settings import TokenClassifierSettings
 from reference_implementations.common.language_model import masked_mean, token_losses
-from reference_implementations.common.layers import dense, dropout, normal
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.layers.basic import dense, dropout, normal
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.program import SLICE_LOAD_TOKEN, SLICE_STORE_TOKEN, Program
-from reference_implementations.common.adamw import AdamWOptimizer
+from reference_implementations.common.optimizers.adamw import AdamWOptimizer
 from tests.unit.compiler.small_graphs import (
     EVERYTHING_SPILLED,
     WIDTH,

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from reference_implementations.common.data.text import text_dataset
+from reference_implementations.common.data.tokens import token_dataset
 from reference_implementations.common.settings import check_section
-from reference_implementations.common.text_data import text_dataset
 from reference_implementations.common.text_settings import EvalTextInput, TextInput, TrainTextInput
-from reference_implementations.common.token_data import token_dataset
 
 
 def train_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from reference_implementations.common.layers import dropout
+from reference_implementations.common.layers.basic import dropout
 
 MASKED = -1e9  # in float32, before the softmax
 

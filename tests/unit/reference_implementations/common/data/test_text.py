@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.common.text_data import text_dataset
+from reference_implementations.common.data.text import text_dataset
 from reference_implementations.common.text_settings import EvalTextInput, TrainTextInput
 
 

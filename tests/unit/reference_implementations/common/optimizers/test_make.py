@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from reference_implementations.common.optimizers import training_step
+from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 
 START = np.array([1.0, -2.0, 3.0], np.float32)

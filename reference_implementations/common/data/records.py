@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from reference_implementations.common.data.token_files import find_files
 from reference_implementations.common.tasks import num_tasks, task_id
-from reference_implementations.common.token_files import find_files
 
 
 class RecordInput(Protocol):

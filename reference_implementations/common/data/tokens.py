@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from reference_implementations.common.record_data import record_dataset
-from reference_implementations.common.sample_order import batches_of
+from reference_implementations.common.data.records import record_dataset
+from reference_implementations.common.data.sample_order import batches_of
+from reference_implementations.common.data.token_files import FEATURES, HDF5, Hdf5Samples, find_files
 from reference_implementations.common.text_settings import TextInput
-from reference_implementations.common.token_files import FEATURES, HDF5, Hdf5Samples, find_files
 
 
 def token_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dataset:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from reference_implementations.common.schedule_settings import Schedule, read_schedules
+from reference_implementations.common.optimizers.schedule_settings import Schedule, read_schedules
 
 
 def learning_rate_tensor(setting: Any, global_step: tf.Tensor) -> tf.Tensor:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from reference_implementations.common.attention import attend, merge_heads, split_heads
-from reference_implementations.common.layers import activation, dense, numbered
+from reference_implementations.common.layers.attention import attend, merge_heads, split_heads
+from reference_implementations.common.layers.basic import activation, dense, numbered
 
 
 def self_attention(

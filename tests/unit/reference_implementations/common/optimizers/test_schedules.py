@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.common.schedules import learning_rate_tensor
+from reference_implementations.common.optimizers.schedules import learning_rate_tensor
 
 
 def rates(setting: Any, steps: list[int]) -> np.ndarray:

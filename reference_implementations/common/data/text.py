@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from reference_implementations.common.sample_order import batches_of, text_bytes
+from reference_implementations.common.data.sample_order import batches_of, text_bytes
 from reference_implementations.common.text_settings import TextInput
 
 

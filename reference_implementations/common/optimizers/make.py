@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from reference_implementations.common.adafactor import AdafactorOptimizer
-from reference_implementations.common.adamw import AdamWOptimizer
-from reference_implementations.common.loss_scale import LossScale, all_finite
-from reference_implementations.common.schedules import learning_rate_tensor
+from reference_implementations.common.optimizers.adafactor import AdafactorOptimizer
+from reference_implementations.common.optimizers.adamw import AdamWOptimizer
+from reference_implementations.common.optimizers.loss_scale import LossScale, all_finite
+from reference_implementations.common.optimizers.schedules import learning_rate_tensor
 from reference_implementations.common.sections import OptimizerSettings
 
 Update = Callable[[Sequence[tf.Tensor]], tf.Operation]

@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import MissingDataError, SettingsError
+from reference_implementations.common.data.token_files import windows, write_hdf5, write_tfrecords
+from reference_implementations.common.data.tokens import token_dataset
 from reference_implementations.common.text_settings import EvalTextInput, TextInput, TrainTextInput
-from reference_implementations.common.token_data import token_dataset
-from reference_implementations.common.token_files import windows, write_hdf5, write_tfrecords
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[5]
 DATA = ROOT / "reference_implementations" / "data"
 SEQUENCE = 4
 WRITERS = {"hdf5": write_hdf5, "tfrecord": write_tfrecords}

@@ -1,0 +1,1 @@
+"""Layers as functions on variables: dense, norm, attention, the halves of a transformer block."""
