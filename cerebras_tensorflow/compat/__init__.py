@@ -1,1 +1,1 @@
-"""Names that are not ours, so that old scripts run unmodified and the core never knows about them."""
+"""Compatibility imports: old scripts run unmodified, and the core does not know about them."""

@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from types import ModuleType
-from typing import Any
 
 from cerebras_tensorflow import terminal
-from cerebras_tensorflow.compat import finder, lazy_keras, python_names
-from cerebras_tensorflow.compat.names import ESTIMATOR_MODULES
+from cerebras_tensorflow.compat import finder, lazy_keras, python_names, wheel
 from cerebras_tensorflow.config import env
 
 _done: set[str] = set()
@@ -30,6 +30,8 @@ def names() -> None:
     terminal.set_up()
     finder.FINDER.surround("tensorflow", terminal.quiet_import)
     finder.FINDER.watch("tensorflow", _give_estimator)
+    for module, version in _COMPAT_MODULES.items():
+        finder.FINDER.watch(module, functools.partial(_give_compat, version=version))
 
 
 def old_script() -> None:
@@ -59,17 +61,34 @@ def launched() -> None:
     logger.info("Names that Python and NumPy no longer have are there for this script: %s.", ", ".join(given))
 
 
+_COMPAT_MODULES = {
+    f"{root}.compat.{path}": path[-2:]
+    for root in ("tensorflow", "tensorflow._api.v2")
+    for path in ("v1", "v2", "v1.compat.v1", "v1.compat.v2", "v2.compat.v1", "v2.compat.v2")
+}
+"""Module of tf.compat with an estimator -> version of its API. TensorFlow loads the same files under two names."""
+
+
 def _give_estimator(tensorflow: ModuleType) -> None:
+    if not finder.tensorflow_has_estimator():
+        _set(tensorflow, "estimator", finder.import_table_module("tensorflow.estimator"))
+
+
+def _give_compat(module: ModuleType, version: str) -> None:
+    """Give a module of tf.compat its estimator; layers and RNN cells too, which TensorFlow has with Keras 2 only."""
     if finder.tensorflow_has_estimator():
         return
-    for path in ESTIMATOR_MODULES:
-        parts = path.split(".")
-        if parts[0] != "tensorflow":
-            continue
-        parent: Any = tensorflow
-        for part in parts[1:-1]:
-            parent = getattr(parent, part)
-        parent.estimator = finder.import_table_module(path)
+    _set(module, "estimator", finder.import_table_module(f"tensorflow.compat.{version}.estimator"))
+    if version == "v1" and not env.is_keras_2():
+        _set(module, "layers", finder.LazyModule("tensorflow.compat.v1.layers", wheel.legacy_layers))
+        cells = finder.LazyModule("tensorflow.compat.v1.nn.rnn_cell", wheel.legacy_rnn_cells)
+        _set(module.nn, "rnn_cell", cells)
+
+
+def _set(module: ModuleType, name: str, value: ModuleType) -> None:
+    """Set an attribute of a module, and of the wrapper with a copy of its attributes that TensorFlow puts before it."""
+    for place in (module, sys.modules.get(module.__name__, module)):
+        setattr(place, name, value)
 
 
 def _give_keras(tensorflow: ModuleType) -> None:

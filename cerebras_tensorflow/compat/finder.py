@@ -12,7 +12,8 @@ from contextlib import nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cerebras_tensorflow.compat.names import ABSENT, TABLE, Name
+from cerebras_tensorflow.compat import wheel
+from cerebras_tensorflow.compat.names import ABSENT, ALIASES, TABLE, Name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -76,6 +77,9 @@ def resolve(row: Name) -> Any:
     return operator.attrgetter(attribute)(importlib.import_module(module))
 
 
+_SERVED = (*{name.split(".")[0] for name in MODULES},)
+
+
 class LazyNames(ModuleType):
     """A module whose names are looked up in the table on first use."""
 
@@ -85,14 +89,32 @@ class LazyNames(ModuleType):
             value = resolve(rows[name])
             setattr(self, name, value)
             return value
-        if f"{self.__name__}.{name}" in MODULES:
-            return importlib.import_module(f"{self.__name__}.{name}")
+        child = f"{self.__name__}.{name}"
+        if child in MODULES or (self.__name__.startswith(wheel.NAME) and wheel.find_spec(child) is not None):
+            return importlib.import_module(child)
+        behind = None if name.startswith("__") else wheel.original(self.__name__)
+        if behind is not None and hasattr(behind, name):
+            return getattr(behind, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
         rows = MODULES.get(self.__name__, {})
         children = {module.rpartition(".")[2] for module in MODULES if module.rpartition(".")[0] == self.__name__}
         return sorted({*super().__dir__(), *(name for name, row in rows.items() if row.status != ABSENT), *children})
+
+
+class LazyModule(ModuleType):
+    """Stands for a module that is loaded when one of its names is asked for."""
+
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+        super().__init__(name)
+        self._load = load
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._load(), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._load())
 
 
 class _TableLoader(Loader):
@@ -104,6 +126,20 @@ class _TableLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to run: names are looked up on use."""
+
+
+class _AliasLoader(Loader):
+    """Gives a module that goes by another name."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Leave it to importlib to make a module, which is then replaced."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the other module in the place of this one."""
+        sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
 class _WatchedLoader(Loader):
@@ -160,10 +196,16 @@ class Finder(MetaPathFinder):
         """Return the spec of a module of the table or of a watched one."""
         if fullname in self._waiting:
             return self._watched_spec(fullname, path, target)
-        if fullname not in MODULES or fullname in _REAL_MODULES:
+        if not fullname.startswith(_SERVED) or fullname in _REAL_MODULES:
             return None
         if fullname.startswith("tensorflow") and tensorflow_has_estimator():
             return None
+        for old, new in ALIASES.items():
+            if fullname == old or fullname.startswith(f"{old}."):
+                loader = _AliasLoader(new + fullname[len(old) :])
+                return importlib.util.spec_from_loader(fullname, loader, is_package=True, origin=__file__)
+        if fullname not in MODULES:
+            return wheel.find_spec(fullname)
         is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
         return importlib.util.spec_from_loader(fullname, _TableLoader(), is_package=is_package, origin=__file__)
 

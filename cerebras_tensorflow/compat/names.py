@@ -1,8 +1,8 @@
-"""The one table of names that are not ours: where old code imports each from, and what of ours stands behind it."""
+"""The one table of compatibility imports: where old code imports each name from, and what stands behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 FULL = "full"
@@ -47,6 +47,7 @@ class Name:
 
 _OURS = "cerebras_tensorflow.estimator."
 _COMPAT = "cerebras_tensorflow.compat."
+_ESTIMATOR_PACKAGE = "tensorflow_estimator.python.estimator"
 
 
 def _group(
@@ -164,15 +165,31 @@ _RECEIVERS = (
     "build_raw_serving_input_receiver_fn"
 )
 _OUTPUTS = "ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput"
-_CANNED = (
-    "BaselineClassifier BaselineEstimator BaselineRegressor BinaryClassHead DNNClassifier DNNEstimator "
-    "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor Head "
-    "LinearClassifier LinearEstimator LinearRegressor LogisticRegressionHead MultiClassHead MultiHead MultiLabelHead "
-    "PoissonRegressionHead RegressionHead classifier_parse_example_spec regressor_parse_example_spec"
-)
-_EXPERIMENTAL_ABSENT = "KMeans LinearSDCA RNNClassifier RNNEstimator dnn_logit_fn_builder linear_logit_fn_builder"
+_CANNED = {
+    "baseline": "BaselineClassifier BaselineEstimator BaselineRegressor",
+    "dnn": "DNNClassifier DNNEstimator DNNRegressor",
+    "dnn_linear_combined": "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor",
+    "linear": "LinearClassifier LinearEstimator LinearRegressor",
+}
+"""Module of the wheel -> its estimators; those of TensorFlow 2 end in V2 there."""
+_PARSING = ("classifier_parse_example_spec", "regressor_parse_example_spec")
+_HEADS = {
+    "base_head": "Head",
+    "binary_class_head": "BinaryClassHead",
+    "multi_class_head": "MultiClassHead",
+    "multi_head": "MultiHead",
+    "multi_label_head": "MultiLabelHead",
+    "regression_head": "LogisticRegressionHead PoissonRegressionHead RegressionHead",
+}
+_BOOSTED_TREES = "BoostedTreesClassifier BoostedTreesEstimator BoostedTreesRegressor"
+_BOOSTED_TREES_NOTE = "gone since TensorFlow 2.9; TensorFlow Decision Forests (tensorflow_decision_forests) has trees"
+_WHEEL_NOTE = "of the wheel tensorflow-estimator 2.15, on our Estimator, with Keras 2"
 _SUPERVISED = "build_raw_supervised_input_receiver_fn"
-_TPU = "InputPipelineConfig RunConfig TPUConfig TPUEstimator TPUEstimatorSpec"
+_TPU = {
+    _COMPAT + "tpu": "RunConfig TPUEstimator",
+    _COMPAT + "tpu_spec": "TPUEstimatorSpec",
+    _ESTIMATOR_PACKAGE + ".tpu.tpu_config": "InputPipelineConfig TPUConfig",
+}
 
 
 def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
@@ -201,20 +218,45 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
     yield from group(_OURS + "export.export_outputs", _OUTPUTS, ".export")
     if is_v1:
         yield from group(_OURS + "model.array_inputs", "numpy_input_fn pandas_input_fn", ".inputs")
-    for submodule, names, note in (
-        ("", _CANNED, "canned estimators and heads are a second step"),
-        (".experimental", _EXPERIMENTAL_ABSENT, "a second step"),
-        (".tpu", _TPU if is_v1 else "", "no TPU here"),
-    ):
-        for name in names.split():
-            yield Name(module + submodule, name, "", TENSORFLOW, releases, ABSENT, note)
+    yield from _from_wheel(module, is_v1, releases)
+    for name in _BOOSTED_TREES.split():
+        yield Name(module, name, "", TENSORFLOW, "TensorFlow 1.x-2.8", ABSENT, _BOOSTED_TREES_NOTE)
+    for home, names in _TPU.items() if is_v1 else ():
+        yield from _group(f"{module}.tpu", TENSORFLOW, releases, home, names, FULL, "with use_tpu=False")
+
+
+def _from_wheel(module: str, is_v1: bool, releases: str) -> Iterator[Name]:
+    """The canned estimators and heads of tf.estimator: modules of the wheel on our core."""
+    version = "" if is_v1 else "V2"
+
+    def group(home: str, names: Iterable[str], submodule: str = "") -> list[Name]:
+        where = f"{_ESTIMATOR_PACKAGE}.{home}"
+        return _group(module + submodule, TENSORFLOW, releases, where, " ".join(names), FULL, _WHEEL_NOTE)
+
+    for home, names in _CANNED.items():
+        yield from group(f"canned.{home}", (f"{name}={name}{version}" for name in names.split()))
+    yield from group("canned.parsing_utils", (f"{name}={name}{version and '_v2'}" for name in _PARSING))
+    for home, names in _HEADS.items():
+        yield from group(f"head.{home}", names.split())
+    yield from group("canned.linear", ["LinearSDCA"], ".experimental")
+    if is_v1:
+        yield from group("canned.kmeans", ["KMeans=KMeansClustering"], ".experimental")
+        yield from group("canned.dnn", ["dnn_logit_fn_builder"], ".experimental")
+        yield from group("canned.linear", ["linear_logit_fn_builder"], ".experimental")
+    else:
+        yield from group("canned.rnn", ["RNNClassifier", "RNNEstimator"], ".experimental")
 
 
 def _estimator_modules() -> Iterator[Name]:
     """The modules of the tensorflow_estimator package that scripts import from."""
-    base = "tensorflow_estimator.python.estimator."
+    base = f"{_ESTIMATOR_PACKAGE}."
     for module, home, names in (
         ("estimator", _OURS + "tf_estimator", "Estimator EstimatorV2=Estimator"),
+        ("estimator", _COMPAT + "wheel_parts", "_canned_estimator_api_gauge"),
+        ("estimator_export", _COMPAT + "wheel_parts", "estimator_export"),
+        ("tpu.tpu_config", _COMPAT + "tpu", "RunConfig"),
+        ("tpu.tpu_estimator", _COMPAT + "tpu", "RunConfig TPUEstimator"),
+        ("tpu.tpu_estimator", _COMPAT + "tpu_spec", "TPUEstimatorSpec"),
         ("estimator", _OURS + "training.warm_start", "WarmStartSettings"),
         ("model_fn", _OURS + "spec", "EstimatorSpec"),
         ("model_fn", _OURS + "mode_keys", "ModeKeys"),
@@ -241,10 +283,17 @@ def _estimator_modules() -> Iterator[Name]:
         yield from _group(base + module, TENSORFLOW, "TensorFlow 1.13-2.15", home, names)
 
 
+ALIASES = {
+    "tensorflow.python.estimator": _ESTIMATOR_PACKAGE,
+}
+"""Package -> the package whose modules it has: `import tensorflow.python.estimator.run_config` works as in 1.x."""
+
 ESTIMATOR_MODULES = {
     "tensorflow.estimator": False,
     "tensorflow.compat.v1.estimator": True,
     "tensorflow.compat.v2.estimator": False,
+    "tensorflow_estimator._api.v1.estimator": True,
+    "tensorflow_estimator._api.v2.estimator": False,
     "tensorflow_estimator.python.estimator.api._v1.estimator": True,
     "tensorflow_estimator.python.estimator.api._v2.estimator": False,
 }
@@ -255,6 +304,7 @@ TABLE: tuple[Name, ...] = (
     *_both_protobuf_namespaces(),
     *(name for module, is_v1 in ESTIMATOR_MODULES.items() for name in _estimator_api(module, is_v1)),
     *_estimator_modules(),
+    *_group("tensorflow_estimator", TENSORFLOW, "TensorFlow 1.13-2.15", "tensorflow_estimator._api.v1", "estimator"),
     Name(
         "tensorflow.keras.estimator",
         "model_to_estimator",

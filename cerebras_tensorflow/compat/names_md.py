@@ -8,12 +8,18 @@ from pathlib import Path
 from cerebras_tensorflow.compat.names import ROOTS, TABLE, Name
 
 HEAD = """\
-# Names that are not ours
+# Compatibility imports
 
-Made from names.py by `python -m cerebras_tensorflow.compat.names_md`; a test holds that it is true.
+The modules and names that old code imports. names.py makes this page: `python -m cerebras_tensorflow.compat.names_md`.
+A test checks that both agree, and that each name resolves as it says here.
 
 Status: *full* does what the original documents; *accepted and noted* is taken, kept and said once in the log, without
 effect on the simulated system; *absent* raises AttributeError or ImportError.
+
+Modules of `tensorflow_estimator` that are not listed (such as `tensorflow_estimator.python.estimator.canned.head`), and
+names of listed ones that are not listed, come from the wheel tensorflow-estimator 2.15, which is installed with us. Its
+files run unchanged on our Estimator, EstimatorSpec and RunConfig, with Keras 2. In TensorFlow 1 their name
+was `tensorflow.python.estimator.*`, which works too.
 
 When the names of a root can be imported:
 

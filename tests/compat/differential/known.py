@@ -3,6 +3,23 @@
 _OPEN = "TODO(issue 16): not yet as in 2.15"
 
 KNOWN: dict[str, str] = {
+    "canned.baseline": _OPEN,
+    "canned.combined_v1": _OPEN,
+    "canned.dnn_batch_norm_v1": _OPEN,
+    "canned.dnn_batch_norm_v2": _OPEN,
+    "canned.dnn_v1": _OPEN,
+    "canned.estimators_with_heads": _OPEN,
+    "canned.exports_of_a_classifier": _OPEN,
+    "canned.feature_columns": _OPEN,
+    "canned.kmeans": _OPEN,
+    "canned.linear_v1": _OPEN,
+    "canned.loss_reductions": _OPEN,
+    "canned.optimizers_as_objects": _OPEN,
+    "canned.optimizers_by_name": _OPEN,
+    "canned.recurrent": _OPEN,
+    "canned.sdca": _OPEN,
+    "canned.sparse_linear_columns": _OPEN,
+    "canned.weights_and_vocabularies": _OPEN,
     "signatures.experimental_v1": _OPEN,
     "signatures.experimental_v2": _OPEN,
     "signatures.names_of_every_module": _OPEN,

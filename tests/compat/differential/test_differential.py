@@ -46,7 +46,13 @@ def golden(module: Path) -> dict[str, Any]:
     return result
 
 
+HEAVY = ("canned",)
+"""Modules that take minutes."""
 CASES = [(module, name) for module in MODULES for name in golden(module)]
+PARAMETERS = [
+    pytest.param(module, name, id=f"{module.stem}-{name}", marks=[pytest.mark.slow] if module.stem in HEAVY else [])
+    for module, name in CASES
+]
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +61,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return functools.cache(lambda module: record(sys.executable, module, tmp_path_factory.mktemp("ours")))
 
 
-@pytest.mark.parametrize("module, name", CASES, ids=[f"{module.stem}-{name}" for module, name in CASES])
+@pytest.mark.parametrize("module, name", PARAMETERS)
 def test_ours_does_what_2_15_did(module: Path, name: str, ours: Any, request: pytest.FixtureRequest) -> None:
     reason = KNOWN.get(f"{module.stem}.{name}")
     if reason:

@@ -98,5 +98,5 @@ def test_names_md_is_what_the_table_makes() -> None:
 def test_absent_names_of_the_estimator_say_why() -> None:
     import tensorflow as tf
 
-    with pytest.raises(AttributeError, match="second step"):
-        tf.estimator.DNNClassifier  # noqa: B018
+    with pytest.raises(AttributeError, match="tensorflow_decision_forests"):
+        tf.estimator.BoostedTreesClassifier  # noqa: B018

@@ -24,7 +24,7 @@ def _inside(function):
 
 
 def forms_that_are_taken(run):
-    step = lambda: v1.assign_add(v1.train.get_or_create_global_step(), 1)  # noqa: E731
+    step = lambda: v1.assign_add(v1.train.get_or_create_global_step(), 1)
     forms = {
         "train": lambda: Spec("train", loss=tf.constant(1.0), train_op=tf.no_op()),
         "loss of one": lambda: Spec("train", loss=tf.constant([1.0]), train_op=tf.no_op()),
@@ -64,7 +64,7 @@ def _mean():
 
 
 def forms_that_are_refused(run):
-    loss = lambda: tf.constant(1.0)  # noqa: E731
+    loss = lambda: tf.constant(1.0)
     forms = {
         "train without loss": lambda: Spec("train", train_op=tf.no_op()),
         "train without op": lambda: Spec("train", loss=loss()),

@@ -1,0 +1,141 @@
+"""TPUEstimatorSpec: what a model_fn for TPUs returns, made into an EstimatorSpec."""
+
+from __future__ import annotations
+
+import inspect
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import tensorflow as tf
+
+from cerebras_tensorflow.estimator.spec import EstimatorSpec
+
+_FIELDS = (
+    *("mode", "predictions", "loss", "train_op", "eval_metrics", "export_outputs", "scaffold_fn", "host_call"),
+    *("training_hooks", "evaluation_hooks", "prediction_hooks"),
+)
+
+if TYPE_CHECKING:
+    _Fields: TypeAlias = Any
+else:
+    _Fields = namedtuple("TPUEstimatorSpec", _FIELDS)
+
+
+class TPUEstimatorSpec(_Fields):
+    """Ops and objects of one mode, in the form that runs on TPUs: functions with their tensors in place of metrics."""
+
+    def __new__(
+        cls,
+        mode: str,
+        predictions: Any = None,
+        loss: Any = None,
+        train_op: Any = None,
+        eval_metrics: Any = None,
+        export_outputs: Any = None,
+        scaffold_fn: Callable[[], Any] | None = None,
+        host_call: Any = None,
+        training_hooks: Any = None,
+        evaluation_hooks: Any = None,
+        prediction_hooks: Any = None,
+    ) -> Any:
+        """Return a checked spec.
+
+        Args:
+            mode, predictions, loss, train_op, export_outputs: As EstimatorSpec.
+            eval_metrics: (fn, tensors); fn(*tensors) or fn(**tensors) returns name -> (value, update op).
+            scaffold_fn: Returns the Scaffold.
+            host_call: (fn, tensors); what fn returns runs with each step.
+            training_hooks, evaluation_hooks, prediction_hooks: SessionRunHooks.
+
+        Raises:
+            ValueError: If eval_metrics or host_call is not a pair, or its tensors are not a list or dict.
+            TypeError: If its first element cannot be called, or a hook is not a SessionRunHook.
+            RuntimeError: If the function takes another number of arguments.
+        """
+        for name, call in (("eval_metrics", eval_metrics), ("host_call", host_call)):
+            if call is not None:
+                _check_call(name, call)
+        hooks = [tuple(given or ()) for given in (training_hooks, evaluation_hooks, prediction_hooks)]
+        for hook in (hook for given in hooks for hook in given):
+            if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
+                raise TypeError(f"All hooks must be SessionRunHook instances, given: {hook}")
+        return super().__new__(
+            cls, mode, predictions, loss, train_op, eval_metrics, export_outputs, scaffold_fn, host_call, *hooks
+        )
+
+    def as_estimator_spec(self) -> EstimatorSpec:
+        """Return the EstimatorSpec that runs without a TPU."""
+        metrics = None if self.eval_metrics is None else _result("eval_metrics", self.eval_metrics)
+        hooks = () if self.host_call is None else (HostCallHook(_result("host_call", self.host_call)),)
+        spec: EstimatorSpec = EstimatorSpec(
+            mode=self.mode,
+            predictions=self.predictions,
+            loss=self.loss,
+            train_op=self.train_op,
+            eval_metric_ops=metrics,
+            export_outputs=self.export_outputs,
+            scaffold=self.scaffold_fn() if self.scaffold_fn else None,
+            training_hooks=self.training_hooks + hooks,
+            evaluation_hooks=self.evaluation_hooks + hooks,
+            prediction_hooks=self.prediction_hooks + hooks,
+        )
+        return spec
+
+
+class HostCallHook(tf.compat.v1.train.SessionRunHook):
+    """Runs a host_call's ops with each step, and opens and flushes the summary writers that they write to."""
+
+    def __init__(self, tensors: Any) -> None:
+        self._tensors = tensors
+        self._init_ops: list[Any] = []
+        self._flush_ops: list[Any] = []
+
+    def begin(self) -> None:
+        """Make the ops that open and flush the graph's summary writers."""
+        from tensorflow.python.ops import summary_ops_v2  # private: the only way to a graph's writers
+
+        self._init_ops = list(summary_ops_v2.summary_writer_initializer_op())
+        self._flush_ops = [summary_ops_v2.legacy_raw_flush(writer=op.inputs[0]) for op in self._init_ops]
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Open the writers."""
+        session.run(self._init_ops)
+
+    def before_run(self, run_context: Any) -> Any:
+        """Ask for the host_call's tensors."""
+        return tf.compat.v1.train.SessionRunArgs(self._tensors)
+
+    def end(self, session: Any) -> None:
+        """Flush the writers."""
+        session.run(self._flush_ops)
+
+
+def _check_call(name: str, call: Any) -> None:
+    if not isinstance(call, (tuple, list)):
+        raise ValueError(f"{name} should be tuple or list")
+    if len(call) != 2:
+        raise ValueError(f"{name} should have two elements.")
+    function, tensors = call
+    if not callable(function):
+        raise TypeError(f"{name}[0] should be callable.")
+    if not isinstance(tensors, (tuple, list, dict)):
+        raise ValueError(f"{name}[1] should be tuple or list, or dict.")
+    if isinstance(tensors, dict):
+        return
+    parameters = list(inspect.signature(function).parameters.values())
+    if not any(item.kind is item.VAR_POSITIONAL for item in parameters) and len(parameters) != len(tensors):
+        raise RuntimeError(
+            f"In TPUEstimatorSpec.{name}, length of tensors {len(tensors)} does not match method args of the function, "
+            f"which takes {len(parameters)}."
+        )
+
+
+def _result(name: str, call: Any) -> Any:
+    function, tensors = call
+    if not isinstance(tensors, Mapping):
+        return function(*tensors)
+    try:
+        return function(**tensors)
+    except TypeError as error:
+        raise TypeError(f"{name}: the function does not take the tensors {sorted(tensors)}: {error}") from error

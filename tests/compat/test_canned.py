@@ -1,0 +1,127 @@
+"""Canned estimators, heads and TPUEstimator run on our Estimator; differential/ compares their numbers with 2.15."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import cerebras_tensorflow
+from cerebras_tensorflow.config import env
+
+v1 = tf.compat.v1
+X = np.linspace(-1, 1, 24).reshape(8, 3).astype(np.float32)
+LABELS = (X.sum(1) > 0).astype(np.int64)
+WORDS = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+
+
+def batches() -> Any:
+    return tf.data.Dataset.from_tensor_slices(({"x": X, "word": WORDS}, LABELS)).batch(4).repeat(4)
+
+
+def columns() -> list[Any]:
+    words = tf.feature_column.categorical_column_with_identity("word", 1000)
+    return [tf.feature_column.numeric_column("x", (3,)), tf.feature_column.embedding_column(words, 8)]
+
+
+@pytest.mark.parametrize("api", [v1.estimator, tf.estimator], ids=["v1", "v2"])
+def test_a_dnn_classifier_trains_evaluates_and_predicts(tmp_path: Path, api: Any) -> None:
+    estimator = api.DNNClassifier([4], columns(), str(tmp_path))
+    assert isinstance(estimator, tf.estimator.Estimator)
+    estimator.train(batches)
+    assert set(estimator.evaluate(batches)) >= {"accuracy", "auc", "loss", "global_step"}
+    assert len(list(estimator.predict(batches))) == 32
+
+
+@pytest.mark.parametrize("api", [v1.estimator, tf.estimator], ids=["v1", "v2"])
+def test_an_embedding_streams_with_the_bits_of_the_pipelined_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: Any
+) -> None:
+    weights = {}
+    for mode in (env.PIPELINED, env.WEIGHT_STREAMING):
+        monkeypatch.setenv(env.EXECUTION_MODE, mode)
+        config = tf.estimator.RunConfig(tf_random_seed=5)
+        estimator = api.DNNClassifier([4], columns(), str(tmp_path / mode), config=config).train(batches)
+        weights[mode] = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
+    assert any("embedding" in name for name in weights[env.PIPELINED])
+    assert set(weights[env.PIPELINED]) == set(weights[env.WEIGHT_STREAMING])
+    for name, value in weights[env.PIPELINED].items():
+        np.testing.assert_array_equal(value, weights[env.WEIGHT_STREAMING][name], err_msg=name)
+
+
+def tpu_model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    predictions = v1.layers.dense(features["x"], 1, kernel_initializer=v1.zeros_initializer())
+    size = tf.constant(params.get("batch_size", -1))
+    if mode == "infer":
+        rows = tf.fill([tf.shape(predictions)[0]], size)
+        return v1.estimator.tpu.TPUEstimatorSpec(mode, predictions={"p": predictions, "size": rows})
+    loss = tf.reduce_mean((predictions[:, 0] - tf.cast(labels, tf.float32)) ** 2)
+    train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+
+    def metrics(labels: Any, size: Any) -> Any:
+        return {"labels": v1.metrics.mean(labels), "size": v1.metrics.mean(size)}
+
+    return v1.estimator.tpu.TPUEstimatorSpec(
+        mode, loss=loss, train_op=train_op, eval_metrics=(metrics, {"labels": labels, "size": size})
+    )
+
+
+def tpu_input(params: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices(({"x": X}, LABELS)).batch(params["batch_size"])
+
+
+@pytest.mark.filterwarnings("ignore:.tf.layers.dense. is deprecated:UserWarning")
+def test_a_tpu_estimator_runs_without_a_tpu(tmp_path: Path) -> None:
+    tpu = v1.estimator.tpu
+    config = tpu.RunConfig(model_dir=str(tmp_path), tpu_config=tpu.TPUConfig(iterations_per_loop=2))
+    estimator = tpu.TPUEstimator(
+        tpu_model, config=config, use_tpu=False, train_batch_size=2, eval_batch_size=4, predict_batch_size=8
+    )
+    estimator.train(tpu_input)
+    assert estimator.get_variable_value("global_step") == 4
+    assert estimator.evaluate(tpu_input)["size"] == 4
+    rows = list(estimator.predict(tpu_input))
+    assert [row["size"] for row in rows] == [8] * 8
+    assert estimator.config.replace(tpu_config=None, tf_random_seed=3).tpu_config is None
+
+
+def test_a_tpu_is_refused_with_what_to_do_instead() -> None:
+    tpu = v1.estimator.tpu
+    with pytest.raises(NotImplementedError, match="use_tpu=False"):
+        tpu.TPUEstimator(tpu_model, config=tpu.RunConfig(), train_batch_size=2)
+
+
+SCRIPT = """
+import cerebras_tensorflow
+import tensorflow.compat.v1 as tf
+from tensorflow_estimator.python.estimator.canned import dnn, head as head_lib, metric_keys
+from tensorflow_estimator.python.estimator import model_fn, run_config, estimator as estimator_lib
+from tensorflow.python.estimator import run_config as old_run_config
+from tensorflow.python.estimator.canned.head import _regression_head
+import tensorflow.python.estimator.estimator
+import tensorflow_estimator as wheel
+assert issubclass(dnn.DNNClassifier, tf.estimator.Estimator)
+assert tf.compat.v1.estimator.Estimator is tf.estimator.Estimator
+assert old_run_config.RunConfig is tf.estimator.RunConfig is run_config.RunConfig
+assert run_config.TaskType.CHIEF == "chief" and model_fn.LOSS_METRIC_KEY == "loss"
+assert estimator_lib.maybe_overwrite_model_dir_and_session_config
+assert head_lib._regression_head is _regression_head
+assert wheel.estimator.DNNClassifier is dnn.DNNClassifier
+with tf.Graph().as_default():
+    assert tf.layers.dense(tf.zeros([2, 3]), 1).shape == (2, 1)
+    assert tf.nn.rnn_cell.LSTMCell(2).state_size
+print("right")
+"""
+
+
+def test_the_names_of_tensorflow_1_are_there_whatever_is_imported_first() -> None:
+    root = str(Path(cerebras_tensorflow.__file__).parents[1])
+    environ = {"PYTHONPATH": root, "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": ""}
+    words = [sys.executable, "-W", "ignore", "-c", SCRIPT]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert done.stdout.endswith("right\n"), done.stderr[-3000:]
