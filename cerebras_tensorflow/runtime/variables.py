@@ -1,0 +1,165 @@
+"""The variables of a session by their checkpoint names: resident ones in TensorFlow, streamed ones in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.nodes import GraphDef, prune
+from cerebras_tensorflow.graph.program import Program, assign_name, dtype_from_name, read_name, value_name
+from cerebras_tensorflow.runtime.fetches import FetchedGraph
+from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+
+_TOGETHER_BYTES = 64 << 20  # of values that are set in one run
+_INITIAL = "cs_initial"  # scope of the ops of `assign`
+
+
+class SessionVariables:
+    """Sets, reads and copies the variables of one session.
+
+    Args:
+        program: Whose variables they are.
+        graph: The graph that `session` runs.
+        session: The TensorFlow session.
+        store: The weight store; None if nothing is streamed.
+    """
+
+    def __init__(self, program: Program, graph: FetchedGraph, session: Any, store: WeightStore | None) -> None:
+        self._program = program
+        self._graph = graph
+        self._session = session
+        self._store = store
+        self._resident = {spec.name: index for index, spec in enumerate(program.variables)}
+        self._streamed = {name: index for index, name in enumerate(streamed_names(program))}
+        self._pending: dict[int, np.ndarray] = {}  # values that `flush` sets
+        self._pending_bytes = 0
+        self._copies = ResidentCopies(graph.graph)
+
+    def is_resident(self, name: str) -> bool:
+        """Whether the session holds a variable itself."""
+        return name in self._resident
+
+    def load(self, name: str, value: np.ndarray) -> None:
+        """Set a variable. Small ones are set together: TensorFlow prepares each kind of run."""
+        if name in self._streamed:
+            spec = self._program.streamed[self._streamed[name]]
+            value = np.ascontiguousarray(value, dtype_from_name(spec.dtype)).reshape(spec.shape)
+            self._opened().write(self._streamed[name], value)
+            return
+        self._pending[self._resident[name]] = value
+        self._pending_bytes += np.asarray(value).nbytes
+        if self._pending_bytes > _TOGETHER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Set the variables whose values `load` has held back."""
+        if self._pending:
+            pending, self._pending, self._pending_bytes = self._pending, {}, 0
+            feeds = {f"{value_name(index)}:0": value for index, value in pending.items()}
+            self._session.run([self._graph.operation(assign_name(index)) for index in pending], feeds)
+
+    def assign(
+        self, graph_def: GraphDef, tensors: Mapping[str, str], feeds: Mapping[str, np.ndarray]
+    ) -> tuple[str, ...]:
+        """Set resident variables to tensors of another graph, in one run; no value passes through Python.
+
+        Args:
+            graph_def: That graph; it becomes part of this session's.
+            tensors: Checkpoint name -> name of the tensor.
+            feeds: Name of a tensor -> value, for the run.
+
+        Returns:
+            The names that were not set, for `load`: weights in the store.
+        """
+        held = {name: self._resident[name] for name in tensors if name in self._resident}
+        if held:
+            roots = [tensors[name].split(":")[0] for name in held]
+            wanted = graph_def if len(held) == len(tensors) else prune(graph_def, roots)
+            present = {f"{node.name}:0" for node in wanted.node}
+            with self._graph.graph.as_default():
+                tf.graph_util.import_graph_def(wanted, name=_INITIAL)
+                ops = [
+                    tf.raw_ops.AssignVariableOp(
+                        resource=self._graph.operation(assign_name(index)).inputs[0],
+                        value=self._graph.tensor(f"{_INITIAL}/{tensors[name]}"),
+                    )
+                    for name, index in held.items()
+                ]
+            fed = {f"{_INITIAL}/{name}": value for name, value in feeds.items() if name in present}
+            self._session.run(ops, fed)
+        return tuple(name for name in tensors if name not in held)
+
+    def adopt(self, name: str, path: str, offset: int, checksum: int) -> bool:
+        """Read a streamed variable from a file until it is written; return whether that works here.
+
+        Raises:
+            CorruptCheckpointError: If the file's bytes fail their checksum.
+        """
+        if name not in self._streamed:
+            return False
+        return self._opened().adopt(self._streamed[name], path, offset, checksum)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a variable's value."""
+        if name in self._streamed:
+            return self._opened().read(self._streamed[name])
+        self.flush()
+        return np.asarray(self._session.run(f"{read_name(self._resident[name])}:0"))
+
+    def snapshot(self, names: Iterable[str]) -> SessionSnapshot:
+        """Return variables as they are now, readable in another thread while steps go on.
+
+        Resident variables are copied, into the memory of the last snapshot if that has been closed; for streamed ones
+        see weight_store/snapshot.py.
+
+        Raises:
+            StoreError: If the store has no room for a snapshot, or its last one has not been closed.
+        """
+        wanted = set(names)
+        streamed = {index: self._program.streamed[index] for name, index in self._streamed.items() if name in wanted}
+        held = self._opened().snapshot() if streamed else None
+        if held is not None:
+            for index in range(len(self._program.streamed), len(self._program.stored)):
+                held.release(index)  # values of the step that is over
+        try:
+            self.flush()
+            values = {
+                name: self._graph.tensor(f"{read_name(index)}:0")
+                for name, index in self._resident.items()
+                if name in wanted
+            }
+            resident = self._copies.take(self._session, values)
+        except BaseException:
+            if held is not None:
+                held.close()
+            raise
+        return SessionSnapshot(resident, streamed, held, self._copies.recycle)
+
+    def prepare_snapshot(self, names: Iterable[str]) -> None:
+        """Make the memory that a snapshot of these variables takes; from any thread, before the first snapshot."""
+        wanted = set(names)
+        self._copies.prepare(spec for spec in self._program.variables if spec.name in wanted)
+
+    def snapshot_bytes(self, names: Iterable[str]) -> int:
+        """Return the host memory that a snapshot takes at most, beside what the last one left for it [B]."""
+        wanted = set(names)
+        resident = sum(spec.num_bytes for spec in self._program.variables if spec.name in wanted)
+        stored = self._store.snapshot_bytes if self._store is not None else 0
+        return max(resident - self._copies.kept_bytes, 0) + stored
+
+    def close(self) -> None:
+        """Give up the memory of snapshots."""
+        self._copies.drop()
+
+    def _opened(self) -> WeightStore:
+        assert self._store is not None, "a Program with streamed variables has a store"
+        return self._store
+
+
+def streamed_names(program: Program) -> tuple[str, ...]:
+    """Return the names of the variables that live in a store, by their index in it."""
+    return tuple(spec.name for spec in program.streamed) if program.needs_store else ()
