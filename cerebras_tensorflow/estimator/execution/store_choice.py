@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
@@ -57,7 +56,9 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
         needed = sum(spec.num_bytes for spec in program.stored)
         if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
             return weight_servers.ServerStore(program.stored, servers)
-    folder = Path(settings.weight_store_dir or os.path.join(model_dir, "weight_store"))
+    # A link that the user chose is followed here. The store refuses one that it finds inside a model_dir.
+    chosen = settings.weight_store_dir
+    folder = Path(chosen).resolve() if chosen else Path(model_dir).resolve() / "weight_store"
     folder = folder if is_training else folder / "other"
     if program.residence is Residence.MAPPED_FILE:
         return MappedStore(program.stored, folder, needs)

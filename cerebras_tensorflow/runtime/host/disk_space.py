@@ -67,8 +67,8 @@ def reserve(file: int, offset: int, num_bytes: int) -> None:
         OSError: If the disk is full. A file system that cannot reserve is left alone.
     """
     # Not os.posix_fallocate: where the file system cannot reserve, that writes to every page.
-    if num_bytes and _fallocate(file, 0, offset, num_bytes) in FULL:
-        code = ctypes.get_errno()
+    code = _fallocate(file, 0, offset, num_bytes) if num_bytes else 0
+    if code in FULL:
         raise OSError(code, os.strerror(code))
 
 
@@ -78,10 +78,11 @@ def punch_hole(file: int, offset: int, num_bytes: int) -> None:
 
 
 def _fallocate(file: int, mode: int, offset: int, num_bytes: int) -> int:
-    """Call fallocate(2); return 0 or the error's number."""
+    """Call fallocate(2), again when a signal interrupts it; return 0 or the error's number."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(file, mode, ctypes.c_int64(offset), ctypes.c_int64(num_bytes)):
-        return ctypes.get_errno()
+    while libc.fallocate(file, mode, ctypes.c_int64(offset), ctypes.c_int64(num_bytes)):
+        if ctypes.get_errno() != errno.EINTR:
+            return ctypes.get_errno()
     return 0
 
 

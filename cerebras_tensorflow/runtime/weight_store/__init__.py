@@ -10,6 +10,7 @@ Import nothing here: a weight server and the launcher load these modules without
 | `file.py` | in a file: checked reads, writes behind |
 | `blocks.py` | blocks of a file, their checksums, blocks that still are in a checkpoint |
 | `folder.py` | the folder: its lock, what a killed run left, messages about the disk |
+| `owner.py` | the folder's lock, and what is refused there because another program or user made it |
 | `buffers.py` | page-aligned memory that is used again |
 | `write_queue.py` | writes behind: how many at a time, their order, what a failure does |
 | `written_rows.py` | which rows of a weight have a value |

@@ -9,6 +9,7 @@ Reads and writes are whole pages from page boundaries in the file and in memory,
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -337,5 +338,7 @@ def _drain(extent: Extent, start: int, source: Bytes) -> None:
     offset = extent.offset + start
     while view.nbytes:
         count = os.pwritev(extent.file, [view], offset)
+        if not count:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # or this would go on for ever
         view = view[count:]
         offset += count

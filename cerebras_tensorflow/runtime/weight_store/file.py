@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import override
 
-from cerebras_tensorflow.errors import CerebrasError, StoreError
+from cerebras_tensorflow.errors import CerebrasError, CheckpointError, StoreError
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.runtime.host.disk_space import Need, check_space
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
@@ -132,9 +132,15 @@ class FileStore(WeightStore):
     def adopt(self, index: int, path: str | Path, offset: int, checksum: int | None) -> bool:
         self._writes.wait_for(index, 0, self.specs[index].num_bytes)
         name = str(path)
-        if name not in self._adopted:
-            self._adopted[name] = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        self._blocks[index].adopt(Extent(self._adopted[name], name, offset), checksum, self._scratch.piece)
+        try:
+            if name not in self._adopted:
+                self._adopted[name] = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            self._blocks[index].adopt(Extent(self._adopted[name], name, offset), checksum, self._scratch.piece)
+        except OSError as error:
+            raise CheckpointError(
+                f"{name} cannot be read ({error.strerror or error}). Its disk may be at fault (dmesg): read it again, "
+                "or start from an earlier checkpoint."
+            ) from error
         return True
 
     @override

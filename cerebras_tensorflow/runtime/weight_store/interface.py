@@ -111,7 +111,8 @@ class WeightStore(ABC):
             False if this store cannot do that; the caller then has to write the weight.
 
         Raises:
-            CorruptCheckpointError: If the file ends early or the checksum differs.
+            CheckpointError: If the file cannot be read.
+            CorruptCheckpointError: If it ends early or the checksum differs.
         """
         return False
 

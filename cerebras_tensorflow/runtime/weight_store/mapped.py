@@ -52,10 +52,14 @@ class MappedStore(WeightStore):
         sizes = [up_to(spec.num_bytes, PAGE_BYTES) for spec in specs]
         self._starts = list(itertools.accumulate(sizes, initial=0))
         self._total = self._starts[-1]
-        self._folder = StoreFolder(Path(folder), self._total, False, beside)
         length = 2 * self._total + PAGE_BYTES  # with room for the element that `lend` hands out beside the last weight
-        os.ftruncate(self._folder.file, length)
-        self._mapping = mmap.mmap(self._folder.file, length)
+        self._folder = StoreFolder(Path(folder), self._total, False, beside, length)
+        try:
+            self._mapping = mmap.mmap(self._folder.file, length)
+        except OSError as error:
+            failure = self._folder.error("the weights", error, "mapped from")
+            self._folder.close()
+            raise failure from error
         self._slots = [0] * len(specs)  # the slot that each weight is in
         self._values = [self._at(index, 0) for index in range(len(specs))]
         self._written = WrittenRows(specs)

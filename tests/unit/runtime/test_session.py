@@ -64,7 +64,7 @@ def test_a_late_op_on_a_streamed_weight_is_refused_by_name(small: Small, tmp_pat
     program = compile_small(small, "weight_streaming")
     with (
         closing(open_small(small, program, tmp_path / "store")) as session,
-        pytest.raises(CompileError, match="late_norm.* needs w, which is streamed"),
+        pytest.raises(CompileError, match=r"late_norm.* needs w, which is streamed"),
     ):
         session.run(norm)
 
