@@ -95,9 +95,9 @@ class CheckpointSaver:
     it drops it. One checkpoint is written at a time; a save that comes earlier waits.
 
     The values are kept as they are at the save until they are written: resident variables as copies, whose memory stays
-    for the next save where there is twice as much free, streamed ones as in runtime/weight_store/snapshot.py. If the copies
-    might take more than half of the free memory, or the disk of the weight store has no room, training waits for the
-    write instead, which then takes the memory of one variable.
+    for the next save where there is twice as much free, streamed ones as runtime/weight_store/snapshot.py says. If the
+    copies might take more than half of the free memory, or the disk of the weight store has no room, training waits for
+    the write instead, which then takes the memory of one variable.
 
     Args:
         model_dir: Where they go.
