@@ -8,6 +8,7 @@ what is not theirs before the maps instead of after them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -30,48 +31,93 @@ MAP_AND_BATCH = {"MapAndBatchDataset"}
 HARMLESS = {"Assert"}  # stateful only so that it is never left out
 
 
+@dataclass(frozen=True)
+class _Pipeline:
+    """The steps of a dataset from its source to its end, each list in the order in which elements pass.
+
+    Attributes:
+        source: The op from which elements come.
+        before: Steps before the batching; all steps where nothing is batched.
+        batching: The op that makes batches; None where nothing is batched.
+        after: Steps behind it.
+    """
+
+    source: Any
+    before: list[Any]
+    batching: Any | None
+    after: list[Any]
+
+    @staticmethod
+    def of(end: Any) -> _Pipeline:
+        """Return the steps that lead to an op."""
+        after, batching = _upwards(end)
+        if batching.type not in BATCHING | MAP_AND_BATCH:
+            return _Pipeline(batching, after, None, [])
+        before, source = _upwards(batching.inputs[0].op)
+        return _Pipeline(source, before, batching, after)
+
+    @property
+    def moved(self) -> list[Any]:
+        """Steps behind the batching that choose elements, and can move before it."""
+        return [step for step in self.after if step.type in CHOOSING]
+
+    @property
+    def chosen(self) -> list[Any]:
+        """Steps before the batching that choose elements."""
+        return [step for step in self.before if step.type in CHOOSING]
+
+    def gains(self) -> bool:
+        """Return whether maps can come later than they do, with the same batches."""
+        # Behind the batching an element is a batch, and shuffling batches is not shuffling their elements.
+        if not all(step.type in COUNTING and _count(step) is not None for step in self.moved):
+            return False
+        first_map = next((place for place, step in enumerate(self.before) if step.type in MAPS), len(self.before))
+        maps_before_a_choice = any(step.type in CHOOSING for step in self.before[first_map:])
+        batching_maps = self.batching is not None and self.batching.type in MAP_AND_BATCH
+        return maps_before_a_choice or bool(self.moved and (first_map < len(self.before) or batching_maps))
+
+    def maps_last(self) -> list[Any]:
+        """Return all steps in their new order: those that choose, then the maps, then the batching."""
+        order = [*self.chosen, *self.moved, *(step for step in self.before if step not in self.chosen)]
+        if self.batching is not None:
+            order += [self.batching, *(step for step in self.after if step not in self.moved)]
+        return order
+
+
 def maps_last(variant: Any) -> Any:
     """Return a dataset of the same batches as a variant in the same graph; the given one if nothing can be gained."""
-    after, batching = _upwards(variant.op)
-    before, source = _upwards(batching.inputs[0].op) if batching.type in BATCHING | MAP_AND_BATCH else ([], batching)
-    if source is batching:
-        before, after = after, []
-    moved = [step for step in after if step.type in CHOOSING]
-    if not all(step.type in COUNTING and _count(step) is not None for step in moved):
-        return variant  # an element is a batch there, and shuffling batches is not shuffling their elements
-    chosen = [step for step in before if step.type in CHOOSING]
-    first_map = next((place for place, step in enumerate(before) if step.type in MAPS), len(before))
-    is_mapped_first = any(step.type in CHOOSING for step in before[first_map:])
-    is_mapped_before = first_map < len(before) or batching.type in MAP_AND_BATCH
-    if not (is_mapped_first or (moved and is_mapped_before)) or _has_state(variant.graph):
+    pipeline = _Pipeline.of(variant.op)
+    if not pipeline.gains() or _has_state(variant.graph):
         return variant
     graph_def = variant.graph.as_graph_def()
     needed = {step.name for step in upstream(variant.op)}
     for node in [node for node in graph_def.node if node.name not in needed]:
         graph_def.node.remove(node)
     nodes = {node.name: node for node in graph_def.node}
-    order = [*chosen, *moved, *(step for step in before if step not in chosen)]
-    if source is not batching:
-        order += [batching, *(step for step in after if step not in moved)]
-    end = source
-    for step in order:
+    end = pipeline.source
+    for step in pipeline.maps_last():
         node = nodes[step.name]
         node.input[0] = end.name
-        if step in chosen or step in moved:  # it sees the source's elements now
+        if step in pipeline.chosen or step in pipeline.moved:  # it sees the source's elements now
             for name in ("output_types", "output_shapes"):
-                node.attr[name].CopyFrom(source.node_def.attr[name])
-        if step in moved:
-            count = graph_def.node.add(name=f"{step.name}/elements", op="Const")
-            value = _count(step) * batch_size_of(batching) if _count(step) > 0 else _count(step)
-            count.attr["dtype"].type = tf.int64.as_datatype_enum
-            count.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64))
-            node.input[1] = count.name
+                node.attr[name].CopyFrom(pipeline.source.node_def.attr[name])
+        if step in pipeline.moved:
+            node.input[1] = _add_element_count(graph_def, step, batch_size_of(pipeline.batching))
         end = step
-    kept = source.outputs[0]
-    (found,) = tf.import_graph_def(
-        graph_def, input_map={kept.name: kept}, return_elements=[f"{end.name}:0"], name="maps_last"
+    source = pipeline.source.outputs[0]
+    (reordered,) = tf.import_graph_def(
+        graph_def, input_map={source.name: source}, return_elements=[f"{end.name}:0"], name="maps_last"
     )
-    return found
+    return reordered
+
+
+def _add_element_count(graph_def: Any, step: Any, batch_size: int) -> str:
+    """Add a step's count of batches to a graph as a count of elements; return the name of the node."""
+    node = graph_def.node.add(name=f"{step.name}/elements", op="Const")
+    count = _count(step) * batch_size if _count(step) > 0 else _count(step)  # a negative one means all
+    node.attr["dtype"].type = tf.int64.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(count, tf.int64))
+    return str(node.name)
 
 
 def upstream(operation: Any) -> Iterator[Any]:
@@ -92,11 +138,11 @@ def batch_size_of(batching: Any) -> int:
 
 def _upwards(operation: Any) -> tuple[list[Any], Any]:
     """Return the steps that end with an op, in the order in which elements pass, and the op before them."""
-    found = []
+    steps = []
     while operation.type in MAPS | PASSING | CHOOSING:
-        found.append(operation)
+        steps.append(operation)
         operation = operation.inputs[0].op
-    return found[::-1], operation
+    return steps[::-1], operation
 
 
 def _count(step: Any) -> Any:

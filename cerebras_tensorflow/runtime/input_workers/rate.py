@@ -20,7 +20,7 @@ MAX_WALL_S = 10.0
 
 
 def write_report(dataset: Any, path: Path, cpu_counts: Sequence[int] = ()) -> None:
-    """Measure a dataset in the current graph, and write what was found as JSON.
+    """Measure a dataset in the current graph, and write its rates as JSON.
 
     Args:
         dataset: What input_fn has returned.
@@ -32,12 +32,12 @@ def write_report(dataset: Any, path: Path, cpu_counts: Sequence[int] = ()) -> No
     """
     own = sorted(os.sched_getaffinity(0))
     counts = [count for count in cpu_counts if count <= len(own)] or [len(own)]
-    found = []
+    measured = []
     for number, count in enumerate(counts, start=1):
         with _only(own[:count]):
-            found.append({"cpus": count, **_measured(dataset, count)})
+            measured.append({"cpus": count, **_measured(dataset, count)})
         run_log.info("Input analysis: %d %% done, measured with %d CPU(s).", 100 * number // len(counts), count)
-    path.write_text(json.dumps(found), encoding="utf-8")
+    path.write_text(json.dumps(measured), encoding="utf-8")
 
 
 def _measured(dataset: Any, cpus: int) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def _measured(dataset: Any, cpus: int) -> dict[str, Any]:
             for number in range(WARM_UP_BATCHES + MAX_BATCHES):
                 if number == WARM_UP_BATCHES:
                     begin, cpu_begin, samples, batches = time.perf_counter(), time.process_time(), 0, 0
-                found = session.run([*sizes, *tensors])
+                values = session.run([*sizes, *tensors])
                 batches += 1
-                samples += int(found[0]) if sizes else 1
+                samples += int(values[0]) if sizes else 1
                 if time.perf_counter() - begin > MAX_WALL_S:
                     break
         except tf.errors.OutOfRangeError:

@@ -115,7 +115,7 @@ class RemotePart:
         end: BaseException | None = None
         try:
             self._receive_from_each()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the run must hear of it
             end = error
         self._put(end)
 
