@@ -29,3 +29,9 @@ def op_definition(kind: str) -> Any:
 def keras_compile_utils() -> Any:
     """Return the module of tf_keras that has LossesContainer and MetricsContainer."""
     return importlib.import_module("tf_keras.src.engine.compile_utils")
+
+
+def dataset_options(serialized: bytes) -> Any:
+    """Return the options message of an OptionsDataset op; tf.data.Options cannot be read back from a graph."""
+    module = importlib.import_module("tensorflow.core.framework.dataset_options_pb2")
+    return module.Options.FromString(serialized)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
 
@@ -34,3 +35,14 @@ def test_importing_the_module_loads_no_tensorflow() -> None:
     code = "import sys; from cerebras_tensorflow import tf_private; print('tensorflow' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "False"
+
+
+def test_options_of_a_dataset_are_read_from_its_graph() -> None:
+    options = tf.data.Options()
+    options.deterministic = False
+    with tf.Graph().as_default():
+        variant = tf.data.experimental.to_variant(tf.data.Dataset.range(3).with_options(options))
+        operation = variant.op
+    message = tf_private.dataset_options(operation.get_attr("serialized_options"))
+    assert message.HasField("deterministic")
+    assert not message.deterministic

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import dataset_options_pb2
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.input_workers import order, rate
@@ -72,7 +72,7 @@ def why_not(variant: Any) -> str:
         return "it calls Python (py_function, numpy_function, from_generator), which cannot leave the process"
     for operation in order.upstream(variant.op):
         if operation.type == "OptionsDataset":
-            options = dataset_options_pb2.Options.FromString(operation.get_attr("serialized_options"))
+            options = tf_private.dataset_options(operation.get_attr("serialized_options"))
             if options.HasField("deterministic") and not options.deterministic:
                 return "its options ask for no fixed order (deterministic = False)"
         if operation.type in SHUFFLING and _has_no_seed(operation):
