@@ -1,4 +1,4 @@
-"""Compiled Programs on disk, by a hash of all that went into them: `<compile_dir>/tfcs_<checksum>/`."""
+"""Compiled Programs on disk, in `<compile_dir>/tfcs_<checksum>/`. The checksum covers all inputs of the compilation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, W
 
 logger = logging.getLogger(__name__)
 
-VERSION = 9  # of what the compiler makes of a graph: a change of its output makes earlier Programs stale
+VERSION = 9  # raised whenever the compiler's output or the format changes, so that older Programs are not used
 _GRAPH, _MANIFEST = "program.pb", "program.json"
 
 
@@ -34,12 +34,12 @@ def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
 
 
 def folder(compile_dir: str | os.PathLike[str], key: str) -> Path:
-    """Return where the Program of a checksum lies."""
+    """Return the folder of the Program with a checksum."""
     return Path(compile_dir) / f"tfcs_{key}"
 
 
 def save(path: Path, program: Program, texts: dict[str, str]) -> None:
-    """Write a Program and its reports. The folder appears whole or not at all; of two writers the first wins.
+    """Write a Program and its reports. The folder appears complete or not at all; the first of two writers wins.
 
     Args:
         path: From `folder`.
@@ -73,14 +73,14 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
     shutil.rmtree(path, ignore_errors=True)
     try:
         partial.rename(path)
-    except OSError:  # another run of the same model has just put the same Program there
+    except OSError:  # another run of the same model has just written the same Program
         if not path.is_dir():
             raise
         shutil.rmtree(partial)
 
 
 def load(path: Path) -> Program | None:
-    """Return the Program of a folder, or None where there is none that can be read."""
+    """Return the Program of a folder; None if there is none, or if it cannot be read."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         if manifest["version"] != VERSION:

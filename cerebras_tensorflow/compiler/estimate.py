@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.system import facts
 
-# No public figure says what share of the peak a model reaches; a round number that errs on the low side.
+# Assumed. There is no public figure for the share of the peak that a model reaches; this one is rather low.
 UTILIZATION = 0.3
 
 
@@ -56,7 +56,7 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
         batch_bytes: Bytes of a batch.
         num_flops: Floating-point operations of a step.
     """
-    # Optimizer state stays outside the wafer (published: MemoryX applies the update); only weights and gradients cross.
+    # Only weights and gradients cross the links. MemoryX holds the optimizer's state and applies updates (published).
     state = _optimizer_state(program)
     weights = sum(event.num_bytes for event in program.events if event.kind == "load" and event.weight not in state)
     read = {event.weight for event in program.events if event.kind != "update"} - state
@@ -77,9 +77,9 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
 
 
 def _optimizer_state(program: Program) -> set[int]:
-    """Return the weights that are slots of others, by the names that optimizers give them: `kernel/Adam`.
+    """Return the weights that are slots of an optimizer, by their names: `kernel/Adam` is a slot of `kernel`.
 
-    An optimizer that is made of assigns reads its slots as a model reads its weights.
+    The events do not show it: an optimizer that is made of assigns reads its slots as a model reads its weights.
     """
     names = {spec.name for spec in (*program.streamed, *program.resident)}
     parts = {index: spec.name.split("/") for index, spec in enumerate(program.streamed)}

@@ -1,4 +1,4 @@
-"""How much memory a step needs: what stays, what the schedule moves in, and what lives between ops."""
+"""How much memory a step needs: resident variables, streamed weights, values between ops, overhead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class MemoryPlan:
     """Bytes of memory that a step needs beside the process itself.
 
     Attributes:
-        resident_bytes: Variables that stay; also those in a store that is mapped into memory.
+        resident_bytes: Variables that stay in memory, and all of a store that is mapped into memory.
         window_bytes: Streamed weights in memory at the busiest moment.
         activation_bytes: Most bytes of values between ops.
         overhead_bytes: What kernels, queues and allocators take beside these.
@@ -29,7 +29,7 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """All of these but the store: what the process takes on top of what it takes without the step."""
+        """All of these but the store: the memory that the step adds to that of the process."""
         return self.resident_bytes + self.window_bytes + self.activation_bytes + self.overhead_bytes
 
 

@@ -12,16 +12,16 @@ class StreamingOptions:
     """What a user may choose about the schedule.
 
     Attributes:
-        min_stream_bytes: Variables below this size stay resident: a move costs more than they do.
-        window_bytes: Bytes of weights in memory at a time; None: twice the weight at which half of all bytes are in
-            smaller ones, at least 64 MB. One weight beyond it (a vocabulary) gets the memory to itself.
-        slice_bytes: Most bytes of a variable that an element-wise update has in memory; more where the window is so
-            large that this is a small part of it, since every slice costs nodes.
-        memory_budget: Most bytes of memory that the process may take; None: no limit, and values are spilled as far as
-            that costs next to nothing (budget.py).
-        process_bytes: What it takes without the step.
-        spill_share: Without a budget, what spilling may add to the bytes that the weights' moves take.
-        min_spill_bytes: Values below this size are not spilled: a move costs more than the memory is worth.
+        min_stream_bytes: Variables below this size stay resident: moving them costs more than it saves.
+        window_bytes: Bytes of weights in memory at a time. None: twice the size of the median weight by bytes (half of
+            all bytes are in smaller weights), at least 64 MB. A single larger weight (a vocabulary) is loaded alone.
+        slice_bytes: Most bytes of a variable that an element-wise update has in memory. A 32nd of the window if that is
+            more, since every slice costs nodes.
+        memory_budget: Most bytes of memory that the process may take. None: no limit, and values are spilled only as
+            far as this costs almost nothing (memory/budget.py).
+        process_bytes: Memory of the process without the step.
+        spill_share: Without a budget, bytes that spilling may add, as a share of the bytes that the weights move.
+        min_spill_bytes: Values below this size are not spilled: moving them costs more than it saves.
         residence: Where the weights lie between their uses.
     """
 

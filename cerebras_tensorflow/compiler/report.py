@@ -9,7 +9,7 @@ from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
 def schedule_text(program: Program) -> str:
-    """Return the schedule: one line for each move of a weight, in order."""
+    """Return the schedule: one line for each move, in order."""
     if not program.events:
         return (
             f"Schedule ({program.mode})\n\nNothing moves during a step: all {len(program.resident)} variables "
@@ -54,7 +54,7 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
 
 
 def compile_report_text(estimate: Estimate) -> str:
-    """Return the compile report: the original's table, every figure of it simulated."""
+    """Return the compile report in the original's layout. Every figure is simulated."""
     rows = [
         ("Samples/s", _rate(estimate.samples_per_s)),
         ("Compute Samples/s", _rate(estimate.compute_samples_per_s)),
@@ -72,5 +72,5 @@ def compile_report_text(estimate: Estimate) -> str:
 
 
 def _rate(per_s: float) -> str:
-    """One decimal, as the original; more where that would show nothing."""
+    """Return a rate with one decimal, as in the original; small rates with two significant digits."""
     return f"{per_s:.1f}" if per_s >= 0.1 or not per_s else f"{per_s:.2g}"

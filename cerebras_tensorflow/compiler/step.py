@@ -1,4 +1,4 @@
-"""From one step's graph to its Program, in either mode: the passes and their order."""
+"""The compiler's entry: the passes that turn one step's graph into a Program, and their order."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
     peak = the process without the step
          + variables that stay
-         + weights on the move: the window, or the largest weight, which gets the memory to itself
+         + streamed weights: the window, or the largest weight if that is larger
          + values between ops
-         + overhead (`overhead_bytes`): what kernels, queues and allocators take beside the values themselves
+         + overhead (`overhead_bytes`): kernels, queues and allocators
 
-Without a budget, values are spilled as far as that adds little to what the weights' moves cost anyway. It makes the
-peak of a deep model depend little on its depth.
+Without a budget, values are spilled only while this adds little to the bytes that the weights move anyway. The peak
+then hardly grows with the depth of a model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
-# Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py: the scratch
-# memory of the kernels and the session's own; the store's queue and the buffers that it keeps for later use.
+# Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py. The session:
+# scratch memory of kernels, and its own. The store: its queue, and the buffers that it keeps for later use.
 _SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
-# TensorFlow's allocator on a CPU with oneDNN keeps what is freed in a pool. A value takes the smallest free piece that
-# it fits into, so that the pool is larger than what is in it, and a value of the largest size may fit nowhere.
+# On a CPU with oneDNN, TensorFlow's allocator keeps freed memory in a pool. A value takes the smallest free piece that
+# holds it. So the pool is larger than its content, and a value of the largest size may fit into no free piece.
 _POOL_SHARE, _LARGEST_SHARE = 0.15, 0.25
-# Where nothing waits at gates, ops run ahead of the order by more than one of the largest values.
+# Without gates, ops run further ahead of the order: by more than one value of the largest size.
 _LARGEST_SHARE_IN_MEMORY = 2.0
-# Slices in memory at a time: three of one optimizer op, twice, as it copies what it loads.
+# Slices in memory at a time: those of three variables of one optimizer op, each twice, since the op copies its inputs.
 _SLICES = 6
-# Part of a budget that is planned for: the plan is within some percent of what a step then takes.
+# Share of a budget that a plan may fill. The rest covers the error of the plan, which is some percent.
 _PLANNED_SHARE = 0.93
 _MOVES_OF_A_WEIGHT = 4  # forward, backward, and to and from its update
 
@@ -54,7 +54,7 @@ class Traffic:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes on the move at a time."""
+        """Most bytes of streamed weights in memory at a time."""
         return max(self.window_bytes, max(self.weights, default=0))
 
     @property
@@ -69,11 +69,11 @@ class Traffic:
 
 
 def overhead_bytes(values: Sequence[Value], peak_bytes: int, traffic: Traffic | None) -> int:
-    """Return what a step takes beside its values and its weights.
+    """Return the memory that a step takes beside its values and its weights.
 
     Args:
         values: Of the step.
-        peak_bytes: What they take at most at a time.
+        peak_bytes: Most bytes of values at a time.
         traffic: Of its weights; None: they stay in memory.
     """
     largest = max((value.num_bytes for value in values), default=0)

@@ -13,11 +13,11 @@ from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 
-# Ops whose output is their first input's buffer, with another shape at most.
+# Ops that return the buffer of their first input, at most with another shape.
 ALIASES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Snapshot"})
-# Branches and loops hand a buffer on as well, but under conditions.
+# Ops of branches and loops pass a buffer on too, but not in every step.
 _CONDITIONAL = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
-# Ops whose output takes no memory of the step's values: it is the session's, the batch's or the store's.
+# Ops whose output is counted elsewhere: with the session, the batch or the store.
 OUTSIDE = frozenset({"ReadVariableOp", "VarHandleOp", "Const", "Placeholder", "PyFunc"})
 
 
@@ -44,8 +44,8 @@ class Value:
         endpoint: The output that made it.
         num_bytes: Its size.
         made: Position of the op that made it.
-        uses: In the step's order; ops that only hand the buffer on are not among them.
-        is_conditional: Whether a branch or a loop makes or takes it, so that it may not be there, or more than once.
+        uses: In the step's order, without ops that only pass the buffer on.
+        is_conditional: Whether a branch or a loop makes or takes it. It may then exist never, or more than once.
     """
 
     endpoint: Endpoint
@@ -73,7 +73,7 @@ def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Se
     Args:
         table: The graph.
         order: All its nodes in the order in which they run.
-        outputs: Of each op; ops that are not in it count as making nothing.
+        outputs: Of each op; an op without an entry makes nothing.
     """
     position = {name: index for index, name in enumerate(order)}
     inside = _in_branches_and_loops(table, order)
@@ -113,7 +113,7 @@ def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Se
 
 
 def _in_branches_and_loops(table: NodeTable, order: Sequence[str]) -> set[str]:
-    """Ops that may not run in a step, or more than once, and those that values go into and come out of them by."""
+    """Return the ops in branches and loops, and those at their entries and exits."""
     deadness = Deadness(table, list(order))
     loops = loop_depths(table)
     return {name for name in order if table.nodes[name].op in _CONDITIONAL or name in loops or deadness.branches(name)}
@@ -122,8 +122,8 @@ def _in_branches_and_loops(table: NodeTable, order: Sequence[str]) -> set[str]:
 def memory_curve(values: Sequence[Value], length: int) -> NDArray[np.int64]:
     """Return the bytes of all values that live at each position of the order: shape (length,), int64.
 
-    A value lives from the op that makes it to its last use. Where an op's result is as large as an input that nothing
-    needs any more, it takes that input's place, as TensorFlow does it.
+    A value lives from the op that makes it to its last use. If an op is the last use of an input as large as its own
+    result, the result takes over the input's buffer, as in TensorFlow.
     """
     change = np.zeros(length + 1, np.int64)
     dying: dict[int, list[int]] = {}

@@ -1,8 +1,7 @@
-"""Recomputation: values that are made again just before their late use, instead of going to the store and back.
+"""Recomputation: values that are computed again just before their late use, instead of being stored and loaded.
 
-It pays where the ops that make a value only pass over their inputs (element-wise ops), and where those inputs are in
-memory at the late use anyway, since they are used there or later. The copy of an op is the same kernel on the same
-bits, so nothing changes in the result.
+It pays if the ops that make a value are element-wise, and if their inputs are in memory at the late use anyway, because
+they are used there or later. The copy of an op is the same kernel on the same bits, so the result is the same.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ ELEMENT_WISE = frozenset({
     "RealDiv", "Reciprocal", "Relu", "Relu6", "Rsqrt", "Select", "SelectV2", "Selu", "Sigmoid", "Softplus", "Sqrt",
     "Square", "SquaredDifference", "Sub", "Tanh",
 })  # fmt: skip
-_MOST_OPS = 6  # to make one value
-_MOST_EARLIER = 64  # positions by which a spilled value may come back earlier, so that another can be made from it
+_MOST_OPS = 6  # that are run again for one value
+_MOST_EARLIER = 64  # positions by which a spilled value may be loaded earlier, so that another can be computed from it
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """One value that is made again.
+    """One value that is computed again.
 
     Attributes:
-        endpoint: The output that is made.
+        endpoint: The output.
         ops: The ops to run again, each after those it needs; the last one makes the value.
-        trigger: An op that runs shortly before the late use; None: what the ops take is loaded then anyway.
-        late: Uses that take what is made again.
+        trigger: An op that runs shortly before the late use, and that the copies wait for. None: they need not wait,
+            since one of their inputs is loaded only then.
+        late: Uses that take the new value.
         shapes: Of the endpoints by which they take it.
     """
 
@@ -52,10 +52,10 @@ class Restores:
     """How each value that leaves memory comes back.
 
     Attributes:
-        spills: From the store, in the order of their first late use.
-        recomputations: Made again.
-        first_uses: Position of the first use of a spilled value that something is made from, where it is before those
-            of its own.
+        spills: Loaded from the store, in the order of their first late use.
+        recomputations: Computed again.
+        first_uses: Spilled value -> position at which it is loaded because another value is computed from it, if that
+            is before its own first late use.
         curve: Bytes of values between ops at each position of the order.
     """
 
@@ -73,19 +73,19 @@ def recompute_where_cheaper(
     outputs: Mapping[str, Sequence[Output]],
     streamed_reads: Container[str],
 ) -> Restores:
-    """Choose, of the values that a plan spills, those that are made again instead.
+    """Choose which of the values that a plan spills are computed again instead.
 
     Args:
         table: The graph.
         order: Its nodes.
         values: Of the step.
-        plan: What leaves memory, and the memory that the rest takes.
+        plan: The values that leave memory, and the memory that the others take.
         outputs: Of each op.
         streamed_reads: Reads of variables whose values are not in memory.
     """
     search = _Search(table, order, values, plan, outputs, streamed_reads)
     spills, recomputations = [], []
-    # What a value is made from comes before it, and has been decided on.
+    # In the order in which values are made, so that the inputs of a value have been decided on before it.
     for spill in sorted(plan.spills, key=lambda spill: spill.made):
         recomputation = search.find(spill)
         if recomputation is None:
@@ -99,16 +99,16 @@ def recompute_where_cheaper(
 
 @dataclass
 class _Attempt:
-    """The ops so far to make one value again at a position."""
+    """The ops that have been collected to compute one value again at a position."""
 
     place: int
     chain: dict[str, None] = field(default_factory=dict)
-    earlier: list[Endpoint] = field(default_factory=list)  # spilled values that have to come back earlier for it
-    is_loaded: bool = False  # whether something that it takes comes from the store
+    earlier: list[Endpoint] = field(default_factory=list)  # spilled values that it needs to be loaded earlier
+    is_loaded: bool = False  # whether one of its inputs comes from the store
 
 
 class _Search:
-    """What is known while ways to make values again are looked for."""
+    """A search for ways to compute spilled values again, with what was decided so far."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Search:
         self.recomputed: set[Endpoint] = set()
 
     def find(self, spill: Spill) -> Recomputation | None:
-        """Return how to make a value again, if that is cheap and needs nothing that is not there."""
+        """Return how to compute a value again; None if it costs much or needs a value that is not in memory."""
         place = spill.late[0].position
         attempt = _Attempt(place)
         if not self._add(spill.endpoint, attempt, is_wanted=True):
@@ -148,7 +148,7 @@ class _Search:
         return Recomputation(spill.endpoint, tuple(attempt.chain), trigger, spill.late, spill.shapes)
 
     def _add(self, endpoint: Endpoint, attempt: _Attempt, is_wanted: bool = False) -> bool:
-        """Add the ops that make an endpoint to an attempt's chain; whether that is possible."""
+        """Add the ops that make an endpoint to an attempt's chain; return whether that is possible."""
         endpoint = owner_of(self._table, endpoint)
         node = self._table.nodes[endpoint.node]
         if node.op == "Const" or endpoint.node in attempt.chain:
@@ -168,7 +168,7 @@ class _Search:
         return len(attempt.chain) <= _MOST_OPS
 
     def _is_there(self, endpoint: Endpoint, attempt: _Attempt) -> bool:
-        """Whether a value is in memory at the attempt's position, or could be a little earlier than it would be."""
+        """Whether a value is in memory at the attempt's position, or can be loaded a little earlier to be there."""
         place = attempt.place
         value = self._values.get(endpoint)
         if value is None or value.last < place or endpoint in self.recomputed:
@@ -191,7 +191,7 @@ class _Search:
         return sum(output.num_bytes for output in self._outputs.get(name, ()))
 
     def _trigger(self, spill: Spill) -> str | None:
-        """The op closest before the first late use among those that it needs anyway."""
+        """Return the last op before the first late use among those that this use needs anyway."""
         first = spill.late[0]
         sources = [owner_of(self._table, endpoint).node for endpoint in self._table.data_inputs(first.user)]
         later = [name for name in sources if self._is_trigger(name, spill.endpoint.node, first.position)]

@@ -1,9 +1,9 @@
-"""Spilling: values that wait long for their next use go to the weight store and come back, under a memory budget.
+"""Spilling: under a memory budget, values that wait long for their next use are stored and loaded again.
 
-Activations wait from the forward to the backward pass, gradients that are clipped by their global norm until all of
-them are there. Where the step's values together exceed the budget, the one whose next use is furthest away goes first
-(the rule that Belady showed to need the fewest moves, as the whole order is known), the larger of two that are as far.
-Moving a value costs its bytes twice, whichever it is, so distance is all that counts.
+Activations wait from the forward to the backward pass. Gradients that are clipped by their global norm wait for all
+other gradients. Where the values exceed the budget, the one with the furthest next use leaves memory first; of two with
+the same next use, the larger one. The whole order is known, and for that case Belady showed that this rule needs the
+fewest moves (doi:10.1147/sj.52.0078).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Spill:
 
 @dataclass(frozen=True)
 class SpillPlan:
-    """What to spill, and what then remains.
+    """What to spill, and the memory that the values then take.
 
     Attributes:
         spills: In the order of their first late use.
@@ -68,7 +68,7 @@ class SpillPlan:
 def plan_spills(
     values: Sequence[Value], length: int, outputs: Mapping[str, Sequence[Output]], limit: int | None, min_bytes: int
 ) -> SpillPlan:
-    """Choose what to spill so that the values never take more than a limit, or as little as they can.
+    """Choose what to spill so that the values stay within a limit, or come as close to it as they can.
 
     Args:
         values: Of the step.
@@ -89,7 +89,7 @@ def plan_spills(
     size = np.array([gap.value.num_bytes for gap in gaps], np.int64)
     free = np.ones(len(gaps), np.bool_)
     chosen: list[_Gap] = []
-    high = curve.copy()  # without the positions at which nothing more can go
+    high = curve.copy()  # without the positions at which nothing more can be spilled
     while True:
         worst = int(high.argmax())
         if high[worst] <= limit:
@@ -109,7 +109,7 @@ def plan_spills(
 
 @dataclass(frozen=True)
 class _Gap:
-    """A stretch in which a value waits: after `begin`, before `end`."""
+    """A time in which a value only waits: after position `begin`, before position `end`."""
 
     value: Value
     begin: int
@@ -117,7 +117,7 @@ class _Gap:
 
 
 def _gaps(value: Value, outputs: Mapping[str, Sequence[Output]], min_bytes: int) -> list[_Gap]:
-    """The widest stretch between two uses of a value that may be spilled: none or one."""
+    """Return the longest wait between two uses of a value, if the value may be spilled: none or one."""
     if value.is_conditional or value.num_bytes < min_bytes:
         return []
     if any(_output(endpoint, outputs) is None for endpoint in (value.endpoint, *(u.endpoint for u in value.uses))):
@@ -128,7 +128,7 @@ def _gaps(value: Value, outputs: Mapping[str, Sequence[Output]], min_bytes: int)
 
 
 def _output(endpoint: Endpoint, outputs: Mapping[str, Sequence[Output]]) -> Output | None:
-    """An endpoint's output if its shape is known."""
+    """Return an endpoint's output if its shape is known."""
     made = outputs.get(endpoint.node, ())
     output = made[endpoint.port] if endpoint.port < len(made) else None
     return output if output is not None and output.shape is not None else None

@@ -12,7 +12,7 @@ INT64 = tf.int64.as_datatype_enum
 
 
 def index_node(name: str, stored: int) -> NodeDef:
-    """Return the constant that says which of Program.stored a call is about."""
+    """Return the constant that tells a call which entry of Program.stored it is about."""
     return constant_node(f"{name}/cs_weight", np.int64(stored))
 
 
@@ -22,8 +22,8 @@ def call_node(name: str, token: str, index: str, dtype: int, inputs: list[tuple[
     Args:
         name: Of the new node.
         token: Which call.
-        index: Where the index into Program.stored comes from.
-        dtype: Of what is stored there, as TensorFlow's number.
+        index: The tensor that is the index into Program.stored.
+        dtype: Of the stored value, as TensorFlow's number.
         inputs: Further arguments, with their dtypes.
     """
     node = NodeDef(name=name, op="PyFunc", input=[index, *(text for text, _ in inputs)])

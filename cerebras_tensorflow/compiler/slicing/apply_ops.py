@@ -1,8 +1,8 @@
 """Updates in slices: an element-wise optimizer changes a large weight a few rows at a time.
 
-The optimizer's op then never sees more than `slice_bytes` of a weight, so the memory of an update does not depend on
-the size of the weight. The results are those of the whole update, bit for bit: each element's arithmetic is the same,
-and slices end at whole SIMD packets, where TensorFlow's kernels switch from vector to scalar code.
+An update then needs the memory of a few slices, whatever the size of the weight. The results have the bits of the whole
+update: each element's arithmetic is the same, and slices end at whole SIMD packets, so that TensorFlow's kernels use
+vector code and scalar code for the same elements as before.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ GRADIENT_INPUT = {
     "ResourceApplyRMSProp": 7,
     "ResourceApplyAdadelta": 6,
 }
-# Elements at which slices may end: a multiple of every packet size (16 floats with AVX-512) with room to spare.
+# Slices end at multiples of this many elements: a multiple of every SIMD packet size (16 floats with AVX-512).
 _PACKET_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
 class SlicedApply:
-    """How one optimizer op is cut.
+    """An optimizer op that is done in slices.
 
     Attributes:
         node: Name of the op.
@@ -63,13 +63,13 @@ class SlicedApply:
 def find_slices(
     table: NodeTable, streamed: Mapping[str, Variable], slice_bytes: int, is_whole_too: bool = False
 ) -> list[SlicedApply]:
-    """Return the optimizer ops of a graph that can be cut, and where.
+    """Return the optimizer ops of a graph that can be done in slices, with the slices.
 
     Args:
         table: The graph.
         streamed: Variables that are streamed, by handle.
         slice_bytes: Most bytes of one variable in a slice.
-        is_whole_too: Whether to return also those whose weights are small enough for one slice.
+        is_whole_too: Whether to return also the ops that need one slice only.
     """
     fewest = 1 if is_whole_too else 2
     updates = []
@@ -116,7 +116,7 @@ def slice_bounds(shape: tuple[int, ...], num_bytes: int, slice_bytes: int) -> tu
         return (0, 1)
     rows = shape[0]
     row_elements = int(np.prod(shape[1:], dtype=np.int64))
-    # As many slices as come closest to slice_bytes: a value a little above it stays whole.
+    # The number of slices whose size is closest to slice_bytes: a value a little above it stays whole.
     count = max(1, round(num_bytes / slice_bytes))
     unit = _PACKET_ELEMENTS // int(np.gcd(_PACKET_ELEMENTS, max(1, row_elements)))
     step = max(unit, -(-rows // count) // unit * unit)

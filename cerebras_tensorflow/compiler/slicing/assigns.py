@@ -1,8 +1,8 @@
 """Updates in slices for optimizers that are written as ops and assigns (AdamW, an average of weights).
 
-Such an optimizer is a region of element-wise ops between the gradient, the old values and the assigns of a weight and
-its slots. Each slice of rows gets a copy of the region: loads of its rows, the ops, stores. The results are those of
-the whole update, bit for bit, for the reasons that apply_ops.py gives.
+Such an optimizer is a region of element-wise ops. Their inputs are the gradient and the old values; their results go
+into the assigns of a weight and its slots. Each slice of rows gets a copy of the region: it loads its rows, runs the
+ops, and stores its rows. The results have the bits of the whole update, for the reasons given in apply_ops.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 from cerebras_tensorflow.graph.variables import Variable
 
-# Assigns, and the op that gives the new value from the old one and what is assigned; None: the new value is assigned.
+# Assign -> the op that makes the new value from the old one and the assigned one; None: the assigned one is the new.
 ASSIGNS: dict[str, str | None] = {
     "AssignVariableOp": None,
     "AssignAddVariableOp": "AddV2",
@@ -30,7 +30,7 @@ _INNER_OPS = (ELEMENT_WISE - {"BiasAdd"}) | {"Abs", "AddN", "ClipByValue", "Iden
 
 @dataclass(frozen=True)
 class SlicedAssign:
-    """How the update of a weight and its slots is cut.
+    """An update of a weight and its slots that is done in slices.
 
     Attributes:
         writes: The assigns, in the step's order.
@@ -60,7 +60,7 @@ def find_assign_slices(
     kept: Container[str],
     slice_bytes: int,
 ) -> list[SlicedAssign]:
-    """Return the groups of assigns that can be cut, and where.
+    """Return the groups of assigns that can be done in slices, with the slices.
 
     Args:
         table: The graph.
@@ -92,7 +92,10 @@ def find_assign_slices(
 
 
 def values_between_ops(values: Iterable[Value], cuts: Sequence[SlicedAssign]) -> list[Value]:
-    """Return a step's values as they are with the cuts: none inside a region, and all that it takes live to its end."""
+    """Return the values of a step with sliced updates.
+
+    Values inside a region exist in slices only, and are left out. The inputs of a region live until its last slice.
+    """
     place = {name: cut.place for cut in cuts for name in (*cut.inner, *cut.writes)}
     inner = {name for cut in cuts for name in cut.inner}
     result = []
@@ -111,7 +114,10 @@ def _regions(
     outputs: Mapping[str, Sequence[Output]],
     kept: Container[str],
 ) -> list[list[str]]:
-    """Assigns with the element-wise ops that only they need, joined where they share some; in the step's order."""
+    """Return the regions, in the step's order.
+
+    A region is an assign with the element-wise ops that only it needs. Assigns that share such ops are in one region.
+    """
     shape = {write: variable.shape for write, variable in variables.items()}
     leader = {write: write for write in variables}
 
@@ -140,7 +146,7 @@ def _regions(
 def _is_free(
     table: NodeTable, position: Mapping[str, int], family: Sequence[Variable], writes: Sequence[str], place: int
 ) -> bool:
-    """Whether all assigns may wait for the last one, stand in the same branch, and nothing reads their results."""
+    """Whether all assigns can wait for the last one, are in the same branch, and nothing reads their results."""
     later = table.descendants(writes)
     if any(position[name] <= place for write in writes for name in table.consumers[write]):
         return False
@@ -154,7 +160,7 @@ def _is_free(
 
 
 def _taken(table: NodeTable, members: Sequence[str]) -> list[tuple[str, Endpoint]]:
-    """Pairs (member of a region, what it takes from elsewhere)."""
+    """Return pairs (member of a region, input that comes from outside the region)."""
     inside = set(members)
     return [
         (user, endpoint)
@@ -172,9 +178,10 @@ def _fits(
     read: Mapping[str, str],
     outputs: Mapping[str, Sequence[Output]],
 ) -> bool:
-    """Whether a slice can take its part of an input: a variable of the family, a tensor of their shape, a scalar.
+    """Whether a slice can take its part of an input: a variable of the family, a tensor of their shape, or a scalar.
 
-    `read` says which streamed variable an op reads. One that is not of the family has no load that slices share.
+    `read` maps a read op to the streamed variable that it reads. A read of a variable outside the family does not fit:
+    slices have no common load for it.
     """
     if endpoint.node in read:
         is_own = read[endpoint.node] in {variable.handle for variable in family}

@@ -91,7 +91,7 @@ class SliceCopy:
         self._copies[name] = self._emission.add(copy)
 
     def _taken(self, user: str, endpoint: Endpoint) -> str:
-        """Return the slice of what an op takes."""
+        """Return what the copy of an op takes in place of an input."""
         if endpoint.node in self._copies:
             return self._copies[endpoint.node]
         if endpoint.node in self._member_read:

@@ -1,8 +1,8 @@
-"""Initial values in slices: a large weight is drawn a few rows at a time, with the bits that it has when drawn whole.
+"""Initial values in slices: a large weight is drawn a few rows at a time, with the bits of a whole draw.
 
-A stateless random op of TensorFlow makes its output in groups of a few elements, each from a counter of its own
-(Philox, Salmon et al. 2011, doi:10.1145/2063384.2063405). So the rows from `start` on are what the op draws from a
-counter that is further by as many groups as lie before them. The ops between it and the value are element-wise.
+A stateless random op of TensorFlow makes its output in groups of a few elements, each group from its own counter
+(Philox, Salmon et al. 2011, doi:10.1145/2063384.2063405). To draw the rows from `start` on, the op gets a counter that
+is advanced by the number of groups before them. The ops between the draw and the value are element-wise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTab
 _BEGIN_NODE, _SHAPE_NODE = "cs_rows/begin", "cs_rows/shape"  # placeholders: where a slice begins, and its shape
 _INNER_OPS = (ELEMENT_WISE - {"BiasAdd"}) | {"Identity"}
 _COUNTER_INPUT = 2
-# Counters that TensorFlow keeps for each element that it may have to draw more than once.
+# Counters that TensorFlow reserves for each element, because an element may be drawn more than once.
 _RESERVED = 256
 _RANDOM_OPS = {
     "StatelessRandomUniformV2": False,
@@ -38,8 +38,8 @@ class Counter:
     Attributes:
         node: Its name.
         base: The placeholder of the counter from which the op draws a whole value.
-        group: Elements that the op makes together.
-        step: Counters from one group to the next.
+        group: Number of elements that the op makes from one counter.
+        step: Difference between the counters of two neighbouring groups.
     """
 
     node: str
@@ -59,7 +59,7 @@ class Counter:
 
 
 class SlicedInitializers:
-    """Initializers with copies that make the rows of a value that two placeholders ask for.
+    """Initializers, and copies of them that make only the rows that two placeholders ask for.
 
     Args:
         graph_def: The initializers, stateless.
@@ -94,7 +94,7 @@ class SlicedInitializers:
         return True
 
     def feeds(self, whole: Mapping[str, np.ndarray], start: int, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Return what a run feeds that makes some rows.
+        """Return the feeds of a run that makes some rows.
 
         Args:
             whole: Feeds of a run that makes whole values.
@@ -107,7 +107,7 @@ class SlicedInitializers:
         return {**whole, **drawn, f"{_BEGIN_NODE}:0": begin, f"{_SHAPE_NODE}:0": np.array(shape, np.int64)}
 
     def _is_whole(self, endpoint: Endpoint, shape: tuple[int, ...]) -> bool:
-        """Whether an output has a value's shape, and is made in a way that can be sliced."""
+        """Whether an output has the value's shape, and its ops can be sliced."""
         node = self._table.nodes[endpoint.node]
         if any(source.is_control for source in self._table.inputs[endpoint.node]):
             return False
@@ -163,7 +163,7 @@ class SlicedInitializers:
         return name
 
     def _counter(self, random: str) -> str:
-        """The placeholder for the counter of a random op's slice; ops that draw alike share one."""
+        """Return the placeholder for the counter of a random op's slice. Ops with equal counters share one."""
         node = self._table.nodes[random]
         base = self._table.data_inputs(random)[_COUNTER_INPUT].node
         group = _WORDS // (2 if node.attr["dtype"].type in _WIDE else 1)

@@ -24,8 +24,8 @@ from cerebras_tensorflow.graph.program import (
 )
 from cerebras_tensorflow.graph.variables import VariableAccess
 
-# Ops that never hand on or write over the buffer of an input. Everything else may: TensorFlow reuses the buffer of an
-# input that nothing else refers to, and a slice of a weight no longer shows that the memory is the store's.
+# Ops that neither pass on nor overwrite the buffer of an input. Any other op may: TensorFlow lets an op overwrite an
+# input that nothing else refers to, and it cannot know that the memory of a slice belongs to the store.
 _READERS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
 )
@@ -130,9 +130,9 @@ class LoadNodes:
         return UNCHECKED_LOAD_TOKEN if uses.index in self._checked else LOAD_TOKEN
 
     def _readers_of_buffer(self, uses: VariableUses, members: Sequence[_Member]) -> list[str] | None:
-        """Return the ops beside the uses that read a load's memory; None if the load needs memory of its own.
+        """Return the ops that read a load's memory beside the uses themselves; None if the load needs its own copy.
 
-        A mapped store changes a weight where the loads of it lie, so all of these must come before its update.
+        A mapped store updates a weight in the memory that its loads refer to. So all readers run before the update.
         """
         table, position = self._emission.table, self._emission.position
         if not all(_only_reads(table, user, read.node) for read, user in members):
@@ -147,7 +147,7 @@ class LoadNodes:
 
 
 def _only_reads(table: NodeTable, user: str, source: str) -> bool:
-    """Whether an op, and those that it hands its input's buffer on to, never write over it."""
+    """Whether an op, and those that it passes its input's buffer on to, never overwrite it."""
     node = table.nodes[user]
     if node.op in _READERS:
         return True
@@ -159,7 +159,7 @@ def _only_reads(table: NodeTable, user: str, source: str) -> bool:
 
 
 def _readers(table: NodeTable, user: str) -> list[str]:
-    """Return an op that takes a value, and those that it hands the value's buffer on to."""
+    """Return an op that takes a value, and those that it passes the value's buffer on to."""
     node = table.nodes[user]
     if node.op not in _PASS_ON or (node.op == "Cast" and node.attr["SrcT"].type != node.attr["DstT"].type):
         return [user]

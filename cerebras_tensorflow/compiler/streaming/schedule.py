@@ -1,9 +1,8 @@
 """The schedule of a weight-streaming step: which moves wait for which, so that a bounded number of bytes is in memory.
 
-Every op of the step has a position in one total order (graph.nodes.order_nodes). A move belongs at the position of its
-first use. It may start when, of the moves before it, all but the last `window_bytes` have been used up: it runs ahead
-of the computation by that much and no further. All waiting goes from a later position to an earlier one, so it cannot
-deadlock.
+Every op of the step has a position in one total order (graph.nodes.order_nodes). A move has the position of its first
+use. It may start when, of the moves before it, all but the last `window_bytes` have been used: moves run ahead of the
+computation by that many bytes and no more. A move only ever waits for ops at earlier positions, so it cannot deadlock.
 
 Backward passes need no rule of their own: the updates stand in the same sequence, so a layer's backward load waits for
 the updates of the layers before it.
@@ -38,9 +37,9 @@ class Demand:
 def split_uses(uses: Sequence[int], demand: Demand, window_bytes: int) -> list[list[int]]:
     """Cut the uses of one weight into groups, each served by a load of its own.
 
-    Two neighbouring uses stay together as long as what other weights move between them fits into the window: then the
-    weight can stay in memory at no cost to them. Forward and backward use of a deep layer's weight end up apart, those
-    of the last layer together.
+    Two neighbouring uses share a load if the weights that others move between them fit into the window: the weight can
+    then stay in memory without delaying them. So a deep layer's weight is loaded once for the forward and once for the
+    backward pass, the last layer's weight once for both.
 
     Args:
         uses: Positions, ascending.
@@ -65,11 +64,11 @@ def split_uses(uses: Sequence[int], demand: Demand, window_bytes: int) -> list[l
 
 
 def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[str]], int]:
-    """Return what each event must wait for beyond what earlier events wait for, and the most bytes held at once.
+    """Return what each event must wait for in addition to earlier events' waits, and the most bytes held at once.
 
     Args:
         events: In order of first use.
-        window_bytes: Bytes of weights in memory at a time. A single weight above it gets the memory to itself.
+        window_bytes: Bytes of weights in memory at a time. A single larger weight is in memory alone.
 
     An event of no bytes (a gather) waits for nothing.
     """

@@ -51,7 +51,7 @@ class UpdateNodes:
 
     Args:
         emission: Where the nodes go.
-        residence: Where the weights lie. A mapped file lends its memory to the optimizer's ops.
+        residence: Where the weights lie. A mapped file lends its memory to the optimizer.
     """
 
     def __init__(self, emission: Emission, residence: Residence) -> None:
@@ -68,7 +68,7 @@ class UpdateNodes:
             self._update_whole(uses)
 
     def _update_in_place(self, uses: VariableUses) -> None:
-        """Let the optimizer change a variable where it lies, in host memory."""
+        """Let the optimizer update a variable in place, in host memory."""
         position = self._emission.position
         users = sorted((access.node for access in (*uses.variable.writes, *uses.reads_after)), key=position.__getitem__)
         first, last = position[users[0]], position[users[-1]]
@@ -76,13 +76,13 @@ class UpdateNodes:
         self._emission.record(Event("update", uses.index, users[0], size, first, last, ((users[-1], last),)))
 
     def _update_whole(self, uses: VariableUses) -> None:
-        """Let the variable exist from a load before its first write to a store after its last."""
+        """Create the variable by a load before its first write, and destroy it after a store of its last."""
         variable, emission, alive = uses.variable, self._emission, self._emission.deadness.alive
         dtype = emission.dtype(variable.handle)
         writes = sorted(variable.writes, key=lambda access: emission.position[access.node])
         users = [access.node for access in (*writes, *uses.reads_after)]
         prefix = f"{variable.handle}/cs_update"
-        begun: list[str] = []  # where the write's branch is not taken, the value must still wait for its load
+        begun: list[str] = []  # if the write's branch is not taken, only this makes the value wait for its load
         if writes[0].op in REPLACING_OPS and not emission.deadness.branches(writes[0].node):
             start = writes[0].node
         else:
@@ -101,7 +101,7 @@ class UpdateNodes:
         emission.record(Event("update", uses.index, start, variable.num_bytes, first, last, ((end, last),)))
 
     def apply_in_slices(self, cut: SlicedApply, family: Sequence[VariableUses]) -> None:
-        """Run an optimizer op slice by slice, each on variables that exist from its load to its store.
+        """Run an optimizer op slice by slice. The variables of a slice exist from its loads to its stores.
 
         Args:
             cut: The op and its slices.
@@ -131,7 +131,7 @@ class UpdateNodes:
         emission.add(barrier_node(cut.node, applies))
 
     def assign_in_slices(self, cut: SlicedAssign, family: Sequence[VariableUses]) -> None:
-        """Run the ops between a gradient and the assigns that it ends in slice by slice, from loads to stores.
+        """Run a group of assigns, with the ops that only they need, slice by slice.
 
         Args:
             cut: The assigns and their slices.
@@ -203,10 +203,10 @@ class UpdateNodes:
         return _SliceVariable(base, begin, load)
 
     def _part_of_lent(self, base: str, load: str, shape: list[int], dtype: int) -> str:
-        """Return all but the last element of a lent array, in its shape: a part of the same memory.
+        """Return a lent array without its last element, in the shape of the rows.
 
-        TensorFlow copies a NumPy array before an optimizer changes it, but not a slice of one: that lets the optimizer
-        work where the store has the weight. Where TensorFlow copies after all, the store sees that and copies back.
+        TensorFlow copies a NumPy array before an optimizer overwrites it, but it does not copy a slice of one. So the
+        optimizer works in the store's own memory. If TensorFlow copies after all, the store notices and copies back.
         """
         size = int(np.prod(shape, dtype=np.int64))
         bounds = (f"{base}/part_from", f"{base}/part_size")
@@ -214,7 +214,7 @@ class UpdateNodes:
         return self._emission.add(*reshape_nodes(f"{base}/part_shaped", part, f"{base}/part_shape", shape, dtype))
 
     def _end_slice(self, uses: VariableUses, variable: _SliceVariable, done: str, dtype: int) -> str:
-        """Store a slice's variable and release it; return the op after which it is gone."""
+        """Store a slice's variable and destroy it; return the op that destroys it."""
         handle = variable.handle
         value = self._emission.add(read_node(f"{handle}/value", handle, dtype))
         self._emission.wait_for(value, [variable.begin, done])
