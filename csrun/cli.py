@@ -84,11 +84,20 @@ def _srun_cpu(here: site.Site, parsed: Parsed) -> tuple[str, ...]:
 
 
 def site_program(here: site.Site, parsed: Parsed, command: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command as a task executes it: inside the site's container, if it has one."""
+    """Return the command as a task executes it: inside the site's container, if it has one.
+
+    Raises:
+        UsageError: If a folder cannot be mounted there.
+    """
     if not here.image:
         return command
     extra = site.split_folders(parsed.text("mount-dirs", ""))
     folders = dict.fromkeys((str(Path.cwd()), *here.mount_dirs, *extra))
+    if "," in str(Path.cwd()) or ":" in str(Path.cwd()):
+        raise UsageError(
+            f"ERROR: {str(Path.cwd())!r} cannot be mounted in the site's container: singularity takes a comma or colon "
+            "in a name for a separator. Use a folder without one"
+        )
     return ("singularity", "exec", "-B", ",".join(folders), here.image, *command)
 
 

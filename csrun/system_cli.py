@@ -68,7 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     serving.add_argument("--tls-cert", type=Path, metavar="PEM")
     serving.add_argument("--tls-key", type=Path, metavar="PEM")
-    serving.add_argument("--token-file", type=Path, metavar="FILE", help="clients present it as CSAUTH_TOKEN")
+    serving.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="clients present it as CSAUTH_TOKEN (default: made, in CEREBRAS_HOME)",
+    )
     serving.add_argument("--write-csconfig", type=Path, metavar="FILE", help="write what csctl --csconfig reads")
     serving.add_argument("--ssh", metavar="HOST:PORT", help="offer the system's cs> shell over ssh (default: not)")
     serving.add_argument("--ssh-admin-keys", type=Path, metavar="FILE", help="keys that may log in as admin and change")

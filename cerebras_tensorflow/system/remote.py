@@ -1,6 +1,7 @@
 """A simulated system that another host serves with `cs-system serve`: finding it, holding it for a run.
 
-With TLS when CEREBRAS_TLS_CERT names the server's certificate; the token is CSAUTH_TOKEN, as for csctl.
+With TLS when CEREBRAS_TLS_CERT names the server's certificate; the token is CSAUTH_TOKEN, as for csctl, or that of the
+home for a server of this user on this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemNotFoundError, SystemStateError
-from cerebras_tensorflow.system import jobs, protocol
+from cerebras_tensorflow.system import jobs, protocol, token
 from cerebras_tensorflow.system.interface import System
 
 PROTO = "cerebras_tensorflow/system/systems.proto"
@@ -80,7 +81,7 @@ class RemoteSystem(System):
                 protocol.load(PROTO)
                 .services["Systems"]
                 .stub(channel)
-                .Run(iter(requests.get, None), metadata=_metadata())
+                .Run(iter(requests.get, None), metadata=_metadata(self.address))
             )
             try:
                 job = _first_job(events, on_wait)
@@ -114,11 +115,11 @@ def find(address: str) -> RemoteSystem | None:
     messages = protocol.load(PROTO).messages
     with _channel(address) as channel:
         try:
-            found = (
+            shown = (
                 protocol.load(PROTO)
                 .services["Systems"]
                 .stub(channel)
-                .Show(messages.ShowRequest(), metadata=_metadata(), timeout=CALL_TIMEOUT_S)
+                .Show(messages.ShowRequest(), metadata=_metadata(address), timeout=CALL_TIMEOUT_S)
             )
         except grpc.RpcError as exc:
             if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
@@ -128,25 +129,25 @@ def find(address: str) -> RemoteSystem | None:
                 f"Check the address, {env.TOKEN} and {env.TLS_CERT}; or register a system of your own there with "
                 f"`cs-system create NAME --address {address}`; or leave out --cs_ip to run on the embedded system."
             ) from exc
-    return RemoteSystem(address, found.name, found.execution_mode)
+    return RemoteSystem(address, shown.name, shown.execution_mode)
 
 
 def _listens(address: str) -> bool:
     """Return whether something accepts connections at host:port, within CONNECT_TIMEOUT_S."""
     host, _, port = address.rpartition(":")
-    found = threading.Event()
+    connected = threading.Event()
 
     def connect() -> None:
         with suppress(OSError):
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-            found.set()
+            connected.set()
         ended.set()
 
     # In a thread of its own, because looking up a name has no time limit: a dead name server takes half a minute.
     ended = threading.Event()
     threading.Thread(target=connect, daemon=True).start()
     ended.wait(CONNECT_TIMEOUT_S)
-    return found.is_set()
+    return connected.is_set()
 
 
 def _own_labels() -> dict[str, str]:
@@ -195,6 +196,7 @@ def _channel(address: str) -> Any:
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate.read_bytes()), options=options)
 
 
-def _metadata() -> tuple[tuple[str, str], ...]:
-    token = env.read().token
-    return (("auth-token", token),) if token else ()
+def _metadata(address: str) -> tuple[tuple[str, str], ...]:
+    host, _, port = address.rpartition(":")
+    value = token.for_server(host, int(port))
+    return (("auth-token", value),) if value else ()

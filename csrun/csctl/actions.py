@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shutil
 import signal
+import stat
 import time
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.system import jobs
 from csrun.csctl.resources import ResourceError, job_object
 from csrun.executors.embedded import CANCEL_GRACE_S
 
 KILL_AFTER_S = CANCEL_GRACE_S + 2.0
 POLL_S = 0.1
+MAX_LABELS = 64
 LABEL_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 
 
@@ -53,8 +60,12 @@ def label(home: Path, job_id: str, changes: Mapping[str, str | None]) -> jobs.Jo
     Raises:
         ResourceError: If there is no such job or a label is malformed.
     """
+    if not isinstance(changes, Mapping) or len(changes) > MAX_LABELS:
+        raise ResourceError(f"labels are at most {MAX_LABELS} pairs of a key and a text")
     for key, value in changes.items():
-        if not LABEL_PATTERN.fullmatch(key) or (value and not LABEL_PATTERN.fullmatch(value)):
+        # From JSON a value may be of any type.
+        is_text = value is None or value == "" or (isinstance(value, str) and LABEL_PATTERN.fullmatch(value))
+        if not isinstance(key, str) or not LABEL_PATTERN.fullmatch(key) or not is_text:
             raise ResourceError(f"{key}={value} is not a label: letters, digits, dot, dash, underscore, at most 63")
     job = jobs.set_labels(home, job_id, changes)
     if job is None:
@@ -71,18 +82,49 @@ def export_log(home: Path, job_id: str, target: Path) -> Path:
     job = jobs.find(home, job_id)
     if job is None:
         raise ResourceError(f"job {job_id} not found")
-    import zipfile
-
-    path = target / f"{job.id}.zip"
+    path = target / f"{job.id}.zip"  # an id of ours: `find` returns no other
+    draft = None
     try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        draft = files.open_new(path.with_suffix(f".{os.getpid()}.partial"), 0o600)
+        with open(draft, "w+b", closefd=False) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("job.json", json.dumps(job_object(job), indent=2, sort_keys=True))
-            folder = jobs.job_folder(home, job.id)
-            # Logs and what became of the tasks; not how they find each other, which holds a token.
-            for file in sorted(folder.rglob("*")):
-                if file.suffix == ".log" or file.name.startswith("task-"):
-                    archive.write(file, file.relative_to(folder))
+            for name, content in _logs(jobs.job_folder(home, job.id), job.uid):
+                with content, archive.open(name, "w") as entry:
+                    shutil.copyfileobj(content, entry)
+        files.put_in_place(draft, path.with_suffix(f".{os.getpid()}.partial"), path)
     except OSError as exc:
-        path.unlink(missing_ok=True)
+        path.with_suffix(f".{os.getpid()}.partial").unlink(missing_ok=True)
         raise ResourceError(f"cannot export the log of job {job_id}: {exc}") from exc
+    finally:
+        if draft is not None:
+            os.close(draft)
     return path
+
+
+def _logs(folder: Path, uid: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the logs of a job, and what became of its tasks, by their names below the folder.
+
+    Not how the tasks find each other, which holds a token. Only regular files of the job's own user: a link in the
+    folder may lead anywhere, and a pipe never ends.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(folder))
+    for place, _, names, handle in os.fwalk(folder, onerror=_raise, follow_symlinks=False):
+        for name in sorted(names):
+            if not (name.endswith(".log") or (name.startswith("task-") and name.endswith(".json"))):
+                continue
+            try:
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=handle)
+            except OSError as exc:
+                if exc.errno in (errno.ELOOP, errno.ENXIO, errno.ENOENT):
+                    continue
+                raise
+            status = os.fstat(file)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == uid and status.st_nlink == 1:
+                yield str(Path(place, name).relative_to(folder)), os.fdopen(file, "rb")
+            else:
+                os.close(file)
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.system import token
 from csrun.shell.ssh import SshSettings, served
 
-MAX_THREADS = 128
-"""A waiting run keeps a thread."""
-
-OPTIONS = [
-    ("grpc.so_reuseport", 0),
-    # A client whose host has gone is noticed, and its system given to the next.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-]
+if TYPE_CHECKING:
+    import grpc
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Settings:
         port: TCP port; 0: any free one.
         certificate: PEM file with the server's certificate; None: no TLS, on loopback only.
         key: PEM file with its key.
-        token_file: File with the token that clients must present; None: none, on loopback only.
+        token_file: File with the token that clients must present; None: the home's own, on loopback only.
         config: File to write for the published csctl's --csconfig; None: none.
         system: Name of the system that other hosts reach under this address.
         ssh: How its `cs>` shell is reached; None: not at all.
@@ -56,31 +51,27 @@ def serve(home: Path, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        SettingsError: If TLS or the token is missing beyond loopback, nobody could log in to the shell, or an address
-            cannot be had.
+        SettingsError: If TLS or the token is missing beyond loopback, others may read a secret, nobody could log in to
+            the shell, or an address cannot be had.
     """
     import grpc
 
     from cerebras_tensorflow.system import registry
     from csrun.csctl import server as cluster
+    from csrun.serving import gate
     from csrun.serving import systems as system_server
 
     name = registry.read(home, settings.system).name
-    token = _checked_token(settings)
-    server = grpc.server(ThreadPoolExecutor(MAX_THREADS), options=OPTIONS)
-    cluster.add_to(server, home, token)
-    system_server.add_to(server, home, name, token)
-    address = f"{settings.host}:{settings.port}"
-    certificate = None
-    try:
-        if settings.certificate is not None and settings.key is not None:
-            certificate = settings.certificate.read_bytes()
-            credentials = grpc.ssl_server_credentials([(settings.key.read_bytes(), certificate)])
-            port = server.add_secure_port(address, credentials)
-        else:
-            port = server.add_insecure_port(address)
-    except (OSError, RuntimeError) as exc:
-        raise SettingsError(f"cannot listen on {address}: {exc}") from exc
+    token_file = _token_file(home, settings)
+    server = grpc.server(
+        ThreadPoolExecutor(gate.MAX_THREADS),
+        options=gate.OPTIONS,
+        interceptors=[gate.Gate(token.read(token_file))],
+        maximum_concurrent_rpcs=gate.MAX_THREADS,
+    )
+    cluster.add_to(server, home)
+    system_server.add_to(server, home, name)
+    port, certificate = _bound(server, settings)
     reachable = f"{settings.host}:{port}"
     if settings.config is not None:
         settings.config.write_text(cluster.client_config(reachable, certificate), encoding="utf-8")
@@ -91,8 +82,27 @@ def serve(home: Path, settings: Settings) -> None:
             print(f"The shell: ssh admin@{settings.ssh.host} -p {at.port}, host key {at.fingerprint}.", flush=True)
         server.start()
         stack.callback(lambda: server.stop(grace=1.0).wait())
-        print(f"Serving {name} and the jobs of {home} on {reachable}. Ctrl-C ends it.", flush=True)
+        print(
+            f"Serving {name} and the jobs of {home} on {reachable}. Ctrl-C ends it. "
+            f"Clients need the token: export {env.TOKEN}=$(cat {shlex.quote(str(token_file))})",
+            flush=True,
+        )
         os.read(ended, 1)
+
+
+def _bound(server: grpc.Server, settings: Settings) -> tuple[int, bytes | None]:
+    """Return the port on which a server listens from now on, and its certificate if it has one."""
+    import grpc
+
+    address = f"{settings.host}:{settings.port}"
+    try:
+        if settings.certificate is None or settings.key is None:
+            return server.add_insecure_port(address), None
+        certificate = settings.certificate.read_bytes()
+        credentials = grpc.ssl_server_credentials([(settings.key.read_bytes(), certificate)])
+        return server.add_secure_port(address, credentials), certificate
+    except (OSError, RuntimeError) as exc:
+        raise SettingsError(f"cannot listen on {address}: {exc}") from exc
 
 
 @contextmanager
@@ -116,20 +126,16 @@ def _stop_signals() -> Iterator[int]:
         os.close(writer)
 
 
-def _checked_token(settings: Settings) -> str:
+def _token_file(home: Path, settings: Settings) -> Path:
     has_tls = settings.certificate is not None and settings.key is not None
-    if settings.token_file is not None:
-        token = settings.token_file.read_text(encoding="utf-8").strip()
-        if not token:
-            raise SettingsError(f"{settings.token_file} is empty: expected a token")
-    else:
-        token = ""
-    if not _is_loopback(settings.host) and not (has_tls and token):
+    if not _is_loopback(settings.host) and not (has_tls and settings.token_file):
         raise SettingsError(
             f"{settings.host} is reachable from other hosts: that needs --tls-cert, --tls-key and --token-file. "
             "Listen on 127.0.0.1 to do without"
         )
-    return token
+    if settings.key is not None and settings.key.exists() and settings.key.stat().st_mode & 0o077:
+        raise SettingsError(f"others may read {settings.key}: chmod 600 it, and make a new key")
+    return token.make(home) if settings.token_file is None else settings.token_file
 
 
 def _is_loopback(host: str) -> bool:

@@ -26,6 +26,7 @@ ADMINISTRATOR = "admin"
 HOST_KEY_FILE = "ssh_host_key"
 LOGIN_TIMEOUT_S = 60.0
 WRONG_PASSWORD_PAUSE_S = 1.0
+MAX_CONNECTIONS = 100
 
 
 @dataclass(frozen=True)
@@ -99,20 +100,45 @@ def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening
         thread.join()
 
 
+class Door:
+    """What all connections of a server share: how many there are, and whose password is looked at. Final."""
+
+    def __init__(self) -> None:
+        self._connections = 0
+        self._turns = [asyncio.Lock() for _ in range(64)]
+
+    def comes_in(self) -> bool:
+        """Count a connection, and return whether there is room for it."""
+        self._connections += 1
+        return self._connections <= MAX_CONNECTIONS
+
+    def goes_out(self) -> None:
+        """Count a connection that has ended."""
+        self._connections -= 1
+
+    def turn(self, host: str) -> asyncio.Lock:
+        """Return what a host holds while a password from it is checked: one guess after the other, all connections."""
+        return self._turns[hash(host) % len(self._turns)]
+
+
 class Gate:
     """Lets users in: what asyncssh asks of the owner of a connection. Final."""
 
-    def __init__(self, settings: SshSettings) -> None:
+    def __init__(self, settings: SshSettings, door: Door) -> None:
         self._settings = settings
+        self._door = door
         self._connection: Any = None
         self._proof = ""
 
     def connection_made(self, connection: Any) -> None:
-        """Remember the connection."""
+        """Remember the connection; end it if there are too many."""
         self._connection = connection
+        if not self._door.comes_in():
+            connection.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Do nothing: the session of the connection ends by itself."""
+        """Make room for another; the session of the connection ends by itself."""
+        self._door.goes_out()
 
     def begin_auth(self, username: str) -> bool:
         """Say that everybody has to prove who they are."""
@@ -130,23 +156,24 @@ class Gate:
         if path is None:
             return False
         host = self._host()
-        found = asyncssh.read_authorized_keys(str(path)).validate(key, host, host)
+        entry = asyncssh.read_authorized_keys(str(path)).validate(key, host, host)
         self._proof = key.get_fingerprint()
-        return found is not None
+        return entry is not None
 
     def password_auth_supported(self) -> bool:
         """Return whether there is a password."""
         return self._settings.password_file is not None
 
     async def validate_password(self, username: str, password: str) -> bool:
-        """Return whether a password is the administrator's; a wrong one costs a pause."""
+        """Return whether a password is the administrator's; a wrong one costs a pause, for the host it comes from."""
         path = self._settings.password_file
         self._proof = "password"
-        is_right = path is not None and hmac.compare_digest(password.encode(), _password(path).encode())
-        if is_right and username == ADMINISTRATOR:
-            return True
-        await asyncio.sleep(WRONG_PASSWORD_PAUSE_S)
-        return False
+        async with self._door.turn(self._host()):
+            is_right = path is not None and hmac.compare_digest(password.encode(), _password(path).encode())
+            if is_right and username == ADMINISTRATOR:
+                return True
+            await asyncio.sleep(WRONG_PASSWORD_PAUSE_S)
+            return False
 
     def auth_completed(self) -> None:
         """Note who has been let in."""
@@ -164,8 +191,9 @@ async def _listen(asyncssh: Any, home: Path, system: str, settings: SshSettings,
     class Server(Gate, asyncssh.SSHServer):
         """A gate that asyncssh knows as one."""
 
+    door = Door()
     return await asyncssh.create_server(
-        lambda: Server(settings),
+        lambda: Server(settings, door),
         settings.host,
         settings.port,
         server_host_keys=[key],

@@ -149,6 +149,7 @@ def test_a_wrong_token_neither_reads_nor_changes(serve, home: Path, tmp_path: Pa
     from csrun.csctl.server import api
 
     (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "token").chmod(0o600)
     _, address = serve("--token-file", str(tmp_path / "token"))
     job_id = jobs.listed(home)[0].id
     requests = [
@@ -220,6 +221,7 @@ def test_the_published_client_works(
     if has_tls:
         cert, key, token = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "token"
         token.write_text("secret")
+        token.chmod(0o600)
         subprocess.run(
             [
                 *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=cs"),
@@ -232,6 +234,7 @@ def test_the_published_client_works(
         words = ["--tls-cert", str(cert), "--tls-key", str(key), "--token-file", str(token)]
         environ["CSAUTH_TOKEN"] = "secret"
     config, _ = serve(*words)
+    environ.setdefault("CSAUTH_TOKEN", (home / "serve_token").read_text().strip() if not has_tls else "secret")
 
     def csctl(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

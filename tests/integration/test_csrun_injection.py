@@ -22,6 +22,7 @@ OPTIONS = [
         ("cs_input_analyzer", ANALYZER_OPTIONS),
     )
     for option in options
+    if option.name != "debug"  # which asks for tracebacks
 ]
 
 

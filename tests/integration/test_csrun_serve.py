@@ -30,7 +30,9 @@ def server_home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serve(home: Path, server_home: Path, argv: Callable[..., list[str]]) -> Iterator[Callable[..., str]]:
+def serve(
+    home: Path, server_home: Path, argv: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., str]]:
     """Starts `cs-system serve` and returns its address."""
     children: list[subprocess.Popen[str]] = []
 
@@ -40,7 +42,10 @@ def serve(home: Path, server_home: Path, argv: Callable[..., list[str]]) -> Iter
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
         children.append(child)
         assert child.stdout is not None
-        return child.stdout.readline().split(" on ")[1].split(". ")[0]
+        address = child.stdout.readline().split(" on ")[1].split(". ")[0]
+        if "--token-file" not in words:
+            monkeypatch.setenv("CSAUTH_TOKEN", (server_home / "serve_token").read_text().strip())
+        return address
 
     yield start
     for child in children:
@@ -113,6 +118,7 @@ def test_the_state_of_the_served_system_counts(serve, server_home: Path) -> None
 
 def test_a_wrong_token_finds_no_system(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
     address = serve("--token-file", str(tmp_path / "token"))
     with pytest.raises(SystemNotFoundError, match="wrong or missing token"):
         registry.find(address)

@@ -224,3 +224,35 @@ def test_a_server_that_nobody_or_everybody_could_enter_does_not_start(
     done = run("cs-system", "serve", "--listen", "127.0.0.1:0", "--ssh", "127.0.0.1:0", *words)
     assert done.returncode == 1
     assert text in done.stderr
+
+
+def test_wrong_passwords_cost_a_pause_across_connections(serve, tmp_path: Path) -> None:
+    import asyncio
+    import time
+
+    import asyncssh
+
+    path = tmp_path / "password"
+    path.write_text(PASSWORD + "\n")
+    path.chmod(0o600)
+    port = int(serve("--ssh-password-file", str(path)))
+
+    async def guess(password: str) -> bool:
+        try:
+            async with asyncssh.connect(
+                "127.0.0.1", port, username="admin", password=password, known_hosts=None, client_keys=None, config=None
+            ):
+                return True
+        except asyncssh.PermissionDenied:
+            return False
+
+    async def guesses() -> tuple[list[bool], float]:
+        started = time.monotonic()
+        return list(
+            await asyncio.gather(*(guess(f"wrong {number}") for number in range(4)))
+        ), time.monotonic() - started
+
+    answers, wall_s = asyncio.run(guesses())
+    assert answers == [False] * 4
+    assert wall_s >= 4  # one pause after the other; each lasts a second
+    assert asyncio.run(guess(PASSWORD))
