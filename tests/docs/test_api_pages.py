@@ -50,12 +50,13 @@ def test_every_name_of_ours_in_names_md_is_on_an_api_page() -> None:
     missing = set()
     for row in TABLE:
         is_ours = row.home.startswith("cerebras_tensorflow") and not row.home.startswith(NOT_ON_PAGES)
-        if row.status == ABSENT or not row.name or not is_ours:
+        # The wheel's inner modules are other paths to the same names, and to helpers of its own.
+        if row.status == ABSENT or not row.name or not is_ours or row.module.startswith("tensorflow_estimator."):
             continue
         home = home_of(row)
         if callable(home) and not any(page is home for page in on_pages):
             missing.add(row.home)
-    assert not missing
+    assert not missing, "add them to an autosummary in docs/api"
 
 
 def test_every_public_name_of_the_package_is_on_an_api_page() -> None:
