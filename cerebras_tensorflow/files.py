@@ -91,6 +91,30 @@ def open_new(path: AnyPath, permissions: int = 0o666) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
 
 
+def read_regular(path: AnyPath, max_bytes: int) -> bytes:
+    """Return the content of a small regular file.
+
+    Files from elsewhere are read with this: a pipe would block for ever, and a sparse file may declare any size.
+
+    Args:
+        path: The file.
+        max_bytes: Size up to which it is read [B].
+
+    Raises:
+        OSError: If it cannot be opened, is no regular file, or is larger.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"{status.st_size} bytes, at most {max_bytes} are read", os.fspath(path))
+        return file.read(max_bytes)
+
+
 def put_in_place(fd: int, draft: AnyPath, target: AnyPath, is_durable: bool = True) -> None:
     """Rename a finished draft to its target in the same folder.
 

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +24,20 @@ from cerebras_tensorflow.converter.sharded import open_any, stem
 from cerebras_tensorflow.converter.torch_file import TorchReader
 from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.files import read_regular
 from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.interface import TensorEntry, TensorReader, TensorWriter, as_bytes
 from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
+from cerebras_tensorflow.text import one_line
 
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 4 << 20
+_MAX_CONFIG_BYTES = 16 << 20
+_MAX_DEPTH = 200
+_MAX_VALUES = 1_000_000
 _CONVERTING, _VERIFYING = "Converting Checkpoint", "Verifying Checkpoint"
 
 
@@ -153,12 +159,40 @@ def read_config(path: str, source: str) -> Config:
 def _content(path: str, source: str) -> Any:
     kind = "JSON" if family(source) == HF else "YAML"
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        return json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+        text = read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8")
+        _check_depth(text)
+        content = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+        _check_references(content)
+        return content
     except OSError as exc:
         raise ConfigConversionError(f"cannot read the config {path!r}: {exc.strerror}") from exc
     except (ValueError, yaml.YAMLError) as exc:
         raise ConfigConversionError(f"{path} is not {kind}, which a config of {source} is: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigConversionError(f"{path}: nested deeper than a config of {source} is") from exc
+
+
+def _check_depth(text: str) -> None:
+    """Refuse brackets that are nested so deep that parsing takes the square of their number."""
+    depth = 0
+    for bracket in re.findall(r"[][{}]", text):
+        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"brackets are nested deeper than {_MAX_DEPTH}")
+
+
+def _check_references(content: Any) -> None:
+    """Refuse YAML whose references name references so often that writing it out would not end."""
+    pending = [content]
+    for _ in range(_MAX_VALUES):
+        if not pending:
+            return
+        value = pending.pop()
+        if isinstance(value, dict):
+            pending += value.values()
+        elif isinstance(value, list | tuple):
+            pending += value
+    raise ValueError(f"more than {_MAX_VALUES} values, references counted in full")
 
 
 def _table(name: str, source: str, target: str) -> Model:
@@ -197,7 +231,7 @@ def _write(options: Options, conversion: Conversion, path: str, target: str) -> 
     with _progress(options, _CONVERTING, num_outputs) as progress, _writer(options, path, conversion, target) as writer:
         for output in conversion.outputs:
             if options.debug:
-                print(conversion.describe(output))
+                print(one_line(conversion.describe(output)))
             # HDF5 has the dict of a Model Zoo checkpoint flattened.
             name = f"model.{output.name}" if is_wrapped and options.export_h5_checkpoint else output.name
             writer.add(name, conversion.value(output))

@@ -13,10 +13,12 @@ import numpy as np
 
 from cerebras_tensorflow.converter.torch_file import TorchReader, is_torch_file
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.files import read_regular
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader
+from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, missing_tensor
 
 _INDEX_SUFFIX = ".index.json"
+_MAX_INDEX_BYTES = 64 << 20
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.\w+)")
 
 
@@ -62,10 +64,10 @@ def _shards(path: str) -> list[str] | None:
     folder = Path(path).parent
     if path.endswith(_INDEX_SUFFIX):
         try:
-            weight_map = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"]
+            weight_map = json.loads(read_regular(path, _MAX_INDEX_BYTES))["weight_map"]
             # A name that leads elsewhere must not make us read elsewhere.
             return [str(folder / Path(name).name) for name in sorted(set(weight_map.values()))]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CheckpointError(f"{path}: not the index of a sharded checkpoint: {exc}") from exc
     match = _SHARD.fullmatch(path)
     if match is None:
@@ -120,5 +122,5 @@ class ShardedReader(TensorReader):
 
     def _reader(self, name: str) -> TensorReader:
         if name not in self._home:
-            raise KeyError(f"{self.path}: no tensor {name!r} in {len(self._readers)} shards")
+            raise missing_tensor(self, name)
         return self._home[name]

@@ -1,43 +1,38 @@
 """Files of torch.save, read without torch and without running what they hold.
 
 The format: a zip file, uncompressed, with a pickle (protocol 2) that names tensors and, for each storage, a member with
-its raw bytes. A pickle can call any function; only the few that rebuild plain tensors are let through.
+its raw bytes. `plain_pickle` reads the pickle.
 """
 
 from __future__ import annotations
 
-import collections
-import math
 import os
-import pickle
 import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from cerebras_tensorflow.converter.plain_pickle import PlainTensors, StoredTensor, check_plain
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import (
+    BytesLike,
+    TensorEntry,
+    TensorReader,
+    as_bytes,
+    flat_view,
+    missing_tensor,
+    no_rows,
+    wrong_buffer,
+)
 
 ZIP_SIGNATURE = b"PK\x03\x04"
 _LEGACY_SIGNATURE = b"\x80\x02"
-_MAX_RANK = 64  # of numpy's arrays
-
-STORAGES: dict[str, Any] = {
-    "FloatStorage": np.float32,
-    "DoubleStorage": np.float64,
-    "HalfStorage": np.float16,
-    "BFloat16Storage": ml_dtypes.bfloat16,
-    "LongStorage": np.int64,
-    "IntStorage": np.int32,
-    "ShortStorage": np.int16,
-    "CharStorage": np.int8,
-    "ByteStorage": np.uint8,
-    "BoolStorage": np.bool_,
-}
+_MAX_NAME_CHARACTERS = 4096
+_VISITS_PER_BYTE = 10
+_ALWAYS_ALLOWED_VISITS = 10_000
 
 
 def is_torch_file(path: str) -> bool:
@@ -52,33 +47,6 @@ class Leaf:
     """The place of a tensor in the nested content of a file."""
 
     name: str
-
-
-@dataclass(frozen=True)
-class _StorageKind:
-    """What a pickle calls torch.FloatStorage and the like; nothing that it could call."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Storage:
-    dtype: np.dtype[Any]
-    member: str
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    storage: _Storage
-    offset: int  # elements
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # elements
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of the storage from the tensor's first to its last."""
-        last = sum((dim - 1) * stride for dim, stride in zip(self.shape, self.strides, strict=True))
-        return 0 if 0 in self.shape else last + 1
 
 
 class TorchReader(TensorReader):
@@ -101,13 +69,16 @@ class TorchReader(TensorReader):
                     f"{self.path}: written in the format before torch 1.6. Load it with torch and save it again."
                 )
             self._zip = zipfile.ZipFile(self._file)
+            self._check_members()
             pickles = [name for name in self._zip.namelist() if name.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise CorruptCheckpointError(f"{self.path}: {len(pickles)} members called data.pkl; expected one")
             self._folder = pickles[0].removesuffix("data.pkl")
             with self._zip.open(pickles[0]) as stream:
-                content = _PlainTensors(stream, self.path).load()
-            self._tensors: dict[str, _Tensor] = {}
+                content = PlainTensors(stream, self.path).load()
+            self._tensors: dict[str, StoredTensor] = {}
+            # Each object takes at least a byte of the pickle, unless it is named in many places.
+            self._visits_left = _VISITS_PER_BYTE * self._zip.getinfo(pickles[0]).file_size + _ALWAYS_ALLOWED_VISITS
             # What the file holds, with a Leaf in the place of each tensor.
             self.tree = self._collect(content, "")
         except CheckpointError:
@@ -147,10 +118,12 @@ class TorchReader(TensorReader):
     def read_into(self, name: str, buffer: BytesLike) -> None:
         target, value = flat_view(buffer), as_bytes(self.read(name))
         if target.size != value.size:
-            raise ValueError(f"{self.path}: tensor {name!r} has {value.size} bytes, the buffer {target.size}")
+            raise wrong_buffer(self, name, value.size, target.size)
         target[:] = value
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        if not self._tensor(name).shape:
+            raise no_rows(self, name)
         rows: np.ndarray[Any, Any] = self.read(name)[start:stop]
         return rows
 
@@ -170,9 +143,9 @@ class TorchReader(TensorReader):
     def close(self) -> None:
         self._file.close()
 
-    def _tensor(self, name: str) -> _Tensor:
+    def _tensor(self, name: str) -> StoredTensor:
         if name not in self._tensors:
-            raise KeyError(f"{self.path}: no tensor {name!r}; it has {len(self._tensors)} tensors")
+            raise missing_tensor(self, name)
         return self._tensors[name]
 
     def _place(self, member: str) -> tuple[int, int]:
@@ -190,9 +163,25 @@ class TorchReader(TensorReader):
         name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
         return info.header_offset + 30 + name_bytes + extra_bytes, info.file_size
 
+    def _check_members(self) -> None:
+        """Refuse what makes a small file large: compression, and members that share bytes."""
+        members = self._zip.infolist()
+        if compressed := [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]:
+            raise CheckpointError(f"{self.path}: member {compressed[0]!r} is compressed, which torch.save never does")
+        num_bytes = sum(member.file_size for member in members)
+        if num_bytes > os.fstat(self._file.fileno()).st_size:
+            raise CorruptCheckpointError(
+                f"{self.path}: its members have {num_bytes} bytes, more than the file. Use another checkpoint."
+            )
+
     def _collect(self, content: Any, prefix: str) -> Any:
-        if isinstance(content, _Tensor):
-            _check_plain(content, f"{self.path}: tensor {prefix!r}")
+        self._visits_left -= 1
+        if self._visits_left < 0 or len(prefix) > _MAX_NAME_CHARACTERS:
+            raise CorruptCheckpointError(
+                f"{self.path}: its lists and dicts are nested in more ways than a file of plain tensors needs"
+            )
+        if isinstance(content, StoredTensor):
+            check_plain(content, f"{self.path}: tensor {prefix!r}")
             self._tensors[prefix] = content
             return Leaf(prefix)
         if isinstance(content, dict):
@@ -201,54 +190,3 @@ class TorchReader(TensorReader):
         if isinstance(content, (list, tuple)):
             return type(content)(self._collect(value, f"{prefix}.{number}") for number, value in enumerate(content))
         return content
-
-
-class _PlainTensors(pickle.Unpickler):
-    """Unpickles dicts of tensors; refuses all else."""
-
-    def __init__(self, stream: Any, path: str) -> None:
-        super().__init__(stream)
-        self._path = path
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "collections" and name == "OrderedDict":
-            return collections.OrderedDict
-        if module == "torch._utils" and name == "_rebuild_tensor_v2":
-            return _rebuild_tensor
-        if module == "torch._utils" and name == "_rebuild_parameter":
-            return _rebuild_parameter
-        if module == "torch" and name in STORAGES:
-            return _StorageKind(name)
-        if module == "torch" and name == "Size":
-            return tuple
-        raise CheckpointError(
-            f"{self._path}: its pickle calls {module}.{name}, which a file of plain tensors does not need; it is not "
-            "run. Load the file with torch where you trust it, and save its tensors alone."
-        )
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        kind, storage, member = pid[:3]
-        if kind != "storage" or not isinstance(storage, _StorageKind):
-            raise pickle.UnpicklingError(f"a reference of kind {kind!r}")
-        return _Storage(np.dtype(STORAGES[storage.name]), str(member))
-
-
-def _check_plain(tensor: _Tensor, what: str) -> None:
-    """Refuse places that reading could not bear: numpy takes strides on trust, and would read what is not ours."""
-    numbers = (tensor.offset, *tensor.shape, *tensor.strides)
-    is_stored = isinstance(tensor.storage, _Storage) and isinstance(tensor.storage.dtype, np.dtype)
-    is_sound = is_stored and len(tensor.shape) == len(tensor.strides) <= _MAX_RANK
-    if not is_sound or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
-        raise CorruptCheckpointError(
-            f"{what}: offset {tensor.offset}, shape {tensor.shape}, strides {tensor.strides} are not those of a tensor"
-        )
-    if tensor.num_elements < math.prod(tensor.shape):
-        raise CheckpointError(f"{what}: its elements share memory. Save it as a tensor of its own (contiguous, clone).")
-
-
-def _rebuild_tensor(storage: _Storage, offset: int, shape: Any, strides: Any, *_: Any) -> _Tensor:
-    return _Tensor(storage, offset, tuple(shape), tuple(strides))
-
-
-def _rebuild_parameter(tensor: _Tensor, *_: Any) -> _Tensor:
-    return tensor

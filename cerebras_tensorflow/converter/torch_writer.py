@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.converter.torch_file import STORAGES, Leaf
+from cerebras_tensorflow.converter.plain_pickle import STORAGES
+from cerebras_tensorflow.converter.torch_file import Leaf
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorWriter, as_bytes, flat_view

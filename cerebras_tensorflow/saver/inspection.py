@@ -13,24 +13,28 @@ from cerebras_tensorflow.saver.hdf5.reader import H5Reader
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, flat_view
 from cerebras_tensorflow.saver.names import files_of
 from cerebras_tensorflow.saver.safetensors_file import SafetensorsReader
+from cerebras_tensorflow.text import one_line
 from cerebras_tensorflow.units import format_bytes
+
+# Of the column of names; one long name must not pad all lines.
+_MAX_WIDTH = 120
 
 
 def describe(reader: TensorReader) -> Iterator[str]:
     """Yield the lines of a listing: kind, readers that accept it, files, tensors, and what is no tensor."""
     names = reader.names()
     total = sum(reader.entry(name).num_bytes for name in names)
-    yield f"{reader.path}: {_kind(reader)}, {len(names)} tensors, {format_bytes(total)}"
+    yield f"{one_line(reader.path)}: {_kind(reader)}, {len(names)} tensors, {format_bytes(total)}"
     yield f"read by: {', '.join(accepting_readers(reader))}"
     for file in _files(reader):
-        yield f"file {os.path.basename(file)}: {format_bytes(os.path.getsize(file))}"
-    width = max((len(name) for name in names), default=0)
+        yield f"file {one_line(os.path.basename(file))}: {format_bytes(os.path.getsize(file))}"
+    width = min(max((len(one_line(name)) for name in names), default=0), _MAX_WIDTH)
     for name in names:
         entry = reader.entry(name)
         shard = f"  shard {reader.record(name).shard}" if isinstance(reader, H5Reader) and reader.index.shards else ""
-        yield f"{name:{width}}  {_type(entry):12} {_shape(entry):20} {format_bytes(entry.num_bytes)}{shard}"
+        yield f"{one_line(name):{width}}  {_type(entry):12} {_shape(entry):20} {format_bytes(entry.num_bytes)}{shard}"
     for name, reason in getattr(reader, "skipped", {}).items():
-        yield f"{name}: no tensor: {reason}"
+        yield f"{one_line(name)}: no tensor: {one_line(reason)}"
 
 
 def accepting_readers(reader: TensorReader) -> list[str]:
@@ -64,18 +68,18 @@ def differences(first: TensorReader, second: TensorReader) -> Iterator[str]:
     """Yield a line for each tensor that is in one only, or differs in type, shape or value; nothing if they agree."""
     left, right = set(first.names()), set(second.names())
     for name in sorted(left - right):
-        yield f"only in {first.path}: {name}"
+        yield f"only in {one_line(first.path)}: {one_line(name)}"
     for name in sorted(right - left):
-        yield f"only in {second.path}: {name}"
+        yield f"only in {one_line(second.path)}: {one_line(name)}"
     for name in sorted(left & right):
         one, other = first.entry(name), second.entry(name)
         if (one.dtype, one.shape) != (other.dtype, other.shape):
-            yield f"{name}: {_type(one)} {_shape(one)} against {_type(other)} {_shape(other)}"
+            yield f"{one_line(name)}: {_type(one)} {_shape(one)} against {_type(other)} {_shape(other)}"
         elif one.dtype.kind == "O":
             if first.read(name).tolist() != second.read(name).tolist():
-                yield f"{name}: other strings"
+                yield f"{one_line(name)}: other strings"
         elif (text := _value_difference(one, first.chunks(name), second.chunks(name))) is not None:
-            yield f"{name}: {text}"
+            yield f"{one_line(name)}: {text}"
 
 
 def aligned(

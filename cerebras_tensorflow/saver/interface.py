@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,8 +11,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from cerebras_tensorflow.text import one_line
+
 # As in NumPy 2.
 _MAX_RANK = 64
+_MAX_COMPARED_NAMES = 20_000
+_MAX_COMPARED_CHARACTERS = 300
 
 _Reader = TypeVar("_Reader", bound="TensorReader")
 _Writer = TypeVar("_Writer", bound="TensorWriter")
@@ -150,6 +155,32 @@ class TensorReader(ABC):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def missing_tensor(reader: TensorReader, name: str) -> KeyError:
+    """Return the error for a name that a checkpoint does not have; it names near ones."""
+    names = reader.names()
+    # difflib takes time by the product of both lengths.
+    is_short = len(name) <= _MAX_COMPARED_CHARACTERS
+    known = [other for other in names[:_MAX_COMPARED_NAMES] if len(other) <= _MAX_COMPARED_CHARACTERS]
+    near = difflib.get_close_matches(name, known, 3) if is_short else []
+    hint = f"; did you mean {', '.join(map(one_line, near))}?" if near else f"; it has {len(names)} tensors"
+    return KeyError(f"{reader.path}: no tensor {name!r}{hint}")
+
+
+def holds_strings(reader: TensorReader, name: str) -> ValueError:
+    """Return the error for asking a tensor of strings for its bytes."""
+    return ValueError(f"{reader.path}: tensor {name!r} holds strings; use read")
+
+
+def wrong_buffer(reader: TensorReader, name: str, num_bytes: int, buffer_bytes: int) -> ValueError:
+    """Return the error for a buffer that is not of a tensor's size."""
+    return ValueError(f"{reader.path}: tensor {name!r} has {num_bytes} bytes, the buffer {buffer_bytes}")
+
+
+def no_rows(reader: TensorReader, name: str) -> ValueError:
+    """Return the error for asking a scalar for rows."""
+    return ValueError(f"{reader.path}: tensor {name!r} is a scalar and has no rows")
 
 
 class TensorWriter(ABC):

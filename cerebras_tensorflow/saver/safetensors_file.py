@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,9 @@ from cerebras_tensorflow.saver.interface import (
     as_bytes,
     check_shape,
     flat_view,
+    missing_tensor,
+    no_rows,
+    wrong_buffer,
 )
 
 SAFETENSORS_SUFFIX = ".safetensors"
@@ -88,13 +90,13 @@ class SafetensorsReader(TensorReader):
         entry, offset = self._item(name)
         target = flat_view(buffer)
         if target.size != entry.num_bytes:
-            raise ValueError(f"{self.path}: tensor {name!r} has {entry.num_bytes} bytes, the buffer {target.size}")
+            raise wrong_buffer(self, name, entry.num_bytes, target.size)
         self._fill(name, offset, target)
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         entry, offset = self._item(name)
         if not entry.shape:
-            raise ValueError(f"{self.path}: tensor {name!r} is a scalar and has no rows")
+            raise no_rows(self, name)
         start, stop, _ = slice(start, stop).indices(entry.shape[0])
         rows = np.empty((max(stop - start, 0), *entry.shape[1:]), entry.dtype)
         row_bytes = entry.num_bytes // max(entry.shape[0], 1)
@@ -125,9 +127,7 @@ class SafetensorsReader(TensorReader):
 
     def _item(self, name: str) -> tuple[TensorEntry, int]:
         if name not in self._items:
-            near = difflib.get_close_matches(name, list(self._items), 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else f"; it has {len(self._items)} tensors"
-            raise KeyError(f"{self.path}: no tensor {name!r}{hint}")
+            raise missing_tensor(self, name)
         return self._items[name]
 
     def _fill(self, name: str, offset: int, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
@@ -149,10 +149,14 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
     for name, item in header.items():
         if name == _METADATA_KEY:
             continue
+        if item["dtype"] not in _DTYPES:
+            raise ValueError(f"tensor {name!r} is of the unknown type {str(item['dtype'])[:80]!r}")
         dtype = np.dtype(_DTYPES[item["dtype"]])
         shape = tuple(item["shape"])
         first, last = item["data_offsets"]
         check_shape(shape)
+        if type(first) is not int or type(last) is not int:
+            raise ValueError(f"tensor {name!r} has offsets that are no whole numbers")
         if not 0 <= first <= last <= size - start:
             raise ValueError(f"tensor {name!r} of shape {shape} lies at {first} to {last} of {size - start} bytes")
         entry = TensorEntry(dtype, shape, last - first)
@@ -162,6 +166,11 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
         if expected != entry.num_bytes:
             raise ValueError(f"tensor {name!r} of {item['dtype']} {shape} declares {entry.num_bytes} bytes")
         items[name] = (entry, first)
+    position = 0
+    for name, (entry, first) in sorted(items.items(), key=lambda item: (item[1][1], item[1][0].num_bytes)):
+        if entry.num_bytes and first < position:
+            raise ValueError(f"tensor {name!r} overlaps another one")
+        position = max(position, first + entry.num_bytes)
     return start, items
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cerebras_tensorflow.saver.bundle import wire
@@ -19,6 +20,8 @@ INDEX_SUFFIX = ".index"
 _PRODUCER = 1
 _DATA_NAME = re.compile(r"(?P<prefix>.*)\.data-(?P<shard>\d{5})-of-(?P<num_shards>\d{5})", re.DOTALL)
 _WHOLE_DIM = -1
+# Of two pieces of a tensor; a regular grid of 300 x 300 pieces needs fewer.
+_MAX_COMPARISONS = 30_000_000
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,43 @@ def resolve(extents: tuple[Extent, ...], shape: tuple[int, ...]) -> tuple[slice,
             raise ValueError(f"a piece from {start} to {stop} in a dim of {dim}")
         index.append(slice(start, stop))
     return tuple(index)
+
+
+def tiles(slices: Sequence[tuple[Extent, ...]], shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
+    """Return the index that each piece covers in its whole tensor, in the order given.
+
+    Raises:
+        ValueError: If a piece does not lie inside the tensor, or the pieces do not cover each element once.
+    """
+    indexes = [resolve(piece, shape) for piece in slices]
+    sizes = [math.prod(part.stop - part.start for part in index) for index in indexes]
+    if sum(sizes) != num_elements(shape):
+        raise ValueError(f"its pieces hold {sum(sizes)} elements, which do not make up {shape}")
+    # Pieces inside of the tensor, of as many elements together, cover it unless two overlap.
+    if _overlap([index for index, size in zip(indexes, sizes, strict=True) if size]):
+        raise ValueError("its pieces overlap, so that a part of it is missing")
+    return indexes
+
+
+def _overlap(boxes: list[tuple[slice, ...]]) -> bool:
+    """Whether any two boxes share an element; those that are too many to tell count as such."""
+    if not boxes or not boxes[0]:
+        return len(boxes) > 1
+    # A sweep along the axis that is cut most often: of a tensor cut along one axis, no two boxes meet.
+    axis = max(range(len(boxes[0])), key=lambda axis: len({box[axis].start for box in boxes}))
+    comparisons = 0
+    active: list[tuple[slice, ...]] = []
+    for box in sorted(boxes, key=lambda box: box[axis].start):
+        active = [other for other in active if other[axis].stop > box[axis].start]
+        comparisons += len(active) + 1
+        if comparisons > _MAX_COMPARISONS or any(_meet(box, other) for other in active):
+            return True
+        active.append(box)
+    return False
+
+
+def _meet(one: tuple[slice, ...], other: tuple[slice, ...]) -> bool:
+    return all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))
 
 
 def num_elements(shape: tuple[int, ...]) -> int:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver.bundle import format as bundle_format
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.bundle.format import BundleEntry
 from cerebras_tensorflow.saver.bundle.ordered_code import slice_key
 from cerebras_tensorflow.saver.bundle.sstable import read_table
-from cerebras_tensorflow.saver.bundle.tensor_types import STRING, dtype_of
+from cerebras_tensorflow.saver.bundle.tensor_types import STRING, UNSUPPORTED, dtype_of
 from cerebras_tensorflow.saver.files import extents
 from cerebras_tensorflow.saver.files.checksum import mask, unmask
 from cerebras_tensorflow.saver.interface import (
@@ -25,7 +25,14 @@ from cerebras_tensorflow.saver.interface import (
     TensorReader,
     as_bytes,
     flat_view,
+    holds_strings,
+    missing_tensor,
+    no_rows,
+    wrong_buffer,
 )
+
+# An index of a million tensors takes about 100 MB.
+_MAX_INDEX_BYTES = 256 << 20
 
 
 class BundleReader(TensorReader):
@@ -45,8 +52,7 @@ class BundleReader(TensorReader):
         self._closed = False
         index_path = bundle_format.index_path(self.path)
         try:
-            with open(index_path, "rb") as file:
-                data = file.read()
+            data = files.read_regular(index_path, _MAX_INDEX_BYTES)
         except OSError as exc:
             raise CheckpointError(
                 f"{self.path}: not a TensorFlow checkpoint: {index_path}: {exc.strerror}. Give the prefix, as in "
@@ -81,10 +87,7 @@ class BundleReader(TensorReader):
 
     def entry(self, name: str) -> TensorEntry:
         record = self._record(name)
-        try:
-            dtype = dtype_of(record.type_number)
-        except ValueError as exc:
-            raise CheckpointError(f"{self.path}: tensor {name!r}: {exc}") from exc
+        dtype = self._dtype(name, record)
         if record.type_number == STRING:
             return TensorEntry(dtype, record.shape, record.size)
         return TensorEntry(dtype, record.shape, bundle_format.num_elements(record.shape) * dtype.itemsize)
@@ -109,10 +112,10 @@ class BundleReader(TensorReader):
     def read_into(self, name: str, buffer: BytesLike) -> None:
         entry = self.entry(name)
         if entry.dtype.kind == "O":
-            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+            raise holds_strings(self, name)
         target = flat_view(buffer)
         if target.size != entry.num_bytes:
-            raise ValueError(f"{self.path}: tensor {name!r} has {entry.num_bytes} bytes, the buffer {target.size}")
+            raise wrong_buffer(self, name, entry.num_bytes, target.size)
         record = self._record(name)
         if not record.slices:
             self._fill(name, record, target)
@@ -126,7 +129,7 @@ class BundleReader(TensorReader):
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         entry = self.entry(name)
         if not entry.shape:
-            raise ValueError(f"{self.path}: tensor {name!r} is a scalar and has no rows")
+            raise no_rows(self, name)
         start, stop, _ = slice(start, stop).indices(entry.shape[0])
         if entry.dtype.kind == "O":
             return self._read_strings(name)[start:stop]
@@ -150,7 +153,7 @@ class BundleReader(TensorReader):
     def chunks(self, name: str) -> Iterator[BytesLike]:
         entry = self.entry(name)
         if entry.dtype.kind == "O":
-            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+            raise holds_strings(self, name)
         record = self._record(name)
         self._check_sizes(name)
         if not record.slices:
@@ -166,6 +169,7 @@ class BundleReader(TensorReader):
             yield as_bytes(self.read_slice(name, start, start + step))
 
     def verify(self) -> int:
+        self.check_complete()
         num_bytes = 0
         for name in self.names():
             record = self._record(name)
@@ -191,15 +195,34 @@ class BundleReader(TensorReader):
         self._fds = {}
 
     def check_complete(self) -> None:
+        shard_bytes: dict[int, int] = {}
         for name in self.names():
             self._check_sizes(name)
+            record = self._record(name)
+            for piece in self._stored(name, record):
+                shard_bytes[piece.shard] = shard_bytes.get(piece.shard, 0) + piece.size
+        # Tensors that share bytes would make a small file take any time to read.
+        for shard, num_bytes in shard_bytes.items():
+            if num_bytes > os.fstat(self._fd(shard)).st_size:
+                path = bundle_format.data_path(self.path, shard, self._num_shards)
+                raise CorruptCheckpointError(
+                    f"{path}: its tensors have {num_bytes} bytes, more than the file: some overlap. Use another "
+                    "checkpoint."
+                )
+
+    def _dtype(self, name: str, record: BundleEntry) -> np.dtype[Any]:
+        if record.type_number in UNSUPPORTED:
+            kind = UNSUPPORTED[record.type_number]
+            raise CheckpointError(f"{self.path}: tensor {name!r}: element type {kind} has no NumPy counterpart")
+        try:
+            return dtype_of(record.type_number)
+        except ValueError as exc:
+            raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: {exc}. Use another checkpoint.") from exc
 
     def _record(self, name: str) -> BundleEntry:
         data = self._records.get(_key(name))
         if data is None:
-            near = difflib.get_close_matches(name, self.names(), 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else f"; it has {len(self.names())} tensors"
-            raise KeyError(f"{self.path}: no tensor {name!r}{hint}")
+            raise missing_tensor(self, name)
         return self._decode(name, data)
 
     def _decode(self, name: str, data: bytes) -> BundleEntry:
@@ -215,12 +238,11 @@ class BundleReader(TensorReader):
 
     def _pieces(self, name: str, record: BundleEntry) -> Iterator[tuple[tuple[slice, ...], BundleEntry]]:
         """Yield (index in the whole, record) of each piece of a partitioned tensor; nothing for one that is whole."""
-        covered = 0
-        for piece_extents in record.slices:
-            try:
-                index = bundle_format.resolve(piece_extents, record.shape)
-            except ValueError as exc:
-                raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: {exc}") from exc
+        try:
+            indexes = bundle_format.tiles(record.slices, record.shape)
+        except ValueError as exc:
+            raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: {exc}") from exc
+        for piece_extents, index in zip(record.slices, indexes, strict=True):
             data = self._records.get(slice_key(_key(name), piece_extents))
             if data is None:
                 raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: piece {piece_extents} is missing")
@@ -229,13 +251,7 @@ class BundleReader(TensorReader):
                 raise CorruptCheckpointError(
                     f"{self.path}.index: tensor {name!r}: piece {piece_extents} has shape {piece.shape}"
                 )
-            covered += bundle_format.num_elements(piece.shape)
             yield index, piece
-        if record.slices and covered != bundle_format.num_elements(record.shape):
-            raise CorruptCheckpointError(
-                f"{self.path}.index: tensor {name!r}: its pieces hold {covered} elements, which do not make up "
-                f"{record.shape}"
-            )
 
     def _check_sizes(self, name: str) -> None:
         """Check declared sizes against shape and file before memory is reserved for them."""
@@ -244,7 +260,7 @@ class BundleReader(TensorReader):
             if piece.type_number != record.type_number:
                 raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: its pieces differ in type")
             if piece.type_number != STRING:
-                expected = bundle_format.num_elements(piece.shape) * dtype_of(piece.type_number).itemsize
+                expected = bundle_format.num_elements(piece.shape) * self._dtype(name, piece).itemsize
                 if piece.size != expected:
                     raise CorruptCheckpointError(
                         f"{self.path}.index: tensor {name!r} of shape {piece.shape} declares {piece.size} bytes, "

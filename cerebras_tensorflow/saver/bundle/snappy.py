@@ -20,9 +20,7 @@ def decompress(data: bytes) -> bytes:
     >>> decompress(bytes([6, 0b100, ord("a"), ord("b"), 0b1 | 0 << 2, 2]))
     b'ababab'
     """
-    size, position = decode_varint(data, 0)
-    if size > _MAX_RATIO * len(data):
-        raise ValueError(f"snappy block of {len(data)} bytes declares {size} bytes")
+    size, position = uncompressed_size(data), decode_varint(data, 0)[1]
     out = bytearray()
     while position < len(data):
         tag = data[position]
@@ -51,6 +49,18 @@ def decompress(data: bytes) -> bytes:
     if len(out) != size:
         raise ValueError(f"snappy block holds {len(out)} bytes, declared {size}")
     return bytes(out)
+
+
+def uncompressed_size(data: bytes) -> int:
+    """Return the size that a block declares [B].
+
+    Raises:
+        ValueError: If its bytes cannot reach it.
+    """
+    size, _ = decode_varint(data, 0)
+    if size > _MAX_RATIO * len(data):
+        raise ValueError(f"snappy block of {len(data)} bytes declares {size} bytes")
+    return size
 
 
 def _literal_length(data: bytes, position: int, high: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
-from cerebras_tensorflow.saver.bundle.snappy import decompress
+from cerebras_tensorflow.saver.bundle.snappy import decompress, uncompressed_size
 from cerebras_tensorflow.saver.bundle.wire import decode_varint, encode_varint
 from cerebras_tensorflow.saver.files.checksum import crc32c, mask, unmask
 
@@ -16,6 +16,26 @@ _RAW, _SNAPPY = 0, 1
 # TensorFlow's own table options: block size and keys between two restarts of the prefix compression.
 _BLOCK_BYTES = 256 * 1024
 _RESTART_INTERVAL = 16
+# Every 16th key is stored whole, so that sharing prefixes saves no more than that. Snappy may halve the rest.
+_MAX_EXPANSION = 32
+_ALWAYS_ALLOWED_BYTES = 64 << 20
+
+
+class _Expansion:
+    """Counts the bytes that compression and shared prefixes expand to, for the whole table."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = max(_MAX_EXPANSION * num_bytes, _ALWAYS_ALLOWED_BYTES)
+
+    def take(self, num_bytes: int) -> None:
+        """Count more bytes.
+
+        Raises:
+            ValueError: If they are more than a table of this size can mean.
+        """
+        self._left -= num_bytes
+        if self._left < 0:
+            raise ValueError("its keys and blocks expand to far more than the file: damaged or hostile")
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -36,23 +56,24 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     index_size, position = decode_varint(footer, position)
     if any(footer[position:40]):
         raise ValueError("the padding of the footer is not zero")
-    _read_block(data, meta_offset, meta_size)
+    expansion = _Expansion(len(data))
+    _read_block(data, meta_offset, meta_size, expansion)
     previous: bytes | None = None
     expected_offset = 0
-    for _, handle in _block_entries(_read_block(data, index_offset, index_size)):
+    for _, handle in _block_entries(_read_block(data, index_offset, index_size, expansion), expansion):
         offset, end = decode_varint(handle, 0)
         size, _ = decode_varint(handle, end)
         if offset != expected_offset:
             raise ValueError(f"a block at byte {offset} where byte {expected_offset} was due")
         expected_offset = offset + size + _TRAILER_BYTES
-        for key, value in _block_entries(_read_block(data, offset, size)):
+        for key, value in _block_entries(_read_block(data, offset, size, expansion), expansion):
             if previous is not None and key <= previous:
                 raise ValueError(f"keys out of order: {key!r} after {previous!r}")
             previous = key
             yield key, value
 
 
-def _read_block(data: bytes, offset: int, size: int) -> bytes:
+def _read_block(data: bytes, offset: int, size: int, expansion: _Expansion) -> bytes:
     end = offset + size
     if end + _TRAILER_BYTES > len(data) - _FOOTER_BYTES:
         raise ValueError(f"block of {size} bytes at {offset} does not fit the file of {len(data)} bytes")
@@ -63,13 +84,14 @@ def _read_block(data: bytes, offset: int, size: int) -> bytes:
         raise ValueError(f"block at byte {offset}: checksum {actual:#010x}, the file says {stored:#010x}")
     block = data[offset:end]
     if kind == _SNAPPY:
+        expansion.take(uncompressed_size(block))
         return decompress(block)
     if kind != _RAW:
         raise ValueError(f"block at byte {offset}: unknown compression {kind}")
     return block
 
 
-def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _block_entries(block: bytes, expansion: _Expansion) -> Iterator[tuple[bytes, bytes]]:
     if len(block) < 4:
         raise ValueError("a block is too short for its restart count")
     (num_restarts,) = struct.unpack_from("<I", block, len(block) - 4)
@@ -85,6 +107,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         value_start = position + unshared
         if shared > len(key) or value_start + value_size > end:
             raise ValueError("an entry reaches past its block")
+        expansion.take(shared + unshared)
         key = key[:shared] + block[position:value_start]
         position = value_start + value_size
         yield key, block[value_start:position]

@@ -39,7 +39,8 @@ _DTYPES: dict[int, Any] = {
     16: np.uint16,
 }
 _READ_ONLY = {11, 12, 13, 15, 16}
-_NAMES = {20: "resource", 21: "variant"}
+# Known to TensorFlow, but values of a program rather than numbers.
+UNSUPPORTED = {20: "resource", 21: "variant"}
 _NUMBERS = {np.dtype(dtype): number for number, dtype in _DTYPES.items() if number not in _READ_ONLY}
 
 
@@ -50,7 +51,7 @@ def dtype_of(number: int) -> np.dtype[Any]:
         ValueError: If NumPy has no such type (variant and resource tensors, unknown numbers).
     """
     if number not in _DTYPES:
-        raise ValueError(f"element type {_NAMES.get(number, number)} has no NumPy counterpart")
+        raise ValueError(f"element type {UNSUPPORTED.get(number, number)} has no NumPy counterpart")
     return np.dtype(_DTYPES[number])
 
 

@@ -12,7 +12,6 @@ Pickled objects are never loaded: `skipped` names them. Links and storage outsid
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterator
@@ -25,12 +24,27 @@ from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.hdf5 import blocks as h5_blocks
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
+from cerebras_tensorflow.saver.hdf5.chunk_cache import open_dataset
+from cerebras_tensorflow.saver.hdf5.index import most_bytes
 from cerebras_tensorflow.saver.hdf5.values import FileFacts, Item, item_of, small, text_of
-from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import (
+    BytesLike,
+    TensorEntry,
+    TensorReader,
+    as_bytes,
+    flat_view,
+    holds_strings,
+    missing_tensor,
+    no_rows,
+    wrong_buffer,
+)
 
 _STORAGE_VERSION = 0.5
 _METADATA_SUFFIX = ".__metadata__"
 _MAX_DEPTH = 64
+# Least size of a link with its object in a file [B]. A group that several links name is visited for each of them.
+_LINK_BYTES = 64
+_ALWAYS_ALLOWED_VISITS, _MAX_VISITS = 10_000, 2_000_000
 
 
 class ForeignH5Reader(TensorReader):
@@ -54,6 +68,8 @@ class ForeignH5Reader(TensorReader):
         self.path = os.fspath(path)
         self.skipped: dict[str, str] = {}
         self._items: dict[str, Item] = {}
+        self._visits = 0
+        self._declared_bytes = 0
         _load_filters()
         try:
             self._size = os.stat(self.path).st_size
@@ -106,9 +122,9 @@ class ForeignH5Reader(TensorReader):
         item = self._item(name)
         target = flat_view(buffer)
         if item.entry.dtype.kind == "O":
-            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+            raise holds_strings(self, name)
         if target.size != item.entry.num_bytes:
-            raise ValueError(f"{self.path}: tensor {name!r} has {item.entry.num_bytes} bytes, the buffer {target.size}")
+            raise wrong_buffer(self, name, item.entry.num_bytes, target.size)
         if item.value is not None:
             target[:] = as_bytes(item.value)
             return
@@ -121,7 +137,7 @@ class ForeignH5Reader(TensorReader):
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         item = self._item(name)
         if not item.entry.shape:
-            raise ValueError(f"{self.path}: tensor {name!r} is a scalar and has no rows")
+            raise no_rows(self, name)
         if item.value is not None or item.entry.dtype.kind == "O":
             return self.read(name)[start:stop]
         dataset = self._open(name, item)
@@ -185,9 +201,7 @@ class ForeignH5Reader(TensorReader):
         if item is None:
             if name in self.skipped:
                 raise KeyError(f"{self.path}: {name!r} is no tensor: {self.skipped[name]}")
-            near = difflib.get_close_matches(name, list(self._items), 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else f"; it has {len(self._items)} tensors"
-            raise KeyError(f"{self.path}: no tensor {name!r}{hint}")
+            raise missing_tensor(self, name)
         return item
 
     def _check_open(self) -> None:
@@ -197,12 +211,18 @@ class ForeignH5Reader(TensorReader):
     def _open(self, name: str, item: Item) -> Any:
         self._check_open()
         with _hdf5_errors(self.path, name):
-            return self._file[item.link]
+            return open_dataset(self._file, item.link)
 
     def _walk(self, group: Any, prefix: str, seen: set[int], depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise CheckpointError(f"{self.path}: groups are nested deeper than {_MAX_DEPTH}")
         for child in group:
+            self._visits += 1
+            if self._visits > _most_visits(self._size):
+                raise CorruptCheckpointError(
+                    f"{self.path}: its groups link to each other in more ways than a file of {self._size} bytes can "
+                    "mean. Use another checkpoint."
+                )
             link = group.get(child, getlink=True)
             path = f"{prefix}{child}"
             if isinstance(link, h5py.ExternalLink):
@@ -244,6 +264,12 @@ class ForeignH5Reader(TensorReader):
             self.skipped[name] = item
         else:
             self._items[name] = item
+            self._declared_bytes += item.entry.num_bytes
+            if self._declared_bytes > most_bytes(self._size):
+                raise CorruptCheckpointError(
+                    f"{self.path}: its tensors declare more than {self._declared_bytes} bytes, in a file of "
+                    f"{self._size}: damaged or hostile. Use another checkpoint."
+                )
 
     def _read_strings(self, name: str, item: Item) -> np.ndarray[Any, Any]:
         dataset = self._open(name, item)
@@ -306,6 +332,10 @@ class _hdf5_errors:
             raise CorruptCheckpointError(
                 f"{self._path}: tensor {self._name!r} cannot be read: {_one_line(exc)}. Use another checkpoint."
             ) from exc
+
+
+def _most_visits(file_bytes: int) -> int:
+    return max(_ALWAYS_ALLOWED_VISITS, min(file_bytes // _LINK_BYTES, _MAX_VISITS))
 
 
 def _version(file: Any) -> float | None:

@@ -25,9 +25,16 @@ _MAGIC = b"\x93CBTFIDX"
 _TAIL = struct.Struct("<8sQQIII")
 _PIECE_BYTES = 4 << 20
 NOT_CONTIGUOUS = -1
+# A million tensors take about 100 MB.
+_MAX_INDEX_BYTES = 256 << 20
 # No filter expands further than about 1000 to 1; what declares more is an attack on memory.
 MAX_EXPANSION = 2000
 ALWAYS_ALLOWED_BYTES = 64 << 20
+
+
+def most_bytes(file_bytes: int) -> int:
+    """Return how many bytes the values of a file of a size can have together, compressed ones too [B]."""
+    return max(MAX_EXPANSION * file_bytes, ALWAYS_ALLOWED_BYTES)
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,8 @@ def read(fd: int) -> H5Index | None:
         raise ValueError("the tail of the index fails its checksum")
     if end + body_size + _TAIL.size != size:
         raise ValueError(f"the index says the file has {end + body_size + _TAIL.size} bytes; it has {size}")
+    if body_size > _MAX_INDEX_BYTES:
+        raise ValueError(f"an index of {body_size} bytes; at most {_MAX_INDEX_BYTES} are read")
     body = os.pread(fd, body_size, end)
     if crc32c(body) != body_crc:
         raise ValueError("the index fails its checksum")
@@ -144,7 +153,7 @@ def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H
         raise ValueError(f"tensor {name!r} of {type_name} {record.shape} declares {num_bytes} bytes")
     if end is not None and offset != NOT_CONTIGUOUS and offset + num_bytes > end:
         raise ValueError(f"tensor {name!r} ends at byte {offset + num_bytes}, the data at {end}")
-    if end is not None and num_bytes > max(MAX_EXPANSION * end, ALWAYS_ALLOWED_BYTES):
+    if end is not None and num_bytes > most_bytes(end):
         raise ValueError(f"tensor {name!r} declares {num_bytes} bytes, in {end} bytes of file")
     if not 0 <= shard < max(num_shards, 1):
         raise ValueError(f"tensor {name!r} lies in shard {shard} of {num_shards}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +23,10 @@ from cerebras_tensorflow.saver.interface import (
     TensorReader,
     as_bytes,
     flat_view,
+    holds_strings,
+    missing_tensor,
+    no_rows,
+    wrong_buffer,
 )
 
 
@@ -78,9 +81,7 @@ class H5Reader(TensorReader):
         """
         record = self.index.records.get(name)
         if record is None:
-            near = difflib.get_close_matches(name, list(self.index.records), 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else f"; it has {len(self.index.records)} tensors"
-            raise KeyError(f"{self.path}: no tensor {name!r}{hint}")
+            raise missing_tensor(self, name)
         return record
 
     def extent(self, name: str) -> StoredExtent | None:
@@ -103,17 +104,17 @@ class H5Reader(TensorReader):
     def read_into(self, name: str, buffer: BytesLike) -> None:
         record = self.record(name)
         if record.type_name == h5_format.STRING_TYPE:
-            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+            raise holds_strings(self, name)
         target = flat_view(buffer)
         if target.size != record.num_bytes:
-            raise ValueError(f"{self.path}: tensor {name!r} has {record.num_bytes} bytes, the buffer {target.size}")
+            raise wrong_buffer(self, name, record.num_bytes, target.size)
         self._fill(name, record, target)
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         record = self.record(name)
         entry = record.entry()
         if not entry.shape:
-            raise ValueError(f"{self.path}: tensor {name!r} is a scalar and has no rows")
+            raise no_rows(self, name)
         start, stop, _ = slice(start, stop).indices(entry.shape[0])
         stop = max(start, stop)
         if record.type_name == h5_format.STRING_TYPE:
@@ -133,7 +134,7 @@ class H5Reader(TensorReader):
     def chunks(self, name: str) -> Iterator[BytesLike]:
         record = self.record(name)
         if record.type_name == h5_format.STRING_TYPE:
-            raise ValueError(f"{self.path}: tensor {name!r} holds strings; use read")
+            raise holds_strings(self, name)
         if record.offset == NOT_CONTIGUOUS:
             yield from self._compressed_chunks(name, record)
             return
@@ -144,6 +145,7 @@ class H5Reader(TensorReader):
         self._check_crc(name, record, crc)
 
     def verify(self) -> int:
+        self.check_complete()
         num_bytes = 0
         for name, record in self.index.records.items():
             if record.offset == NOT_CONTIGUOUS:
@@ -175,8 +177,17 @@ class H5Reader(TensorReader):
         return num_bytes
 
     def check_complete(self) -> None:
+        shard_bytes: dict[int, int] = {}
         for name, record in self.index.records.items():
             self._check_end(name, record)
+            shard_bytes[record.shard] = shard_bytes.get(record.shard, 0) + record.num_bytes
+        for shard, num_bytes in shard_bytes.items():
+            size = os.fstat(self._fd(shard)).st_size
+            if num_bytes > h5_index.most_bytes(size):
+                raise CorruptCheckpointError(
+                    f"{self._shard_path(shard)}: its tensors declare {num_bytes} bytes, in a file of {size}: damaged "
+                    "or hostile. Use another checkpoint."
+                )
 
     def close(self) -> None:
         self._closed = True
@@ -272,8 +283,10 @@ class H5Reader(TensorReader):
                 self._files[record.shard] = h5py.File(self._shard_path(record.shard), "r")
             except OSError as exc:
                 raise self._corrupt(name, record, str(exc)) from exc
+        from cerebras_tensorflow.saver.hdf5.chunk_cache import open_dataset
+
         try:
-            return self._files[record.shard][h5_format.quote(name)]
+            return open_dataset(self._files[record.shard], h5_format.quote(name))
         except (KeyError, OSError, RuntimeError, ValueError) as exc:
             raise self._corrupt(name, record, f"HDF5 cannot open it: {exc}") from exc
 

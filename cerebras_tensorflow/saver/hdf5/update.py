@@ -182,7 +182,8 @@ def _file_of(index: H5Index, main: str, record: H5Record) -> str:
 
 def _apply(journal: int, writes: Sequence[_Write], target: str) -> None:
     """Bring a journal's writes into a file, durably."""
-    fd = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+    # A folder from elsewhere must not lead the journal to another file.
+    fd = os.open(target, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         with mapped.changing(fd, [(write.offset, write.size) for write in writes]) as is_free:
             if is_free:

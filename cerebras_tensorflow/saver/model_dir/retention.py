@@ -51,7 +51,7 @@ class Policy:
 def advance(
     state: CheckpointState | None, path: str, saved_at_s: float, policy: Policy
 ) -> tuple[CheckpointState, list[str]]:
-    """Return the state after a save, and the checkpoints that go.
+    """Return the state after a save, and the checkpoints to remove.
 
     Args:
         state: Before the save; None for the first.
@@ -60,29 +60,46 @@ def advance(
         policy: What to keep.
 
     Source:
-        As tf.compat.v1.train.Saver: one that leaves the newest few stays for good if it was saved more than
-        keep_every_n_hours after the one before it that did, counted from the first save. We keep that time in the
-        state file, so it survives a restart; theirs begins again.
+        tf.compat.v1.train.Saver of TensorFlow 2.15. A checkpoint that is no longer among the newest few stays for good
+        if it was saved more than keep_every_n_hours after the last one that stayed, counted from the first save. If
+        all are kept, the state lists the newest only. Other than there, the time survives a restart: it is kept in the
+        state file, in the field that tf.train.CheckpointManager has for it. As in that class, times in the future,
+        from a clock that was set back since, count as now.
     """
-    kept: list[tuple[str, float]] = []
-    preserved = None
-    if state is not None:
-        stamps = state.all_model_checkpoint_timestamps
-        paths = state.all_model_checkpoint_paths
-        known = len(stamps) == len(paths)
-        kept = list(zip(paths, stamps if known else [saved_at_s] * len(paths), strict=True))
-        preserved = state.last_preserved_timestamp
-    kept = [(other, stamp) for other, stamp in kept if other != path] + [(path, saved_at_s)]
-    if preserved is None:
-        preserved = kept[0][1]
+    if not policy.keep_max:
+        preserved = None if state is None else state.last_preserved_timestamp
+        return CheckpointState(path, (path,), (saved_at_s,), preserved), []
+    kept = [(other, min(stamp, saved_at_s)) for other, stamp in _stamped(state, saved_at_s) if other != path]
+    kept.append((path, saved_at_s))
+    preserved = kept[0][1] if state is None else state.last_preserved_timestamp
+    preserved = kept[0][1] if preserved is None else min(preserved, saved_at_s)
     gone = []
-    while policy.keep_max and len(kept) > policy.keep_max:
+    while len(kept) > policy.keep_max:
         oldest, stamp = kept.pop(0)
-        if policy.keep_every_n_hours is not None and stamp > preserved + policy.keep_every_n_hours * _HOUR_S:
-            preserved += policy.keep_every_n_hours * _HOUR_S
+        period_s = None if policy.keep_every_n_hours is None else policy.keep_every_n_hours * _HOUR_S
+        if period_s is not None and stamp > preserved + period_s:
+            # Whole periods: after a pause of many periods one checkpoint stays, not one for each.
+            preserved += (stamp - preserved) // period_s * period_s
         else:
             gone.append(oldest)
     return CheckpointState(path, tuple(p for p, _ in kept), tuple(s for _, s in kept), preserved), gone
+
+
+def _stamped(state: CheckpointState | None, default_s: float) -> list[tuple[str, float]]:
+    """Return the checkpoints of a state with the time of each; that of its file where the state has none."""
+    if state is None:
+        return []
+    paths, stamps = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
+    if len(paths) == len(stamps):
+        return list(zip(paths, stamps, strict=True))
+    return [(path, _file_time(path, default_s)) for path in paths]
+
+
+def _file_time(path: str, default_s: float) -> float:
+    for file in files_of(path):
+        with contextlib.suppress(OSError):
+            return os.stat(file).st_mtime
+    return default_s
 
 
 def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | None = None) -> list[str]:
@@ -100,23 +117,12 @@ def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | N
     except CorruptCheckpointError as exc:
         logger.warning("%s It is written anew.", exc)
         state = None
+    now_s = time.time() if saved_at_s is None else saved_at_s
     if state is not None:
-        present = [
-            (kept, stamp)
-            for kept, stamp in zip(
-                state.all_model_checkpoint_paths,
-                state.all_model_checkpoint_timestamps or (0.0,) * len(state.all_model_checkpoint_paths),
-                strict=False,
-            )
-            if files_of(kept)
-        ]
-        state = CheckpointState(
-            state.model_checkpoint_path,
-            tuple(os.path.abspath(kept) for kept, _ in present),
-            tuple(stamp for _, stamp in present),
-            state.last_preserved_timestamp,
-        )
-    new_state, gone = advance(state, path, time.time() if saved_at_s is None else saved_at_s, policy)
+        present = [(os.path.abspath(kept), stamp) for kept, stamp in _stamped(state, now_s) if files_of(kept)]
+        paths, stamps = tuple(kept for kept, _ in present), tuple(stamp for _, stamp in present)
+        state = CheckpointState(state.model_checkpoint_path, paths, stamps, state.last_preserved_timestamp)
+    new_state, gone = advance(state, path, now_s, policy)
     write_state(folder, new_state)
     for old in gone:
         remove(old)

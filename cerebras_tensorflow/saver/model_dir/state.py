@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
 from dataclasses import dataclass
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.saver.files.atomic import write_file
+from cerebras_tensorflow.saver.names import files_of
+
+logger = logging.getLogger(__name__)
 
 STATE_NAME = "checkpoint"
+
+_MAX_STATE_BYTES = 64 << 20
+_ADVICE = "Remove it to fall back to the checkpoints in the folder."
+_REST = re.compile(r"\s*\Z")
 
 _LINE = re.compile(
     r"""\s*(?P<field>\w+)\s*:\s*
@@ -41,44 +51,86 @@ class CheckpointState:
 def read_state(model_dir: str | os.PathLike[str]) -> CheckpointState | None:
     """Return the state of a model_dir, or None where there is none. Unknown fields are skipped.
 
+    All paths returned lie in the folder. A path that leads elsewhere, as in a folder that was copied or comes from
+    somebody else, stands for the checkpoint of that name in this folder, and is ignored if there is none.
+
     Raises:
         CorruptCheckpointError: If the file is not a checkpoint state.
     """
     folder = os.fspath(model_dir)
     path = os.path.join(folder, STATE_NAME)
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read()
+        text = files.read_regular(path, _MAX_STATE_BYTES).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise CorruptCheckpointError(
+            f"{path}: cannot be read as a checkpoint state: {exc.strerror}. {_ADVICE}"
+        ) from exc
+    return _within(folder, _parse(path, text))
+
+
+def _parse(path: str, text: str) -> CheckpointState:
+    """Return what a state file says, its paths as they are written; no newest checkpoint if it names none."""
     newest = ""
     kept: list[str] = []
     timestamps: list[float] = []
     preserved: float | None = None
     position = 0
-    while text[position:].strip():
+    while _REST.match(text, position) is None:
         match = _LINE.match(text, position)
         if match is None:
-            raise CorruptCheckpointError(
-                f"{path}: not a checkpoint state: {text[position:].strip()[:60]!r}. Remove it to fall back to the "
-                "checkpoints in the folder."
-            )
+            start = text[position : position + 200].strip()[:60]
+            raise CorruptCheckpointError(f"{path}: not a checkpoint state: {start!r}. {_ADVICE}")
         position = match.end()
         field = match["field"]
         try:
             if field == "model_checkpoint_path":
-                newest = _path_of(folder, match)
+                newest = _path_of(match)
             elif field == "all_model_checkpoint_paths":
-                kept.append(_path_of(folder, match))
+                kept.append(_path_of(match))
             elif field == "all_model_checkpoint_timestamps":
-                timestamps.append(float(match["number"]))
+                timestamps.append(_time_of(match))
             elif field == "last_preserved_timestamp":
-                preserved = float(match["number"])
+                preserved = _time_of(match)
         except (TypeError, ValueError) as exc:
-            raise CorruptCheckpointError(f"{path}: bad value of {field}: {match[0].strip()!r}") from exc
-    if not newest:
-        return None
+            raise CorruptCheckpointError(f"{path}: bad value of {field}: {match[0].strip()[:200]!r}") from exc
     return CheckpointState(newest, tuple(kept), tuple(timestamps), preserved)
+
+
+def _within(folder: str, state: CheckpointState) -> CheckpointState | None:
+    """Return a state whose paths all lie in the folder, or None if it names no checkpoint there.
+
+    A path that leads out of the folder stands for the checkpoint of that name in the folder: a copied folder may still
+    name its origin. If there is none, the path is ignored.
+    """
+    root = os.path.realpath(folder)
+    has_stamps = len(state.all_model_checkpoint_timestamps) == len(state.all_model_checkpoint_paths)
+    kept: list[tuple[str, float]] = []
+    for number, path in enumerate(state.all_model_checkpoint_paths):
+        own = _own_path(folder, root, path)
+        if own is not None:
+            kept.append((own, state.all_model_checkpoint_timestamps[number] if has_stamps else 0.0))
+    newest = _own_path(folder, root, state.model_checkpoint_path) if state.model_checkpoint_path else None
+    if newest is None and state.model_checkpoint_path and kept:
+        newest = kept[-1][0]
+    if newest is None:
+        return None
+    stamps = tuple(stamp for _, stamp in kept) if has_stamps else ()
+    return CheckpointState(newest, tuple(path for path, _ in kept), stamps, state.last_preserved_timestamp)
+
+
+def _own_path(folder: str, root: str, path: str) -> str | None:
+    full = os.path.join(folder, path)
+    parent = os.path.realpath(os.path.dirname(full))
+    if parent == root or parent.startswith(root.rstrip(os.sep) + os.sep):
+        return full
+    own = os.path.join(folder, os.path.basename(full))
+    if os.path.basename(full) not in ("", ".", "..") and files_of(own):
+        logger.debug("%s/%s names %s; %s is used", folder, STATE_NAME, full, own)
+        return own
+    logger.warning("%s/%s names %s, which lies outside of the folder; it is ignored", folder, STATE_NAME, full)
+    return None
 
 
 def write_state(model_dir: str | os.PathLike[str], state: CheckpointState) -> None:
@@ -109,12 +161,21 @@ def _escaped(byte: int) -> str:
     return chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}"
 
 
-def _path_of(folder: str, match: re.Match[str]) -> str:
+def _path_of(match: re.Match[str]) -> str:
     quoted = match["double"] if match["double"] is not None else match["single"]
     if quoted is None:
         raise ValueError("not a string")
     raw = _ESCAPE.sub(_unescaped, quoted.encode("utf-8", "surrogateescape"))
-    return os.path.join(folder, os.fsdecode(raw))
+    if b"\0" in raw:
+        raise ValueError("a path with a NUL")
+    return os.fsdecode(raw)
+
+
+def _time_of(match: re.Match[str]) -> float:
+    value = float(match["number"])
+    if not math.isfinite(value):
+        raise ValueError("not a time")
+    return value
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:

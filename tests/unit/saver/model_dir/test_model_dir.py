@@ -42,7 +42,7 @@ def test_the_state_is_written_as_tensorflow_writes_it(tmp_path: Path) -> None:
         "all_model_checkpoint_timestamps: 2.0\n"
         "last_preserved_timestamp: 1.5\n"
     )
-    assert read_state(tmp_path) == CheckpointState(inside, (outside, inside), (1.5, 2.0), 1.5)
+    assert read_state(tmp_path) == CheckpointState(inside, (inside,), (2.0,), 1.5)
 
 
 @settings(deadline=None)  # it writes files

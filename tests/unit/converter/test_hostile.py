@@ -1,0 +1,107 @@
+"""Hostile files given to the converter: refused with a message, in bounded time and memory; nothing in them is run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cerebras_tensorflow.converter import api
+from cerebras_tensorflow.converter.rules import ConfigConversionError
+from cerebras_tensorflow.converter.sharded import open_any
+from cerebras_tensorflow.converter.torch_file import TorchReader
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+
+DEPTH = 60
+
+
+def torch_file(path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", content)
+    return path
+
+
+def nested() -> list[Any]:
+    """Lists of DEPTH levels, each twice in the next one: a walk has 2^DEPTH steps."""
+    value: list[Any] = []
+    for _ in range(DEPTH):
+        value = [value, value]
+    return value
+
+
+def test_lists_that_hold_each_other_are_not_walked_without_end(tmp_path: Path) -> None:
+    path = torch_file(tmp_path / "x.bin", pickle.dumps({"a": nested()}, 2))
+    with pytest.raises(CorruptCheckpointError, match="nested in more ways"):
+        TorchReader(path)
+
+
+def test_keys_that_take_for_ever_to_hash_are_refused(tmp_path: Path) -> None:
+    # ((), ()) and so on, each level twice in the next, as the key of {}.
+    levels = b"".join(b"q" + bytes([level]) + b"h" + bytes([level]) + b"\x86" for level in range(DEPTH))
+    path = torch_file(tmp_path / "x.bin", b"\x80\x02})" + levels + b"Ns.")
+    with pytest.raises(CorruptCheckpointError, match="key is a tuple"):
+        TorchReader(path)
+
+
+def test_an_index_of_the_memo_takes_no_memory(tmp_path: Path) -> None:
+    path = torch_file(tmp_path / "x.bin", b"\x80\x02}r\xff\xff\xff\x7f.")
+    with TorchReader(path) as reader:
+        assert reader.names() == []
+
+
+def test_a_long_name_is_not_made_longer_at_every_level(tmp_path: Path) -> None:
+    key = "k" * 100_000
+    content: Any = {}
+    for _ in range(50):
+        content = {key: content}
+    with pytest.raises(CorruptCheckpointError, match="nested in more ways"):
+        TorchReader(torch_file(tmp_path / "x.bin", pickle.dumps(content, 2)))
+
+
+def test_attributes_for_a_function_of_ours_are_refused(tmp_path: Path) -> None:
+    content = b"\x80\x02ctorch\nSize\nN}X\x0c\x00\x00\x00__defaults__(I7\ntss\x86b."
+    with pytest.raises(CorruptCheckpointError, match="not a file of torch"):
+        TorchReader(torch_file(tmp_path / "x.bin", content))
+
+
+def test_compressed_members_are_refused(tmp_path: Path) -> None:
+    path = torch_file(tmp_path / "x.bin", pickle.dumps({"a": "x" * 1_000_000}, 2), zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match=r"compressed, which torch\.save never does"):
+        TorchReader(path)
+
+
+def test_a_sharded_index_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin.index.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="not the index of a sharded checkpoint"):
+        open_any(path)
+
+
+LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(DEPTH))
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("hf", "[" * 100_000),
+        ("hf", json.dumps({"n_layer": 2})[:-1] + ', "x": ' + "[" * 150 + "]" * 150 + "}" + "]" * 10),
+        ("cs-1.8", "[" * 100_000),
+        ("cs-1.8", "model: {" + "a: {" * 100_000),
+        ("cs-1.8", LAUGHS + f"model:\n  hidden_size: *a{DEPTH}\n"),
+        ("cs-1.8", "model: \x00"),
+    ],
+    ids=["json", "json with a rest", "yaml list", "yaml dict", "yaml references", "NUL"],
+)
+def test_configs_that_nest_without_end_are_refused(tmp_path: Path, source: str, text: str) -> None:
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(ConfigConversionError, match="config"):
+        api.read_config(str(tmp_path / "config"), source)
+
+
+def test_a_config_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigConversionError, match="Is a directory"):
+        api.read_config(str(tmp_path), "hf")
