@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from cerebras_tensorflow import command_line
 from cerebras_tensorflow.converter import api, listing
 from cerebras_tensorflow.converter.convert import UnmatchedKeysError
 from cerebras_tensorflow.converter.models import MODELS
 from cerebras_tensorflow.converter.rules import ConfigConversionError
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.text import did_you_mean, near, one_line
 
 EXIT_FAILED = 1
+_PROGRAM = "convert_checkpoint"
 _COMMANDS = ("list", "convert-config", "convert")
+_FORMATS = ("hf", "cs-1.6", "cs-1.7", "cs-1.8", "cs-1.9", "tf")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,8 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The lines of the original: WARNING:root:Key not matched: use_cache
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:root:%(message)s")
     words = sys.argv[1:] if argv is None else list(argv)
+    return command_line.exit_code(_PROGRAM, lambda: _run(words), errors=(CerebrasError, ValueError, OSError))
+
+
+def _run(words: list[str]) -> int:
     parser = _parser()
     if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
+        if name := near(words[0], _COMMANDS):
+            print(f"{_PROGRAM}: no command {words[0]!r}; did you mean {name!r}?", file=sys.stderr)
         print("Unrecognized command")
         parser.print_help()
         return EXIT_FAILED
@@ -37,18 +47,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         _convert(options)
         return 0
     except api.UnsupportedConversionError:
-        if options.model in MODELS:
-            print(f"The following converters are supported:\n\n{listing.converters([options.model])}")
-        else:
-            print(f"The following models are supported:\n\n{listing.models()}")
+        _print_supported(options)
+    except BrokenPipeError:
+        raise
     except ConfigConversionError as exc:
-        print(f"ConfigConversionError: {exc}", file=sys.stderr)
+        command_line.show(exc, f"ConfigConversionError: {exc}")
     except UnmatchedKeysError as exc:
-        print(f"AssertionError: {exc}", file=sys.stderr)
-    except CerebrasError as exc:
-        print(f"convert_checkpoint: {type(exc).__name__}: {exc}", file=sys.stderr)
+        command_line.show(exc, f"AssertionError: {exc}")
+    except (CerebrasError, ValueError, OSError) as exc:
+        command_line.show(exc, f"{_PROGRAM}: {type(exc).__name__}: {exc}")
     print("\nConversion failed.")
     return EXIT_FAILED
+
+
+def _print_supported(options: argparse.Namespace) -> None:
+    """Print what can be converted, after what was probably meant."""
+    if options.model not in MODELS:
+        _print_near("model", options.model, MODELS)
+        print(f"The following models are supported:\n\n{listing.models()}")
+        return
+    for name in (options.src_fmt, options.tgt_fmt):
+        if name not in _FORMATS:
+            _print_near("format", name, _FORMATS)
+    print(f"The following converters are supported:\n\n{listing.converters([options.model])}")
+
+
+def _print_near(kind: str, word: str, known: Iterable[str]) -> None:
+    command = f"{_PROGRAM}: unknown {kind} {word!r}{did_you_mean(word, known)}"
+    print(one_line(command), file=sys.stderr)
 
 
 def _convert(options: argparse.Namespace) -> None:
@@ -78,20 +104,23 @@ def _list(options: argparse.Namespace) -> int:
     elif name in MODELS:
         print(listing.converters([name], options.hide_notes))
     else:
-        print(f"The model {options.model} is not supported.\n{listing.models()}")
+        meant = near(name, MODELS)
+        hint = f" Did you mean {meant!r}?" if meant else ""
+        print(one_line(f"The model {options.model} is not supported.{hint}") + f"\n{listing.models()}")
         return EXIT_FAILED
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="convert_checkpoint", description="Convert checkpoints and configs.")
+    parser = command_line.Parser(prog=_PROGRAM, description="Convert checkpoints and configs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(_COMMANDS))
     listed = commands.add_parser("list", help="models and formats")
     listed.add_argument("model", nargs="?", default="all")
     listed.add_argument("--hide-notes", action="store_true", help="leave out the column of classes and caveats")
-    config = commands.add_parser("convert-config", help="a model's config alone")
+    # Their own --debug is the original's: it prints names.
+    config = commands.add_parser("convert-config", help="a model's config alone", conflict_handler="resolve")
     config.add_argument("config_file", metavar="config-file")
-    convert = commands.add_parser("convert", help="a checkpoint and its config")
+    convert = commands.add_parser("convert", help="a checkpoint and its config", conflict_handler="resolve")
     convert.add_argument("checkpoint_file", metavar="checkpoint-file")
     convert.add_argument("--config", required=True, help="the model's config")
     convert.add_argument("--drop-unmatched-keys", action="store_true", help="leave out tensors that no rule knows")
@@ -100,11 +129,11 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--export-safetensors", action="store_true", help="to hf: safetensors instead of a torch file")
     convert.add_argument("--verify", action="store_true", help="read the result back and compare")
     convert.add_argument("--no-progress-bar", action="store_true", help="do not show progress")
-    formats = "hf, cs-1.6, cs-1.7, cs-1.8, cs-1.9 or tf, as `list` says for the model"
+    formats = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}; `list` shows those of a model"
     for command in (config, convert):
-        command.add_argument("--model", required=True, help="as `list` has it")
+        command.add_argument("--model", required=True, help="the model; `list` shows them")
         command.add_argument("--src-fmt", required=True, help=formats)
         command.add_argument("--tgt-fmt", required=True, help=formats)
-        command.add_argument("--output-dir", help="default: each result beside its own original")
+        command.add_argument("--output-dir", help="folder of the results; default: each beside its own original")
         command.add_argument("--debug", action="store_true", help="print which names become which")
     return parser

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from os.path import abspath, dirname, exists, isdir
 from typing import TYPE_CHECKING
 
+from cerebras_tensorflow import command_line
+from cerebras_tensorflow.errors import CerebrasError, CheckpointError
+from cerebras_tensorflow.text import one_line
 from cerebras_tensorflow.units import parse_size
 
 if TYPE_CHECKING:
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
 
 _BAD_INPUT = 2
-_INTERRUPTED = 130
 
 
 def tensorflow_to_h5(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +83,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _parser(prog: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=prog, description=description)
+    return command_line.Parser(prog=prog, description=description)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -115,20 +117,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _guarded(prog: str, run: Callable[[], int]) -> int:
     """Run a command and return its exit code; its errors become one line and exit code 2."""
-    from cerebras_tensorflow.errors import CerebrasError
 
-    try:
-        return run()
-    except BrokenPipeError:
-        # Whoever read our output, as `head` does, has seen enough.
-        sys.stdout = None
-        return 0
-    except (CerebrasError, ValueError, OSError) as exc:
-        print(f"{prog}: error: {' '.join(str(exc).split())}", file=sys.stderr)
-        return _BAD_INPUT
-    except KeyboardInterrupt:
-        print(f"{prog}: interrupted; nothing was kept of the target", file=sys.stderr)
-        return _INTERRUPTED
+    def reported() -> int:
+        try:
+            return run()
+        except BrokenPipeError:
+            raise
+        except (CerebrasError, ValueError, OSError) as exc:
+            command_line.show(exc, f"{prog}: error: {' '.join(str(exc).split())}")
+            return _BAD_INPUT
+        except KeyboardInterrupt:
+            print(f"{prog}: interrupted; nothing of the target was kept", file=sys.stderr)
+            raise
+
+    return command_line.exit_code(prog, reported)
 
 
 def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -> int:
@@ -157,7 +159,7 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
             convert.verify(reader, target, selection)
     if not options.quiet:
         for name, reason in report.skipped.items():
-            print(f"{prog}: skipped {name}: {reason}", file=sys.stderr)
+            print(one_line(f"{prog}: skipped {name}: {reason}"), file=sys.stderr)
         seconds = time.monotonic() - start
         rate = format_bytes(report.num_bytes / seconds)
         verified = ", verified" if options.verify else ""
@@ -216,7 +218,6 @@ def _selection(options: argparse.Namespace) -> Selection:
 
 
 def _check_kind(reader: TensorReader, is_to_h5: bool) -> None:
-    from cerebras_tensorflow.errors import CheckpointError
     from cerebras_tensorflow.saver.bundle.reader import BundleReader
 
     is_bundle = isinstance(reader, BundleReader)
@@ -227,8 +228,6 @@ def _check_kind(reader: TensorReader, is_to_h5: bool) -> None:
 
 
 def _target(target: str, is_to_h5: bool) -> str:
-    from cerebras_tensorflow.errors import CheckpointError
-
     example = "model-ckpt-100.h5" if is_to_h5 else "model-ckpt-100"
     if isdir(target) or target.endswith("/"):
         raise CheckpointError(
@@ -238,7 +237,6 @@ def _target(target: str, is_to_h5: bool) -> str:
 
 
 def _check_space(target: str, num_bytes: int) -> None:
-    from cerebras_tensorflow.errors import CheckpointError
     from cerebras_tensorflow.units import format_bytes
 
     folder = dirname(abspath(target))

@@ -293,3 +293,46 @@ def test_debug_prints_which_names_become_which(source: Path, capsys: pytest.Capt
         "Matched transformer.h.0.attn.c_attn.bias -> transformer_decoder.layers.0.self_attn.proj_q_dense_layer.bias"
     )
     assert f"{packed} action: split into thirds\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["convert-config", "--model", "gtpj", "--src-fmt", "hf", "--tgt-fmt", "tf", "none"], "did you mean 'gptj'?"),
+        (
+            ["convert-config", "--model", "gptj", "--src-fmt", "hf", "--tgt-fmt", "cs1.8", "none"],
+            "unknown format 'cs1.8'; did you mean 'cs-1.8'?",
+        ),
+        (["convret"], "did you mean 'convert'?"),
+    ],
+)
+def test_a_mistyped_word_names_the_near_one_before_anything_is_loaded(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 1
+    assert hint in capsys.readouterr().err
+
+
+def test_a_mistyped_option_names_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["convert-config", "--model", "gptj", "--src-fmt", "hf", "--tgt-fmt", "tf", "--outptu-dir", "x", "none"])
+    assert end.value.code == 2
+    assert "did you mean '--output-dir'?" in capsys.readouterr().err
+
+
+def test_options_are_taken_with_hyphens_and_underscores(source: Path) -> None:
+    words = ["convert-config", "--model", "gpt2", "--src_fmt", "hf", "--tgt-fmt", "cs-1.8", "--output_dir"]
+    assert main([*words, str(source / "out"), str(source / "config.json")]) == 0
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out.startswith("convert_checkpoint ")
+
+
+def test_an_output_folder_that_is_a_file_is_one_line(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (source / "out").write_text("")
+    assert convert(source) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("convert_checkpoint: ") and "out" in error and error.count("\n") == 1

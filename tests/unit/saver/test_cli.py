@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,7 @@ import pytest
 from cerebras_tensorflow.saver import cli, tf_h5_saver
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.version import __version__
 
 VALUES = {
     "dense/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -251,3 +253,32 @@ def test_the_inspector_names_a_missing_shard(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr()
     assert "b  float64" in told.out
     assert "c-00001-of-00002.h5: file 2 of 2 of this checkpoint" in told.err
+
+
+@pytest.mark.parametrize("command", [cli.tensorflow_to_h5, cli.h5_to_tensorflow, cli.inspect])
+def test_every_command_has_a_version(command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        command(["--version"])
+    assert end.value.code == 0 and __version__ in capsys.readouterr().out
+
+
+def test_options_are_taken_with_underscores_and_typos_name_the_near_one(
+    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.tensorflow_to_h5([source, str(tmp_path / "x.h5"), "--shard_size", "40B", "--quiet"]) == 0
+    with pytest.raises(SystemExit):
+        cli.tensorflow_to_h5([source, str(tmp_path / "y.h5"), "--sharrd-size", "40B"])
+    assert "did you mean '--shard-size'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.tensorflow_to_h5([source, str(tmp_path / "y.h5"), "--compression", "gzp"])
+    assert "did you mean 'gzip'?" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_traceback(source: str) -> None:
+    code = "from cerebras_tensorflow.saver import cli; raise SystemExit(cli.inspect())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
