@@ -42,7 +42,7 @@ _CONVERTING, _VERIFYING = "Converting Checkpoint", "Verifying Checkpoint"
 
 
 class UnsupportedConversionError(CerebrasError):
-    """A model, or a pair of formats, that there is no table for."""
+    """There is no conversion for this model or pair of formats."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def convert_config_from_file(
     """Convert a model's config alone; return the path of the new one.
 
     Raises:
-        UnsupportedConversionError: If there is no table for it.
+        UnsupportedConversionError: If there is no conversion for this model and pair of formats.
         ConfigConversionError: If the target cannot express a setting, or the file is not a config of the source.
     """
     table, options = _table(model, src_fmt, tgt_fmt), options or Options()
@@ -298,13 +298,13 @@ def _progress(options: Options, title: str, num_tensors: int) -> Progress:
 
 
 def _compare(path: str, written: TensorReader, name: str, expected: np.ndarray[Any, Any]) -> None:
-    found = written.read(name)
-    is_same = found.dtype == expected.dtype and found.shape == expected.shape
-    if not is_same or not _same_bytes(as_bytes(found), as_bytes(expected)):
-        raise CerebrasError(f"{path}: {name} is not what was written; is the disk sound?")
+    stored = written.read(name)
+    is_same = stored.dtype == expected.dtype and stored.shape == expected.shape
+    if not is_same or not _same_bytes(as_bytes(stored), as_bytes(expected)):
+        raise CerebrasError(f"{path}: {name} differs from what was written. Check the disk.")
 
 
 def _same_bytes(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    """Piece by piece: comparing makes an array of its own."""
+    """Compare piece by piece: a comparison makes an array of the same length."""
     pieces = range(0, first.size, _PIECE_BYTES)
     return all(np.array_equal(first[at : at + _PIECE_BYTES], second[at : at + _PIECE_BYTES]) for at in pieces)

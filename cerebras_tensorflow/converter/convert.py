@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnmatchedKeysError(CheckpointError):
-    """A source that holds tensors which no rule knows."""
+    """A checkpoint has tensors that no rule covers."""
 
 
 @dataclass(frozen=True)
@@ -114,30 +114,30 @@ class Conversion:
         return place.layout.split(stored, place.part, self._config)
 
     def _find(self, tensor: Tensor) -> Place | None:
-        """Where the source has a value, or one that stands in for it; None where it has neither."""
+        """Return where the source has a value or one equal to it; None if it has neither."""
         place = _place_in(tensor, self._source)
         if place is not None:
             for name in (place.name, *tensor.copies.get(self._source, ())):
                 if name in self._stored:
                     return Place(name, place.layout, place.part)
-        # A tied output layer may stand in for the table too: HDF5 files keep one of two equal values.
+        # An HDF5 file keeps one of two tied values, so the table may be stored under the output layer's name.
         for other in self._by_key.values():
             if other.same_as == tensor.key and (place := _place_in(other, self._source)) and place.name in self._stored:
                 return place
         return self._find(self._by_key[tensor.same_as]) if tensor.same_as is not None else None
 
     def _place(self, tensor: Tensor) -> Place:
-        found = self._find(tensor)
-        if found is None:
+        stored = self._find(tensor)
+        if stored is None:
             place = _place_in(tensor, self._source)
             raise CheckpointError(
                 f"{self._reader.path}: no tensor {place.name if place else tensor.key!r}, which {self._model.name} "
                 "needs. Is it a checkpoint of this model, and is the config its own?"
             )
-        return found
+        return stored
 
     def _bare(self, name: str) -> str:
-        """A name of the source without the prefix that some files carry, and as today's files have it."""
+        """Return a source's name without the prefix of some files, in its current spelling."""
         if self._source == HF:
             name = name.removeprefix(self._wrapper).removeprefix(self._model.hf_prefix)
         if self._source in (CS, CS_OLD):

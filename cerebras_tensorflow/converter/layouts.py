@@ -18,11 +18,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """Attributes:
-    parts: Canonical values in one stored tensor.
-    split: (stored, part, config) -> the canonical value of a part.
-    join: (canonical values of all parts, config) -> stored.
-    action: What it does, for --debug.
+    """How a stored tensor relates to canonical values: equal, transposed, or several of them packed into one.
+
+    Attributes:
+        parts: Canonical values in one stored tensor.
+        split: (stored, part, config) -> the canonical value of a part.
+        join: (canonical values of all parts, config) -> stored.
+        action: What it does, for --debug.
     """
 
     parts: int

@@ -31,7 +31,7 @@ STORAGES: dict[str, Any] = {
 }
 
 _MAX_RANK = 64  # of NumPy's arrays
-# Of all OrderedDicts that get their pairs at once, as torch for Python 2 wrote them.
+# Limit for all OrderedDicts together whose pairs are arguments, as torch for Python 2 wrote them.
 _MAX_PAIRS = 1_000_000
 # Kinds of objects that a file of plain tensors does not hold.
 _REFUSED_OPCODES = (
@@ -189,7 +189,7 @@ def check_plain(tensor: StoredTensor, what: str) -> None:
     if not is_sound or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
         raise CorruptCheckpointError(f"{what}: its offset, shape and strides are not those of a tensor")
     if tensor.num_elements < math.prod(tensor.shape):
-        raise CheckpointError(f"{what}: its elements share memory. Save it as a tensor of its own (contiguous, clone).")
+        raise CheckpointError(f"{what}: its elements share memory. Save it as a separate tensor (contiguous, clone).")
 
 
 def _check_key(key: Any) -> None:

@@ -48,7 +48,7 @@ class Tensor:
     Attributes:
         key: Its name in the PyTorch Model Zoo, and ours for it.
         places: Kind of format -> place; a kind without one does not store it.
-        same_as: Key of a value that stands in where the source does not store this one (tied weights).
+        same_as: Key of the equal value to use if the source does not store this one (tied weights).
         copies: Kind of format -> further names under which it stores the same value; any of them serves as source.
         is_optional: Some checkpoints of the model do without it.
     """
@@ -159,12 +159,12 @@ class Model:
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the conversions that there are, one direction of each."""
-        found = []
+        pairs = []
         for number, first in enumerate(self.formats):
             for second in self.formats[number + 1 :]:
                 if self.converts(first, second):
-                    found.append((first, second))
-        return found
+                    pairs.append((first, second))
+        return pairs
 
     def converts(self, source: str, target: str) -> bool:
         """Whether there is a conversion between two formats of this table; between releases see releases.py."""

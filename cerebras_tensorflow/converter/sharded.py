@@ -48,7 +48,7 @@ def stem(path: str | os.PathLike[str]) -> str:
     match = _SHARD.fullmatch(text)
     if match:
         return match[1]
-    # The step of a TensorFlow prefix is no extension: model.ckpt-100 stays whole.
+    # A TensorFlow prefix such as model.ckpt-100 has no extension to remove.
     root, extension = os.path.splitext(text)
     return root if extension in (".bin", ".mdl", ".pt", ".pth", ".safetensors", ".hdf5", ".h5", ".index") else text
 
@@ -60,7 +60,7 @@ def _open_one(path: str) -> TensorReader:
 
 
 def _shards(path: str) -> list[str] | None:
-    """Paths of all shards, or None where the path is a checkpoint of its own."""
+    """Return the paths of all shards, or None if the path is one whole checkpoint."""
     folder = Path(path).parent
     if path.endswith(_INDEX_SUFFIX):
         try:

@@ -42,7 +42,7 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
         index = h5_reader.read_index(path)
         if index is not None:
             return h5_reader.H5Reader(path, index)
-        # Here and not above, so that what needs no HDF5 does not wait for h5py.
+        # Imported here, because loading h5py takes time.
         from cerebras_tensorflow.saver.hdf5.foreign import ForeignH5Reader
 
         return ForeignH5Reader(path, accept_changed)

@@ -15,7 +15,7 @@ def open_writer(
     """Return a writer; leave it normally to commit, by an exception to leave nothing behind.
 
     Args:
-        path: Final path or prefix. What stands there stays readable until the new checkpoint is complete.
+        path: Final path or prefix. An existing checkpoint stays readable until the new one is complete.
         shard_of: File of a tensor, from its name and size [B]; one file by default.
         compression: none, lz4 or gzip; HDF5 only.
 

@@ -108,7 +108,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sync",
         action="store_true",
-        help="wait until the disk has the result, so that it outlives a power failure; always so where it replaces one",
+        help="wait until the disk has the result, for power failures; always done for a target that is replaced",
     )
     parser.add_argument("--verify", action="store_true", help="read the result again and compare it")
     parser.add_argument("--force", action="store_true", help="replace an existing target")
@@ -146,7 +146,7 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
     with convert.open_source(source, getattr(options, "accept_changed", False)) as reader:
         _check_kind(reader, is_to_h5)
         target = _target(target, is_to_h5)
-        # As with `cp`, the source is still there after a power failure; what is replaced would not be.
+        # Like `cp`: after a power failure the source is still there, but a target that was replaced would be lost.
         is_durable = convert.check_paths(reader.path, target, options.force) or options.sync
         total = convert.total_bytes(reader, selection)
         _check_space(target, total)
@@ -243,7 +243,7 @@ def _check_space(target: str, num_bytes: int) -> None:
     while not exists(folder):
         folder = dirname(folder)
     disk = shutil.disk_usage(folder)
-    # /proc and its like have no size at all; what is wrong there shows when the file is made.
+    # File systems such as /proc report no size; creating the file fails there with its own message.
     free = disk.free
     if disk.total and free < num_bytes:
         raise CheckpointError(

@@ -43,7 +43,7 @@ class Selection:
         """Return the names to copy.
 
         Raises:
-            ValueError: If a pattern fits no name, or no name is left: a slip of the pen rather than a wish.
+            ValueError: If a pattern fits no name, or no name is left: usually a typo.
         """
         names = reader.names()
         for pattern in (*self.include, *self.exclude):
@@ -70,7 +70,7 @@ class Report:
 
     Attributes:
         num_bytes: Of the values read [B].
-        skipped: What is no tensor in the source, with the reason.
+        skipped: Objects of the source that are not tensors, with the reason.
     """
 
     num_tensors: int
@@ -141,7 +141,7 @@ def check_paths(source: str, target: str, force: bool) -> bool:
     """Check that a conversion would not overwrite its own source, nor anything else unasked.
 
     Returns:
-        Whether something stands there that is to be replaced.
+        Whether the target exists and is to be replaced.
 
     Raises:
         CheckpointError: If it would.
@@ -163,7 +163,7 @@ def verify(source: TensorReader, target: str, selection: Selection) -> None:
     Args:
         source: What was copied.
         target: Path of the copy.
-        selection: What was copied of it, and as what. Values whose type was changed are not compared with the source.
+        selection: What was copied. Values whose type was changed are not compared with the source.
 
     Raises:
         CheckpointError: If the copy is damaged or differs.
@@ -233,7 +233,7 @@ def _ahead(pieces: Iterator[BytesLike]) -> Iterator[BytesLike]:
                 buffer[: view.size] = view
                 filled.put((buffer, view.size))
             filled.put(None)
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 (the other thread raises it)
             filled.put(exc)
 
     thread = threading.Thread(target=run, name="checkpoint-reader", daemon=True)

@@ -21,7 +21,7 @@ _MAX_WIDTH = 120
 
 
 def describe(reader: TensorReader) -> Iterator[str]:
-    """Yield the lines of a listing: kind, readers that accept it, files, tensors, and what is no tensor."""
+    """Yield the lines of a listing: kind, readers that accept it, files, tensors, and objects that are not tensors."""
     names = reader.names()
     total = sum(reader.entry(name).num_bytes for name in names)
     yield f"{one_line(reader.path)}: {_kind(reader)}, {len(names)} tensors, {format_bytes(total)}"
@@ -106,7 +106,7 @@ def _value_difference(entry: TensorEntry, first: Iterator[BytesLike], second: It
     is_number = entry.dtype.kind not in "b"
     for left, right in aligned(first, second, entry.dtype.itemsize):
         one, other = left.view(entry.dtype), right.view(entry.dtype)
-        # Bits, so that NaN equals itself and 0 is not -0.
+        # Compare bits: NaN equals itself, and 0 differs from -0.
         unequal = (left.reshape(-1, entry.dtype.itemsize) != right.reshape(-1, entry.dtype.itemsize)).any(axis=1)
         if unequal.any():
             count += int(unequal.sum())

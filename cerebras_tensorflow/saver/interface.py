@@ -87,7 +87,7 @@ class TensorReader(ABC):
             KeyError: If the checkpoint has no such tensor; names near ones.
         """
 
-    def extent(self, name: str) -> StoredExtent | None:
+    def extent(self, name: str) -> StoredExtent | None:  # noqa: ARG002 (for those that have one)
         """Return where a tensor's bytes can be read without this reader; None: nowhere, as when it is compressed.
 
         Raises:
@@ -121,7 +121,7 @@ class TensorReader(ABC):
     def chunks(self, name: str) -> Iterator[BytesLike]:
         """Yield a tensor's little-endian bytes in order, in pieces of a few megabytes; each is valid until the next.
 
-        The checksum is compared after the last piece, so that what was taken before is not to be trusted until then.
+        The checksum is compared after the last piece. Do not trust earlier pieces before that.
 
         Raises:
             KeyError, CorruptCheckpointError: As `read`.
@@ -209,11 +209,13 @@ class TensorWriter(ABC):
             CheckpointError: As `add`.
         """
 
-    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation | None:
+    def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation | None:  # noqa: ARG002
         """Append a tensor whose bytes the caller writes into the space returned, before `commit`.
 
         Args:
-            name, dtype, shape: As `add_chunks`.
+            name: As `add_chunks`.
+            dtype: As `add_chunks`.
+            shape: As `add_chunks`.
             crc: CRC-32C of the little-endian bytes; the caller checks that they match.
 
         Returns:
@@ -226,7 +228,7 @@ class TensorWriter(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Give the checkpoint its final name; durable, unless the writer was told otherwise."""
+        """Give the checkpoint its final name; durable, unless the writer was made with is_durable=False."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -271,7 +273,7 @@ def check_shape(shape: tuple[int, ...]) -> None:
     """Check a shape that a file declares before anything is made of it.
 
     Raises:
-        ValueError: If a dim is no size, or no array can have so many.
+        ValueError: If a dim is not a size, or there are too many elements for an array.
     """
     largest = 1
     for dim in shape:

@@ -31,13 +31,13 @@ def step_of(path: str) -> int | None:
 
 def checkpoints_in(folder: str) -> list[str]:
     """Return the paths of all checkpoints that carry a model_dir name, newest step first, whole or not."""
-    found = set()
+    paths = set()
     for item in os.scandir(folder):
         name = item.name.removesuffix(INDEX_SUFFIX)
         is_bundle = name != item.name and not name.endswith(H5_SUFFIX)
         if (is_bundle or name.endswith(H5_SUFFIX)) and _STEP.fullmatch(name):
-            found.add(os.path.join(folder, name))
-    return sorted(found, key=lambda path: (step_of(path) or 0, path), reverse=True)
+            paths.add(os.path.join(folder, name))
+    return sorted(paths, key=lambda path: (step_of(path) or 0, path), reverse=True)
 
 
 def files_of(path: str) -> list[str]:

@@ -156,7 +156,7 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
         first, last = item["data_offsets"]
         check_shape(shape)
         if type(first) is not int or type(last) is not int:
-            raise ValueError(f"tensor {name!r} has offsets that are no whole numbers")
+            raise ValueError(f"tensor {name!r} has offsets that are not integers")
         if not 0 <= first <= last <= size - start:
             raise ValueError(f"tensor {name!r} of shape {shape} lies at {first} to {last} of {size - start} bytes")
         entry = TensorEntry(dtype, shape, last - first)
@@ -250,6 +250,6 @@ def _header(entries: dict[str, TensorEntry]) -> bytes:
         }
         offset += entry.num_bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    # Padded with blanks, so that the values begin aligned.
+    # Padding aligns the values.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -22,7 +22,7 @@ class Layout:
 
     rules: tuple[tuple[int, str], ...]
 
-    def shard(self, name: str, num_bytes: int = 0) -> int:
+    def shard(self, name: str, _num_bytes: int = 0) -> int:
         """Return the shard of a tensor.
 
         Raises:
@@ -54,7 +54,7 @@ def read_layout(path: str) -> Layout:
     """Return the layout of a file.
 
     Raises:
-        ValueError: If a line is no rule, names it; or the file cannot be read or is no text.
+        ValueError: If the file cannot be read or is not text, or a line is not a rule; names the line.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -82,7 +82,7 @@ def by_size(max_bytes: int) -> Callable[[str, int], int]:
         raise ValueError(f"a shard size of {max_bytes} bytes; expected a positive size")
     shard, used = 0, 0
 
-    def shard_of(name: str, num_bytes: int) -> int:
+    def shard_of(_name: str, num_bytes: int) -> int:
         nonlocal shard, used
         if used and used + num_bytes > max_bytes:
             shard, used = shard + 1, 0

@@ -94,7 +94,7 @@ def from_safetensors(path: str | os.PathLike[str], target: str | os.PathLike[str
 def to_torch_pickle(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Write a state with torch.save: a pickle, which runs code when it is loaded, and needs all values in memory.
 
-    Only for programs that read nothing else; `to_safetensors` has neither fault.
+    Only for programs that read nothing else; `to_safetensors` has neither drawback.
 
     Raises:
         CheckpointError: If torch is missing.
@@ -157,7 +157,7 @@ def _join(name: str, key: str | int) -> str:
 
 
 def _is_torch_tensor(value: Any) -> bool:
-    # Whoever holds a tensor has imported torch; so we need not.
+    # A caller that has a torch tensor has imported torch already.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

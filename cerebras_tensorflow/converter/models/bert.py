@@ -40,7 +40,7 @@ _POSITIONS = {"absolute": "learned"}  # position_embedding_type of HF and CS
 def _encoder(config: Config, cs: str, hf: str, is_pooler_optional: bool = False) -> list[Tensor]:
     """The encoder and its pooler, under a prefix of names on either side."""
     embedding, theirs = f"{cs}embedding_layer", f"{hf}embeddings"
-    found = [
+    tensors = [
         plain(
             f"{embedding}.word_embeddings.weight",
             f"{theirs}.word_embeddings.weight",
@@ -63,32 +63,32 @@ def _encoder(config: Config, cs: str, hf: str, is_pooler_optional: bool = False)
         attention = f"encoder/{numbered('self_attention', i)}"
         for letter, name in (("q", "query"), ("k", "key"), ("v", "value")):
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            found += linear(key, f"{theirs}.attention.self.{name}", f"{attention}/{letter}_projection")
+            tensors += linear(key, f"{theirs}.attention.self.{name}", f"{attention}/{letter}_projection")
         key = f"{block}.self_attn.proj_output_dense_layer"
-        found += linear(key, f"{theirs}.attention.output.dense", f"{attention}/output_transform")
+        tensors += linear(key, f"{theirs}.attention.output.dense", f"{attention}/output_transform")
         for number, name in ((1, "attention.output"), (2, "output")):
             scope = f"encoder/{numbered('layer_normalization_layer', 2 * i + number - 1)}"
-            found += norm(f"{block}.norm{number}", f"{theirs}.{name}.LayerNorm", scope)
+            tensors += norm(f"{block}.norm{number}", f"{theirs}.{name}.LayerNorm", scope)
         for part, name in enumerate(("intermediate", "output")):
             scope = f"encoder/{numbered('ffn', i)}/{numbered('dense_layer', 2 * i + part)}"
-            found += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.{name}.dense", scope)
+            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.{name}.dense", scope)
     pooler = f"{cs}pooler.pooler.ffn.0.linear_layer"
-    found += linear(pooler, f"{hf}pooler.dense", "cls_layer/cls_dense", is_optional=is_pooler_optional)
-    return found
+    tensors += linear(pooler, f"{hf}pooler.dense", "cls_layer/cls_dense", is_optional=is_pooler_optional)
+    return tensors
 
 
 def _pretraining(config: Config) -> list[Tensor]:
-    found = _encoder(config, "bert_encoder.", "bert.")
+    tensors = _encoder(config, "bert_encoder.", "bert.")
     key = "bert_cls_head.classifier.ffn.0.linear_layer"
-    found += linear(key, "cls.seq_relationship", "cls_layer/cls_output_dense")
+    tensors += linear(key, "cls.seq_relationship", "cls_layer/cls_output_dense")
     key = "bert_mlm_head.mlm_transform.ffn.ffn.0.linear_layer"
-    found += linear(key, "cls.predictions.transform.dense", "mlm_layer/mlm_ffn")
-    found += norm("bert_mlm_head.mlm_transform.ln", "cls.predictions.transform.LayerNorm", "mlm_layer/mlm_layer_norm")
+    tensors += linear(key, "cls.predictions.transform.dense", "mlm_layer/mlm_ffn")
+    tensors += norm("bert_mlm_head.mlm_transform.ln", "cls.predictions.transform.LayerNorm", "mlm_layer/mlm_layer_norm")
     head, theirs = "bert_mlm_head.classifier.ffn.0.linear_layer", "cls.predictions"
     weight = plain(f"{head}.weight", f"{theirs}.decoder.weight", None)
-    found.append(tied(weight, "bert_encoder.embedding_layer.word_embeddings.weight"))
+    tensors.append(tied(weight, "bert_encoder.embedding_layer.word_embeddings.weight"))
     copies = {HF: (f"{theirs}.bias",), CS_OLD: (f"{theirs}.bias",)}
-    return [*found, plain(f"{head}.bias", f"{theirs}.decoder.bias", "mlm_layer/mlm_bias", copies=copies)]
+    return [*tensors, plain(f"{head}.bias", f"{theirs}.decoder.bias", "mlm_layer/mlm_bias", copies=copies)]
 
 
 def _headless(config: Config) -> list[Tensor]:
@@ -104,24 +104,24 @@ def _with_classifier(hf: str, tf: str | None, is_pooler_optional: bool) -> Calla
     return tensors
 
 
-def _read(config: Config, values: Config, kind: str) -> Config:
-    found: Config = {}
+def _read(config: Config, _values: Config, kind: str) -> Config:
+    settings: Config = {}
     if kind == HF and config.get("position_embedding_type") is not None:
         if config["position_embedding_type"] not in _POSITIONS:
             raise ConfigConversionError(
                 f"CS model doesn't support HF's position_embedding_type={config['position_embedding_type']}"
             )
-        found["position_embedding_type"] = config["position_embedding_type"]
+        settings["position_embedding_type"] = config["position_embedding_type"]
     if kind == TF:
-        found["position_embedding_type"] = "absolute"
+        settings["position_embedding_type"] = "absolute"
     if kind == CS and "position_embedding_type" in config:
         names = {theirs: name for name, theirs in _POSITIONS.items()}
         if config["position_embedding_type"] not in names:
             raise ConfigConversionError(
                 f"HF model doesn't support CS's position_embedding_type={config['position_embedding_type']}"
             )
-        found["position_embedding_type"] = names[config["position_embedding_type"]]
-    return found
+        settings["position_embedding_type"] = names[config["position_embedding_type"]]
+    return settings
 
 
 def _check_nonlinearities(config: Config, source: str) -> None:
@@ -144,8 +144,8 @@ def _write(values: Config, _target_values: Config, target: str) -> Config:
         return {} if position is None else {"position_embedding_type": position}
     if family(target) != CS:
         return {}
-    found: Config = {} if position is None else {"position_embedding_type": _POSITIONS[position]}
-    found["enable_vts"] = False
+    settings: Config = {} if position is None else {"position_embedding_type": _POSITIONS[position]}
+    settings["enable_vts"] = False
     if target == "cs-1.7":
         if values["hidden_act"] != "gelu":
             logger.warning(
@@ -153,9 +153,9 @@ def _write(values: Config, _target_values: Config, target: str) -> Config:
                 target,
                 values["hidden_act"],
             )
-            found["mlm_nonlinearity"] = "gelu"
-        return found
-    return found | {"pooler_nonlinearity": "tanh", "mlm_nonlinearity": values["hidden_act"]}
+            settings["mlm_nonlinearity"] = "gelu"
+        return settings
+    return settings | {"pooler_nonlinearity": "tanh", "mlm_nonlinearity": values["hidden_act"]}
 
 
 def _num_labels(config: Config) -> int:
@@ -165,26 +165,26 @@ def _num_labels(config: Config) -> int:
 
 
 def _read_classifier(config: Config, values: Config, kind: str) -> Config:
-    found = _read(config, values, kind)
+    settings = _read(config, values, kind)
     if kind != HF:
-        return found
+        return settings
     labels = _num_labels(config)
-    found["num_labels"] = labels
+    settings["num_labels"] = labels
     if config.get("classifier_dropout") is None:
-        found["classifier_dropout"] = values["hidden_dropout_prob"]
-    return found
+        settings["classifier_dropout"] = values["hidden_dropout_prob"]
+    return settings
 
 
 def _read_sequence_classifier(config: Config, values: Config, kind: str) -> Config:
-    found = _read_classifier(config, values, kind)
+    settings = _read_classifier(config, values, kind)
     if kind == HF and config.get("problem_type") is None:
-        if found["num_labels"] != 1:
+        if settings["num_labels"] != 1:
             raise ConfigConversionError(
-                f"Cannot infer the problem_type of a config with num_labels={found['num_labels']}. State problem_type: "
-                "regression, single_label_classification or multi_label_classification."
+                f"Cannot infer the problem_type of a config with num_labels={settings['num_labels']}. "
+                "State problem_type: regression, single_label_classification or multi_label_classification."
             )
-        found["problem_type"] = "regression"
-    return found
+        settings["problem_type"] = "regression"
+    return settings
 
 
 def _write_sequence_classifier(values: Config, target_values: Config, target: str) -> Config:
@@ -197,8 +197,8 @@ def _write_sequence_classifier(values: Config, target_values: Config, target: st
 
 
 def _write_token_classifier(values: Config, target_values: Config, target: str) -> Config:
-    found = _write(values, target_values, target)
-    return found | {"loss_weight": 1.0, "include_padding_in_loss": False} if family(target) == CS else found
+    settings = _write(values, target_values, target)
+    return settings | {"loss_weight": 1.0, "include_padding_in_loss": False} if family(target) == CS else settings
 
 
 def _read_questions(config: Config, values: Config, kind: str) -> Config:
@@ -210,8 +210,8 @@ def _read_questions(config: Config, values: Config, kind: str) -> Config:
 
 
 def _write_questions(values: Config, target_values: Config, target: str) -> Config:
-    found = _write(values, target_values, target)
-    return found | {"num_labels": 2} if family(target) == HF else found
+    settings = _write(values, target_values, target)
+    return settings | {"num_labels": 2} if family(target) == HF else settings
 
 
 _KEYS = (

@@ -62,26 +62,26 @@ _ATTENTION_TYPES = {True: "scaled_dot_product", False: "dot_product"}
 
 def _tensors(config: Config) -> list[Tensor]:
     positions = "embedding_layer.position_embeddings.weight"
-    found = [
+    tensors = [
         plain(TABLE, "wte.weight", "input_embedding/embedding_weights"),
         plain(positions, "wpe.weight", "position_embedding/position_embedding_weights"),
     ]
     for i in range(config["n_layer"]):
         block = f"transformer_decoder.layers.{i}"
         attention = f"decoder/{numbered('self_attention', i)}"
-        found += norm(f"{block}.norm1", f"h.{i}.ln_1", f"decoder/{numbered('layer_normalization_layer', 3 * i)}")
+        tensors += norm(f"{block}.norm1", f"h.{i}.ln_1", f"decoder/{numbered('layer_normalization_layer', 3 * i)}")
         for part, letter in enumerate("qkv"):
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            found += linear(key, f"h.{i}.attn.c_attn", f"{attention}/{letter}_projection", True, THIRDS, part)
+            tensors += linear(key, f"h.{i}.attn.c_attn", f"{attention}/{letter}_projection", True, THIRDS, part)
         key = f"{block}.self_attn.proj_output_dense_layer"
-        found += linear(key, f"h.{i}.attn.c_proj", f"{attention}/output_transform", True, TRANSPOSED)
-        found += norm(f"{block}.norm3", f"h.{i}.ln_2", f"decoder/{numbered('layer_normalization_layer', 3 * i + 2)}")
+        tensors += linear(key, f"h.{i}.attn.c_proj", f"{attention}/output_transform", True, TRANSPOSED)
+        tensors += norm(f"{block}.norm3", f"h.{i}.ln_2", f"decoder/{numbered('layer_normalization_layer', 3 * i + 2)}")
         for part, name in enumerate(("c_fc", "c_proj")):
             scope = f"decoder/{numbered('ffn', i)}/{numbered('dense_layer', 2 * i + part)}"
-            found += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", scope, True, TRANSPOSED)
-    found += last_norm("ln_f", "post_decoder_layer_norm")
+            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", scope, True, TRANSPOSED)
+    tensors += last_norm("ln_f", "post_decoder_layer_norm")
     (head,) = linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
-    return [*found, tied(head, TABLE) if config["tie_word_embeddings"] else head]
+    return [*tensors, tied(head, TABLE) if config["tie_word_embeddings"] else head]
 
 
 def fill_inner(values: Config) -> Config:
@@ -90,16 +90,16 @@ def fill_inner(values: Config) -> Config:
 
 
 def _read(config: Config, values: Config, kind: str) -> Config:
-    found = fill_inner(values)
+    settings = fill_inner(values)
     if kind == HF and "scale_attn_weights" in config:
-        found["scale_attn_weights"] = config["scale_attn_weights"]
+        settings["scale_attn_weights"] = config["scale_attn_weights"]
     if kind == TF:
         # Ours has one rate for both, and always scales.
-        found |= {"embd_pdrop": values["resid_pdrop"], "scale_attn_weights": True}
+        settings |= {"embd_pdrop": values["resid_pdrop"], "scale_attn_weights": True}
     if kind == CS:
         for key, name in (("embd_pdrop", "embedding_dropout_rate"), ("attn_pdrop", "attention_dropout_rate")):
             if config.get(name) is None:
-                found[key] = values["resid_pdrop"]
+                settings[key] = values["resid_pdrop"]
         if "attention_type" in config:
             scaled = {name: value for value, name in _ATTENTION_TYPES.items()}
             if config["attention_type"] not in scaled:
@@ -107,8 +107,8 @@ def _read(config: Config, values: Config, kind: str) -> Config:
                     f"Can't convert config with attention_type={config['attention_type']}. Only {' or '.join(scaled)} "
                     "is supported."
                 )
-            found["scale_attn_weights"] = scaled[config["attention_type"]]
-    return found
+            settings["scale_attn_weights"] = scaled[config["attention_type"]]
+    return settings
 
 
 def _write(values: Config, _target_values: Config, target: str) -> Config:

@@ -36,52 +36,52 @@ _MIN_CODEGEN_HEADS = 4
 
 
 def _gptj_tensors(config: Config) -> list[Tensor]:
-    found = [plain(TABLE, "wte.weight", "input_embedding/embedding_weights")]
+    tensors = [plain(TABLE, "wte.weight", "input_embedding/embedding_weights")]
     for i in range(config["n_layer"]):
         block, scope = f"transformer_decoder.layers.{i}", f"gptj_decoder/{i}"
-        found += norm(f"{block}.norm1", f"h.{i}.ln_1", f"{scope}/ln_1")
+        tensors += norm(f"{block}.norm1", f"h.{i}.ln_1", f"{scope}/ln_1")
         for letter in "qkv":
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            found += linear(key, f"h.{i}.attn.{letter}_proj", f"{scope}/attn/{letter}_proj", has_bias=False)
+            tensors += linear(key, f"h.{i}.attn.{letter}_proj", f"{scope}/attn/{letter}_proj", has_bias=False)
         key = f"{block}.self_attn.proj_output_dense_layer"
-        found += linear(key, f"h.{i}.attn.out_proj", f"{scope}/attn/out_proj", has_bias=False)
+        tensors += linear(key, f"h.{i}.attn.out_proj", f"{scope}/attn/out_proj", has_bias=False)
         for part, name in enumerate(("fc_in", "fc_out")):
             dense = f"{scope}/mlp/{numbered('dense_layer', 2 * i + part)}"
-            found += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", dense)
-    found += last_norm("ln_f", "post_decoder_layer_norm")
+            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", dense)
+    tensors += last_norm("ln_f", "post_decoder_layer_norm")
     weight, bias = linear("lm_head", "lm_head", "lm_head")
     if config["tie_word_embeddings"]:
         weight, bias = tied(weight, TABLE), replace(bias, places=bias.places | {TF: Place("bias")})
-    return [*found, weight, bias]
+    return [*tensors, weight, bias]
 
 
 def _codegen_tensors(config: Config) -> list[Tensor]:
-    found = []
+    tensors = []
     for tensor in _gptj_tensors(config):
         places = {kind: place for kind, place in tensor.places.items() if kind != TF}
         block, _, letter = places[HF].name.removesuffix("_proj.weight").rpartition(".")
         if letter in "qkv":
             places[HF] = Place(f"{block}.qkv_proj.weight", CODEGEN_PACKED, "qkv".index(letter))
-        found.append(replace(tensor, places=places))
-    return found
+        tensors.append(replace(tensor, places=places))
+    return tensors
 
 
 def _read(config: Config, values: Config, kind: str) -> Config:
-    found = fill_inner(values)
+    settings = fill_inner(values)
     if kind == HF and "rotary" in config:
         if config["rotary"] is not True:
             raise ConfigConversionError(f"HF GPT-J must use rotary embeddings, but got rotary={config['rotary']}")
-        found["rotary"] = True
+        settings["rotary"] = True
     if kind == CS and "position_embedding_type" in config:
         if config["position_embedding_type"] != "rotary":
             raise ConfigConversionError(
                 "CS GPT-J must use rotary embeddings, but got "
                 f"position_embedding_type={config['position_embedding_type']}"
             )
-        found["rotary"] = True
+        settings["rotary"] = True
     if kind == TF:
-        found["rotary"] = True
-    return found
+        settings["rotary"] = True
+    return settings
 
 
 def _write(values: Config, _target_values: Config, target: str) -> Config:

@@ -35,10 +35,10 @@ _THETA = 10000.0
 
 
 def _tensors(config: Config) -> list[Tensor]:
-    found = [plain(TABLE, "embed_tokens.weight", "input_embedding/embedding_weights")]
+    tensors = [plain(TABLE, "embed_tokens.weight", "input_embedding/embedding_weights")]
     for i in range(config["num_hidden_layers"]):
         block, scope = f"transformer_decoder.layers.{i}", f"decoder/{i}"
-        found += norm(f"{block}.norm1", f"layers.{i}.input_layernorm", f"{scope}/attention_norm", has_bias=False)
+        tensors += norm(f"{block}.norm1", f"layers.{i}.input_layernorm", f"{scope}/attention_norm", has_bias=False)
         for letter in "qk":
             key = f"{block}.self_attn.proj_{letter}_dense_layer.weight"
             places = {
@@ -46,41 +46,41 @@ def _tensors(config: Config) -> list[Tensor]:
                 HF: Place(f"layers.{i}.self_attn.{letter}_proj.weight", HALVES),
                 TF: Place(f"{scope}/attention/{letter}_proj/{letter}_proj/kernel", HALVES_TRANSPOSED),
             }
-            found.append(Tensor(key, places))
+            tensors.append(Tensor(key, places))
         for name, theirs, ours in (("v", "v_proj", "v_proj"), ("output", "o_proj", "out_proj")):
             key = f"{block}.self_attn.proj_{name}_dense_layer"
-            found += linear(key, f"layers.{i}.self_attn.{theirs}", f"{scope}/attention/{ours}", has_bias=False)
-        found += norm(f"{block}.norm3", f"layers.{i}.post_attention_layernorm", f"{scope}/mlp_norm", has_bias=False)
+            tensors += linear(key, f"layers.{i}.self_attn.{theirs}", f"{scope}/attention/{ours}", has_bias=False)
+        tensors += norm(f"{block}.norm3", f"layers.{i}.post_attention_layernorm", f"{scope}/mlp_norm", has_bias=False)
         for name, key in (
             ("up_proj", "ffn.ffn.0.linear_layer"),
             ("gate_proj", "ffn.ffn.0.linear_layer_for_glu"),
             ("down_proj", "ffn.ffn.1.linear_layer"),
         ):
-            found += linear(f"{block}.{key}", f"layers.{i}.mlp.{name}", f"{scope}/mlp/{name}", has_bias=False)
-    found += last_norm("norm", "post_decoder_norm", has_bias=False)
+            tensors += linear(f"{block}.{key}", f"layers.{i}.mlp.{name}", f"{scope}/mlp/{name}", has_bias=False)
+    tensors += last_norm("norm", "post_decoder_norm", has_bias=False)
     (head,) = linear("lm_head", "lm_head", "lm_head", has_bias=False)
-    return [*found, tied(head, TABLE) if config["tie_word_embeddings"] else head]
+    return [*tensors, tied(head, TABLE) if config["tie_word_embeddings"] else head]
 
 
 def _read(config: Config, values: Config, kind: str) -> Config:
     head_size = values["hidden_size"] // values["num_attention_heads"]
-    found: Config = {"rotary_dim": head_size}
+    settings: Config = {"rotary_dim": head_size}
     if values["num_key_value_heads"] is None:
-        found["num_key_value_heads"] = values["num_attention_heads"]
+        settings["num_key_value_heads"] = values["num_attention_heads"]
     if kind == HF:
-        # Newer releases of transformers keep the base in a section of its own.
+        # Newer releases of transformers keep the base in a separate section.
         rope = config.get("rope_parameters") or {}
         if rope.get("rope_type", "default") != "default":
             raise ConfigConversionError(
                 f"Can't convert config with rope_type={rope['rope_type']}. Only default is supported."
             )
         if "rope_theta" in rope:
-            found["rope_theta"] = rope["rope_theta"]
+            settings["rope_theta"] = rope["rope_theta"]
     if kind == CS:
         plain_names = {gated: name for name, gated in _GATED.items()}
         if values["hidden_act"] not in plain_names:
             raise ConfigConversionError(f"{values['hidden_act']} is not a supported GLU activation in HF")
-        found["hidden_act"] = plain_names[values["hidden_act"]]
+        settings["hidden_act"] = plain_names[values["hidden_act"]]
         if "rotary_dim" not in config:
             raise ConfigConversionError("rotary_dim must be specified")
         if config["rotary_dim"] != head_size:
@@ -88,7 +88,7 @@ def _read(config: Config, values: Config, kind: str) -> Config:
                 f"Can't convert config with rotary_dim={config['rotary_dim']}. Only hidden_size // num_heads = "
                 f"{head_size} is supported."
             )
-    return found
+    return settings
 
 
 def _write(values: Config, _target_values: Config, target: str) -> Config:

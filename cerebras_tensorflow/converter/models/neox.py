@@ -32,20 +32,20 @@ _BASE = 10000
 
 
 def _tensors(config: Config) -> list[Tensor]:
-    found = [plain(TABLE, "embed_in.weight", None)]
+    tensors = [plain(TABLE, "embed_in.weight", None)]
     for i in range(config["num_hidden_layers"]):
         block, theirs = f"transformer_decoder.layers.{i}", f"layers.{i}"
-        found += norm(f"{block}.norm1", f"{theirs}.input_layernorm", None)
-        found += norm(f"{block}.norm3", f"{theirs}.post_attention_layernorm", None)
+        tensors += norm(f"{block}.norm1", f"{theirs}.input_layernorm", None)
+        tensors += norm(f"{block}.norm3", f"{theirs}.post_attention_layernorm", None)
         for part, letter in enumerate("qkv"):
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            found += linear(key, f"{theirs}.attention.query_key_value", None, True, NEOX_PACKED, part)
-        found += linear(f"{block}.self_attn.proj_output_dense_layer", f"{theirs}.attention.dense", None)
+            tensors += linear(key, f"{theirs}.attention.query_key_value", None, True, NEOX_PACKED, part)
+        tensors += linear(f"{block}.self_attn.proj_output_dense_layer", f"{theirs}.attention.dense", None)
         for part, name in enumerate(("dense_h_to_4h", "dense_4h_to_h")):
-            found += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.mlp.{name}", None)
-    found += last_norm("final_layer_norm", None)
+            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.mlp.{name}", None)
+    tensors += last_norm("final_layer_norm", None)
     (head,) = linear("lm_head", "embed_out", None, has_bias=False)
-    return [*found, tied(head, TABLE) if config["tie_word_embeddings"] else head]
+    return [*tensors, tied(head, TABLE) if config["tie_word_embeddings"] else head]
 
 
 def _read(config: Config, values: Config, kind: str) -> Config:

@@ -66,8 +66,8 @@ def linear(
             places[TF] = Place(f"{_doubled(tf)}/{tf_kind}", tf_layout)
         return Tensor(f"{key}.{kind}", places, is_optional=is_optional)
 
-    found = [tensor("weight", "kernel", TRANSPOSED)]
-    return [*found, tensor("bias", "bias", PLAIN)] if has_bias else found
+    tensors = [tensor("weight", "kernel", TRANSPOSED)]
+    return [*tensors, tensor("bias", "bias", PLAIN)] if has_bias else tensors
 
 
 def last_norm(hf: str, tf: str | None, has_bias: bool = True) -> list[Tensor]:

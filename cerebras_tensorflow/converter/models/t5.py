@@ -45,13 +45,13 @@ def _t5_tensors(config: Config) -> list[Tensor]:
             CS_OLD: ("decoder_token_embedding.weight",),
         },
     )
-    found = [replace(table, places=table.places | {CS_OLD: Place("encoder_token_embedding.weight")})]
+    tensors = [replace(table, places=table.places | {CS_OLD: Place("encoder_token_embedding.weight")})]
     norm_number = dense_number = 0
     for stack, num_blocks in (("encoder", config["num_layers"]), ("decoder", config["num_decoder_layers"])):
         biases = [f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight" for i in range(num_blocks)]
         # Every block of cs-1.6 has the table; transformers and later releases keep the first block's.
         key = f"relative_position_{stack}.relative_attention_bias.weight"
-        found.append(plain(key, biases[0], f"{stack}/relative_attention_bias", copies={CS_OLD: tuple(biases[1:])}))
+        tensors.append(plain(key, biases[0], f"{stack}/relative_attention_bias", copies={CS_OLD: tuple(biases[1:])}))
         kinds = [("self_attn", "SelfAttention", "self_attention")]
         if stack == "decoder":
             kinds.append(("multihead_attn", "EncDecAttention", "encoder_decoder_attention"))
@@ -62,26 +62,26 @@ def _t5_tensors(config: Config) -> list[Tensor]:
                 for part, letter in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o")):
                     last = "output_transform" if part == "output" else f"{part}_projection"
                     layer = f"{block}.{key}.proj_{part}_dense_layer"
-                    found += linear(layer, f"{theirs}.{number}.{name}.{letter}", f"{ours}/{last}", has_bias=False)
+                    tensors += linear(layer, f"{theirs}.{number}.{name}.{letter}", f"{ours}/{last}", has_bias=False)
             for number, name in enumerate(("wi", "wo")):
                 scope = f"{stack}/{numbered('ffn', i)}/{numbered('dense_layer', dense_number)}"
                 layer, hf = f"{block}.ffn.ffn.{number}.linear_layer", f"{theirs}.{len(kinds)}.DenseReluDense.{name}"
-                found += linear(layer, hf, scope, has_bias=False)
+                tensors += linear(layer, hf, scope, has_bias=False)
                 dense_number += 1
             for number in range(len(kinds) + 1):
                 scope = f"{stack}/{numbered('layer_normalization_layer', norm_number)}"
-                found += norm(f"{block}.norm{number + 1}", f"{theirs}.{number}.layer_norm", scope, has_bias=False)
+                tensors += norm(f"{block}.norm{number + 1}", f"{theirs}.{number}.layer_norm", scope, has_bias=False)
                 norm_number += 1
         scope = f"{stack}/{numbered('layer_normalization_layer', norm_number)}"
-        found += norm(f"{stack}.norm", f"{stack}.final_layer_norm", scope, has_bias=False)
+        tensors += norm(f"{stack}.norm", f"{stack}.final_layer_norm", scope, has_bias=False)
         norm_number += 1
     (head,) = linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
-    return [*found, tied(head, _TABLE) if config["tie_word_embeddings"] else head]
+    return [*tensors, tied(head, _TABLE) if config["tie_word_embeddings"] else head]
 
 
 def _transformer_tensors(config: Config) -> list[Tensor]:
     """T5's tensors, each embedding and position table by itself, and biases, where a checkpoint has them."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for stack in _STACKS:
         for old, name in (
             ("token_embedding.weight", "embeddings.word_embeddings.weight"),
@@ -90,33 +90,33 @@ def _transformer_tensors(config: Config) -> list[Tensor]:
         ):
             separator = "_" if old.startswith("token") else "."
             places = {CS: Place(f"{stack}_{name}"), CS_OLD: Place(f"{stack}{separator}{old}")}
-            found.append(Tensor(f"{stack}_{name}", places, is_optional=True))
+            tensors.append(Tensor(f"{stack}_{name}", places, is_optional=True))
     for tensor in _t5_tensors(config):
         if tensor.key == _TABLE:
             continue
         is_optional = tensor.key.startswith(("relative_position", "lm_head"))
-        found.append(replace(tensor, same_as=None, is_optional=is_optional))
+        tensors.append(replace(tensor, same_as=None, is_optional=is_optional))
         if ".norm" in tensor.key or "_dense_layer." in tensor.key or ".linear_layer." in tensor.key:
             places = {
                 kind: Place(f"{place.name.removesuffix('weight')}bias")
                 for kind, place in tensor.places.items()
                 if kind in (CS, HF)
             }
-            found.append(Tensor(f"{tensor.key.removesuffix('weight')}bias", places, is_optional=True))
-    return found
+            tensors.append(Tensor(f"{tensor.key.removesuffix('weight')}bias", places, is_optional=True))
+    return tensors
 
 
 def _read(config: Config, values: Config, kind: str) -> Config:
-    found: Config = {}
+    settings: Config = {}
     if values["num_decoder_layers"] is None:
-        found["num_decoder_layers"] = values["num_layers"]
+        settings["num_decoder_layers"] = values["num_layers"]
     if kind == HF and str(values["feed_forward_proj"]).startswith("gated-"):
         raise ConfigConversionError(
             f"Can't convert config with feed_forward_proj={values['feed_forward_proj']}. Only a feed-forward without "
             "gate is supported."
         )
     if kind != CS:
-        return found
+        return settings
     encoder, decoder = values["feed_forward_proj"], config.get("decoder_nonlinearity", values["feed_forward_proj"])
     if encoder != decoder:
         raise ConfigConversionError(
@@ -126,7 +126,7 @@ def _read(config: Config, values: Config, kind: str) -> Config:
         if config.get(name) is not None and config[name] != config.get(reference):
             raise ConfigConversionError(f"HF implementation doesn't allow {name} != {reference}")
     # The Model Zoo's tables have room for sentinels that its vocabulary size does not count.
-    return found | {"vocab_size": values["vocab_size"] + config.get("extra_ids", 0)}
+    return settings | {"vocab_size": values["vocab_size"] + config.get("extra_ids", 0)}
 
 
 def _write(values: Config, _target_values: Config, target: str) -> Config:

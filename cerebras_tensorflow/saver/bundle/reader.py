@@ -1,4 +1,4 @@
-"""Reading a tensor bundle: the index at once, values one at a time, each against its checksum."""
+"""Reading a tensor bundle: the whole index first, then values one at a time, each checked by its checksum."""
 
 from __future__ import annotations
 

@@ -67,5 +67,5 @@ def decode(data: bytes, num_elements: int) -> tuple[list[bytes], int]:
 
 
 def _crc_of_length(length: int) -> bytes:
-    # 4 bytes where they suffice, as files from before 64-bit lengths have it.
+    # 4 bytes if they are enough: files from before 64-bit lengths have no others.
     return length.to_bytes(4 if length < 1 << 32 else 8, "little")

@@ -82,7 +82,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def varint_field(number: int, value: int) -> bytes:
-    """Return a number field; nothing for zero, as proto3 has it."""
+    """Return a number field; empty for zero, as in proto3."""
     return encode_varint(number << 3 | VARINT) + encode_varint(value) if value else b""
 
 

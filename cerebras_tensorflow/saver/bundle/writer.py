@@ -22,7 +22,7 @@ from cerebras_tensorflow.saver.files.checksum import crc32c, mask
 from cerebras_tensorflow.saver.files.writeback import WRITE_BYTES, WriteBehind
 from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, flat_view
 
-# Values go out in pieces of this size, so that a piece still is in cache when its checksum is taken.
+# Small enough that a piece is still in the cache when its checksum is computed.
 _PIECE_BYTES = 4 << 20
 _MAX_SHARDS = 99_999
 
@@ -31,7 +31,7 @@ class BundleWriter(TensorWriter):
     """A TensorFlow V2 checkpoint being written.
 
     Args:
-        prefix: Path without the endings, as `tf.train.Saver.save` returns it. A checkpoint that stands there stays
+        prefix: Path without the endings, as `tf.train.Saver.save` returns it. An existing checkpoint stays
             readable until the new one is complete, and is then replaced.
         shard_of: Data file of a tensor, from its name and size [B]; all go to file 0 by default.
         is_durable: Whether `commit` waits for the disk.
@@ -48,7 +48,7 @@ class BundleWriter(TensorWriter):
     ) -> None:
         self.path = os.path.abspath(prefix)
         self._is_durable = is_durable
-        self._shard_of = shard_of or (lambda name, num_bytes: 0)
+        self._shard_of = shard_of or (lambda _name, _num_bytes: 0)
         self._entries: dict[bytes, BundleEntry] = {}
         self._shards: dict[int, _Shard] = {}
         self._index: PartialFile | None = PartialFile(bundle_format.index_path(self.path))
@@ -213,9 +213,9 @@ def _pieces(chunks: Iterable[BytesLike]) -> Iterator[np.ndarray[Any, np.dtype[np
 
 
 def _free_shard_count(prefix: str, num_shards: int) -> int:
-    """Return a shard count under which no data file of the prefix stands yet.
+    """Return a shard count for which the prefix has no data file yet.
 
-    The files of a checkpoint that is being replaced must live until the new index stands, so the new ones need other
+    The files of a checkpoint that is being replaced must exist until the new index does, so the new ones need other
     names; the count is the part of the name that readers take from the index.
     """
     while glob.glob(f"{glob.escape(prefix)}.data-?????-of-{num_shards:05d}"):

@@ -1,8 +1,8 @@
 """Files that appear under their final name only when they are complete and durable.
 
 A file is written as `.NAME.partial` beside its target, under an flock that the kernel releases when the process dies,
-then made durable and renamed. So a partial file whose lock is free belongs to nobody, and two processes that write
-the same target meet at the lock. Locks reach across hosts where the file system supports it (NFS of Linux does).
+then made durable and renamed. A partial file without a lock was left by a process that died. If two processes write the
+same target, the second one does not get the lock. Locks work across hosts if the file system supports it (NFS does).
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class PartialFile:
 
 
 class FolderLock:
-    """The right to save checkpoints into a folder, held by one process at a time; a context manager.
+    """A lock on a folder: one process at a time saves checkpoints there. A context manager.
 
     Raises:
-        CheckpointError: If another process holds it; says which where the system tells.
+        CheckpointError: If another process holds it; names the process if the system tells.
     """
 
     def __init__(self, folder: str) -> None:
@@ -110,7 +110,7 @@ class FolderLock:
                 logger.warning("%s: cannot be locked against a second run (%s)", self.folder, exc.strerror)
 
     def release(self) -> None:
-        """Give the right back."""
+        """Release the folder."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -219,7 +219,7 @@ def _remove_dead(path: str, target: str) -> None:
             there to get at what we write.
     """
     strange = CheckpointError(
-        f"{target}: {path} is in the way: it belongs to another user, or is no plain file. Remove it, or choose "
+        f"{target}: {path} is in the way: it belongs to another user, or is not a regular file. Remove it, or choose "
         "another folder."
     )
     try:
@@ -245,7 +245,7 @@ def _remove_dead(path: str, target: str) -> None:
 
 
 def _holder(fd: int) -> str:
-    """Return "process N" for the holder of a lock on an open file, as /proc/locks tells it."""
+    """Return "process N" for the holder of a lock on an open file, from /proc/locks."""
     status = os.fstat(fd)
     wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:

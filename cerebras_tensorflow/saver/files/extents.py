@@ -13,7 +13,7 @@ from cerebras_tensorflow.saver.files.checksum import combine, crc32c
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
-# In pieces, so that each still is in cache when its checksum is taken.
+# Small enough that a piece is still in the cache when its checksum is computed.
 _PIECE_BYTES = 1 << 20
 # Size of the pieces in which readers hand out large tensors; one that fits a core's cache.
 STREAM_BYTES = 512 << 10
@@ -82,7 +82,7 @@ def _in_halves(part: Callable[[int, int], int], size: int) -> int:
     def run() -> None:
         try:
             second.append(part(middle, size))
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 (the caller raises it)
             second.append(exc)
 
     thread = threading.Thread(target=run, name="checkpoint-reader")

@@ -2,7 +2,7 @@
 
 As long as one of its values is in use, a mapped file carries a shared flock. An update in place asks for the exclusive
 one: where another process refuses it, a changed copy takes the file's place instead (`h5_update`), and values that this
-process has mapped get memory of their own before. So what was loaded stays as it was.
+process has mapped are copied to separate memory first. So loaded values do not change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MADV_POPULATE_WRITE = 23
 
 @dataclass(frozen=True)
 class _Live:
-    """A map that arrays of this process may still use; a forked child shares its lock and must not give it up."""
+    """A map that arrays of this process may still use; a forked child shares its lock and must not release it."""
 
     pages: weakref.ref[mmap.mmap]
     fd: int
@@ -111,14 +111,14 @@ class Maps:
 
 @contextlib.contextmanager
 def changing(fd: int, runs: Sequence[tuple[int, int]]) -> Iterator[bool]:
-    """Say whether runs (offset, size) of an open file may be changed in place now: nobody else has it mapped.
+    """Yield whether runs (offset, size) of an open file may be changed in place: no other process has it mapped.
 
     Values of them that this process has mapped keep what they hold, in memory of their own. The caller holds the lock
-    of the checkpoint, so that nobody else changes it either.
+    of the checkpoint, so no other process changes it either.
     """
     inode = _inode(fd)
     with _live_lock:
-        # The maps are held, so that none of them ends meanwhile.
+        # References keep the maps alive until the end of this block.
         mine = [
             (live.fd, pages)
             for live in list(_live.values())

@@ -41,7 +41,7 @@ class _Copy:
 
 
 class RangeCopier:
-    """Copies values in threads of its own; a context manager. Left normally, all is copied and compared.
+    """Copies values in several threads. A context manager: at its normal end all values are copied and checked.
 
     Args:
         num_threads: Each takes half a megabyte of memory.

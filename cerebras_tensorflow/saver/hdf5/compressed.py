@@ -161,6 +161,11 @@ class _Rebuffer:
 
 
 def load_lz4() -> None:
+    """Register the LZ4 filter with HDF5.
+
+    Raises:
+        CheckpointError: If the package hdf5plugin is missing.
+    """
     try:
         import hdf5plugin  # noqa: F401 (registers the filter)
     except ImportError as exc:

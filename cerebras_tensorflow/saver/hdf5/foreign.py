@@ -60,7 +60,7 @@ class ForeignH5Reader(TensorReader):
         CorruptCheckpointError: If HDF5 cannot make sense of it, or our index is lost.
 
     Attributes:
-        skipped: What is no tensor, by name, with the reason: pickled objects, None, compound types.
+        skipped: Objects that are not tensors, by name, with the reason: pickled objects, None, compound types.
         generation: Which of the table above this is.
     """
 
@@ -178,7 +178,7 @@ class ForeignH5Reader(TensorReader):
         self._file.close()
 
     def object_bytes(self, name: str) -> bytes:
-        """Return the raw pickle of an object that `skipped` names, for whoever wants to judge it; it is not loaded.
+        """Return the raw pickle of an object that `skipped` names, for inspection; it is not loaded.
 
         Raises:
             KeyError: If there is no such object.

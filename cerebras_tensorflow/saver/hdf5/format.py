@@ -1,4 +1,4 @@
-"""How a tensor becomes an HDF5 dataset: its quoted name, stored type and attributes. FORMAT.md has it byte by byte."""
+"""How a tensor becomes an HDF5 dataset: its quoted name, stored type and attributes. FORMAT.md describes each byte."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def stored_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_raw_bits(name: str) -> bool:
-    """Whether the dataset's own type does not say the element type, so that an attribute must."""
+    """Whether an attribute must name the element type, because the dataset's own type does not."""
     return name == STRING_TYPE or (name in _AS_BITS and name != "bfloat16")
 
 

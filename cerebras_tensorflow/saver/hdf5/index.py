@@ -1,7 +1,7 @@
 """The index at the end of our HDF5 files: where each tensor lies, with a checksum of it and one of all the rest.
 
 HDF5 readers ignore bytes after the end that the superblock declares, so the file stays plain HDF5 to everyone else.
-To us the index gives any tensor at once, without opening HDF5, and finds truncation and every flipped bit.
+With the index we read any tensor without opening HDF5, and detect truncation and every flipped bit.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H
     if not isinstance(type_name, str) or not isinstance(crc, str) or not isinstance(dims, list):
         raise ValueError(f"tensor {name!r} is described by {str(values)[:80]}")
     if type(offset) is not int or type(num_bytes) is not int or type(shard) is not int:
-        raise ValueError(f"tensor {name!r} has an offset, size or shard that is no whole number: {str(values)[:80]}")
+        raise ValueError(f"tensor {name!r} has an offset, size or shard that is not an integer: {str(values)[:80]}")
     record = H5Record(type_name, tuple(dims), offset, num_bytes, int(crc, 16), shard)
     check_shape(record.shape)
     if num_bytes < 0 or offset < NOT_CONTIGUOUS:

@@ -11,7 +11,7 @@ from cerebras_tensorflow.saver.files.writeback import pwrite_all
 class MetadataFile:
     """The file object through which HDF5 writes its metadata.
 
-    Never fails into HDF5, which could then neither close the file nor give its space back; `check` raises instead.
+    Raises nothing inside HDF5, which could then not close the file or free its space. `check` raises instead.
     """
 
     def __init__(self, fd: int) -> None:

@@ -1,4 +1,4 @@
-"""HDF5 checkpoints in several files: each a whole checkpoint of its own, and one that indexes them all."""
+"""HDF5 checkpoints in several files: each is a whole checkpoint, and one more file is the index of all."""
 
 from __future__ import annotations
 

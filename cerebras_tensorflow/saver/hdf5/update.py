@@ -1,7 +1,7 @@
 """Overwriting single weights of an HDF5 checkpoint in place, so that a crash leaves the old or the new values.
 
-The new bytes go to a journal beside the file first. Once that is durable it is applied and removed; whoever opens the
-file and finds a journal applies it first, which may be done any number of times.
+The new bytes go to a journal beside the file first. Once it is durable it is applied and removed. A program that opens
+the file and finds a journal applies it first; applying it twice does no harm.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def update(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
         try:
             replay(path)
         except CheckpointError as error:
-            # On disks that never write in place, such as btrfs, that takes space too.
+            # File systems that never write in place, such as btrfs, need free space for it.
             raise CheckpointError(
                 f"{error} The new values are safe in {journal_path(path)}; opening the checkpoint finishes the update."
             ) from error

@@ -46,7 +46,7 @@ def item_of(file: FileFacts, path: str, dataset: Any) -> Item | str:
 
     Raises:
         CorruptCheckpointError: If its declared size cannot be.
-        TypeError, ValueError: If its type is no tensor's.
+        TypeError, ValueError: If its type is not that of a tensor.
     """
     attributes = dataset.attrs
     kind = text_of(attributes.get(h5_format.LEGACY_TYPE_ATTRIBUTE))

@@ -38,7 +38,7 @@ class H5Writer(TensorWriter):
     """One HDF5 checkpoint file being written.
 
     Args:
-        path: Final path. A file that stands there stays until the new one is complete.
+        path: Final path. An existing file stays until the new one is complete.
         compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
         jobs: Threads that compress (LZ4: with the package lz4); the file does not depend on it.
         is_durable: Whether `commit` waits for the disk.
@@ -59,7 +59,7 @@ class H5Writer(TensorWriter):
         self.records: dict[str, H5Record] = {}
         self.is_placed = False
         self._partial: PartialFile | None = PartialFile(self.path)
-        # An update that was cut short belongs to the file that stands there, not to the one to come.
+        # Finish an interrupted update now: its journal belongs to the old file, not to the new one.
         h5_update.replay(self.path)
         self._io = MetadataFile(self._partial.fd)
         self._behind = WriteBehind(self._partial.fd, is_durable)

@@ -17,11 +17,11 @@ _Snapshot = TypeVar("_Snapshot")
 class AsynchronousWriter:
     """Takes a snapshot in the caller's thread and writes it in another. A context manager that waits at its end.
 
-    If SystemExit or KeyboardInterrupt leaves it, the process is to stop at once: then the write is cancelled.
+    If SystemExit or KeyboardInterrupt leaves it, the process must stop soon, and the write is cancelled.
 
     At most one snapshot exists at a time: a save that comes while the one before is being written waits for it. So
-    saves never overtake each other, and the memory is that of the training plus one snapshot. The thread is no daemon:
-    a process that ends normally first ends the write.
+    saves never overtake each other, and the memory is that of the training plus one snapshot. The thread is not a
+    daemon: a process that ends normally finishes the write first.
 
     Attributes:
         waited_s: Time that callers spent waiting for earlier writes [s].
@@ -60,7 +60,7 @@ class AsynchronousWriter:
             self.wait()
 
     def cancel(self) -> None:
-        """Ask the write that is going on to end early, for a process that is to stop at once."""
+        """Ask the current write to end early, because the process must stop soon."""
         self.is_cancelled = True
 
     def wait(self) -> None:
@@ -91,11 +91,11 @@ class AsynchronousWriter:
         except BaseException as error:
             if exc is None:
                 raise
-            # The error on its way out goes first; this one must not hide it.
+            # The first error matters more; this one must not hide it.
             logger.error("the checkpoint being written meanwhile failed too: %s", error)
 
     def _run(self, values: _Snapshot, write: Callable[[_Snapshot], object]) -> None:
         try:
             write(values)
-        except BaseException as exc:
+        except BaseException as exc:  # noqa: BLE001 (the next call raises it)
             self._error = exc

@@ -22,7 +22,7 @@ def checkpoints_listed(folder: str) -> list[str]:
     path = os.path.join(folder, LEGACY_INDEX)
     if not os.path.isfile(path):
         return []
-    import h5py  # only where there is such a file: h5py takes its time
+    import h5py  # imported here, because loading h5py takes time
 
     try:
         with h5py.File(path, "r") as file:

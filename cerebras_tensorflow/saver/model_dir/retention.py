@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest few, and one for good every so many hours, as tf.compat.v1.train.Saver has it."""
+"""Which checkpoints stay: the newest few, and one every few hours for good, as with tf.compat.v1.train.Saver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Policy:
 
     Attributes:
         keep_max: Number of newest checkpoints; 0 or None keeps all.
-        keep_every_n_hours: Of those that would go, one every so many hours stays for good; None keeps none.
+        keep_every_n_hours: Interval at which one of the older checkpoints stays for good; None keeps none of them.
     """
 
     keep_max: int | None = 5
@@ -144,7 +144,7 @@ def clean_up(model_dir: str) -> list[str]:
     """Remove what saves and removals of dead processes left in a model_dir; return the paths.
 
     That is partial files whose process is gone, and data files, graphs and masks of our names without their checkpoint.
-    The caller holds the folder's lock (`atomic.FolderLock`), so that nobody is between a data file and its index.
+    The caller holds the folder's lock (`atomic.FolderLock`), so no other process is writing a checkpoint there.
 
     Raises:
         CheckpointError: If they cannot be removed.
@@ -157,7 +157,7 @@ def clean_up(model_dir: str) -> list[str]:
             with reporting(path):
                 os.unlink(path)
             removed.append(path)
-            logger.info("removed %s, which no checkpoint names any more", path)
+            logger.info("removed %s, which no checkpoint uses any more", path)
     return removed
 
 

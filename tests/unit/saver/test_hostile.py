@@ -176,7 +176,7 @@ def write_safetensors(path: Path, header: object, num_bytes: int) -> None:
     ("second", "message"),
     [
         ({"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}, "overlaps another one"),
-        ({"dtype": "F32", "shape": [1], "data_offsets": [8.0, 12.0]}, "no whole numbers"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [8.0, 12.0]}, "not integers"),
         ({"dtype": "X\x1b[31m", "shape": [1], "data_offsets": [8, 12]}, r"unknown type 'X\\x1b"),
     ],
 )

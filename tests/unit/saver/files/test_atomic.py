@@ -93,7 +93,7 @@ def test_a_partial_file_that_another_user_made_is_refused(tmp_path: Path) -> Non
         path.mkdir,
     ):
         make()
-        with pytest.raises(CheckpointError, match="in the way: it belongs to another user, or is no plain file"):
+        with pytest.raises(CheckpointError, match="in the way: it belongs to another user, or is not a regular file"):
             atomic.PartialFile(str(tmp_path / "weights"))
         path.rmdir() if path.is_dir() else path.unlink()
     assert (tmp_path / "private").read_bytes() == b"mine"
