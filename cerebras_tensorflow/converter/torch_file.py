@@ -168,6 +168,8 @@ class TorchReader(TensorReader):
         members = self._zip.infolist()
         if compressed := [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]:
             raise CheckpointError(f"{self.path}: member {compressed[0]!r} is compressed, which torch.save never does")
+        if any(member.header_offset < 0 for member in members):
+            raise CorruptCheckpointError(f"{self.path}: its directory does not fit the file. Use another checkpoint.")
         num_bytes = sum(member.file_size for member in members)
         if num_bytes > os.fstat(self._file.fileno()).st_size:
             raise CorruptCheckpointError(

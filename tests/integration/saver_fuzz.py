@@ -7,6 +7,7 @@ a kind. With CORPUS, one mutated file of each kind is kept there; the default te
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,15 +25,19 @@ import h5py
 import ml_dtypes
 import numpy as np
 
+from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.saver import tf_h5_saver
 from cerebras_tensorflow.saver.bundle.sstable import read_table, write_table
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.files.checksum import crc32c
 from cerebras_tensorflow.saver.hdf5 import index as h5_index
+from cerebras_tensorflow.saver.model_dir.state import CheckpointState, write_state
 from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
+from tests.unit.saver.test_hostile import write_sliced
 
 SEEDS = ["bundle", "ours.h5", "gzip.h5", "shards.h5", "plain.h5", "legacy.h5", "storage.h5", "s.safetensors"]
+SEEDS += ["sliced", "torch.bin", "checkpoint"]
 TIMEOUT_S = 20
 ODD_JSON = b'-1 0 2147483648 9223372036854775807 1e308 NaN null [] {} "x" "../x" true 3.5 "string"'.split()
 ODD_JSON += [b"18446744073709551616", b"[" * 2000]
@@ -42,13 +48,22 @@ _READ = """
 import faulthandler, resource, sys, traceback
 from cerebras_tensorflow.saver.hdf5 import foreign as h5_foreign
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.converter.torch_file import TorchReader
+from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
+from cerebras_tensorflow.saver.model_dir.state import read_state
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 for line in sys.stdin:
     faulthandler.dump_traceback_later(int(sys.argv[1]), exit=True)
     end = "read"
+    path = line.strip()
     try:
-        with open_checkpoint(line.strip(), accept_changed=True) as reader:
+        if path.endswith("checkpoint"):
+            folder = path.removesuffix("checkpoint")
+            for listed in checkpoints_newest_first(folder):
+                assert listed.startswith(folder), listed
+            read_state(folder)
+            path = path.replace("checkpoint", "bundle")
+        with TorchReader(path) if path.endswith(".bin") else open_checkpoint(path, accept_changed=True) as reader:
             for name in reader.names():
                 entry = reader.entry(name)
                 reader.read(name)
@@ -60,7 +75,8 @@ for line in sys.stdin:
         inner = error
         while inner.__cause__ is not None:
             inner = inner.__cause__
-        frames = [f for f in traceback.extract_tb(inner.__traceback__) if "/saver/" in f.filename]
+        ours = ("/saver/", "/converter/", "cerebras_tensorflow/files.py")
+        frames = [f for f in traceback.extract_tb(inner.__traceback__) if any(part in f.filename for part in ours)]
         end = f"{type(error).__name__}/{type(inner).__name__} {frames[-1].name}:{frames[-1].line}" if frames else "?"
     print(end.replace("\\n", " "), flush=True)
 """
@@ -100,6 +116,11 @@ def write_seeds(folder: Path) -> None:
     with SafetensorsWriter(folder / "s.safetensors", entries) as writer:
         for name in entries:
             writer.add(name, values[name])
+    write_sliced(folder / "sliced", (4, 4), [((0, 2), (0, 4)), ((2, 2), (0, 1)), ((2, 2), (1, 3))])
+    with TorchWriter(folder / "torch.bin", key="model") as writer:
+        for name in entries:
+            writer.add(name, values[name])
+    write_state(folder, CheckpointState(str(folder / "bundle"), (str(folder / "bundle"),), (5.0,), 4.0))
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -129,6 +150,17 @@ def mutated_json(text: bytes, rng: random.Random) -> bytes:
     return text[:start] + odd + text[stop:]
 
 
+def mutated_zip(data: bytes, rng: random.Random) -> bytes:
+    """Return a zip file in which the bytes of one member are changed, its checksum fitting them."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(out, "w") as target:
+        chosen = rng.choice([name for name in source.namelist() for _ in range(1 + 8 * name.endswith(".pkl"))])
+        for name in source.namelist():
+            content = source.read(name)
+            target.writestr(name, mutated(content, rng) if name == chosen else content)
+    return out.getvalue()
+
+
 def mutate(data: bytes, name: str, rng: random.Random) -> bytes:
     """Return a mutated file; half the time past the checksums, as somebody who wants to do harm would write it."""
     if rng.random() < 0.5:
@@ -144,6 +176,8 @@ def mutate(data: bytes, name: str, rng: random.Random) -> bytes:
         body = mutated_json(data[end : end + size], rng)
         head = h5_index._TAIL.pack(data[-36:-28], end, len(body), crc32c(body), rest, 0)[:-4]
         return data[:end] + body + head + crc32c(head).to_bytes(4, "little")
+    if name.endswith(".bin"):
+        return mutated_zip(data, rng)
     if name.endswith(".safetensors"):
         size = int.from_bytes(data[:8], "little")
         header = mutated_json(data[8 : 8 + size], rng)
