@@ -3,6 +3,7 @@
 | called by | what it gives back |
 |---|---|
 | `names()`: cerebras_tensorflow itself | tf.estimator where TensorFlow has no own; the wheel's names; terminal.py |
+| `plain_script()`: roots/autoload, if others import TensorFlow | that; for scripts with Estimators the next too |
 | `old_script()`: cerebras_appliance, cerebras, tfwse | that, Keras 2, and old names of it, TensorFlow and protobuf |
 | `launched()`: roots/launched/sitecustomize.py | that, and the Python and NumPy names gone since 3.7 |
 """
@@ -10,7 +11,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
+from itertools import islice
+from pathlib import Path
 from types import ModuleType
 
 from cerebras_tensorflow import terminal
@@ -18,6 +22,11 @@ from cerebras_tensorflow.compat import finder, lazy_keras, python_names, wheel
 from cerebras_tensorflow.config import env
 
 _done: set[str] = set()
+_ESTIMATOR = re.compile(
+    rb"\btf(\.compat\.v1)?\.estimator\b|\btensorflow(\.compat\.v1|\.python)?[._ ](import )?estimator\b"
+)
+_MAX_MODULES = 50
+_MAX_BYTES = 1_000_000
 
 
 def names() -> None:
@@ -32,6 +41,27 @@ def names() -> None:
     finder.FINDER.watch("tensorflow", _give_estimator)
     for module, version in _COMPAT_MODULES.items():
         finder.FINDER.watch(module, functools.partial(_give_compat, version=version))
+
+
+def plain_script() -> None:
+    """Set up the names for a script that does not know us; with Keras 2 if the script uses Estimators."""
+    names()
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is not None and not finder.tensorflow_has_estimator() and _uses_estimators(Path(main)):
+        old_script()
+
+
+def _uses_estimators(main: Path) -> bool:
+    """Whether a script, or a module beside it, names an Estimator: it was then written for Keras 2."""
+    modules = [main, *islice(main.parent.glob("*.py"), _MAX_MODULES)]
+    for path in modules:
+        try:
+            text = path.read_bytes()[:_MAX_BYTES]
+        except OSError:
+            continue
+        if _ESTIMATOR.search(text):
+            return True
+    return False
 
 
 def old_script() -> None:

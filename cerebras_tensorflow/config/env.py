@@ -3,6 +3,7 @@
 | variable | set by | meaning |
 |---|---|---|
 | CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of an error of ours, not only its text |
+| CEREBRAS_TENSORFLOW_AUTOLOAD | user | `0`: no tf.estimator for scripts that do not import us (roots/autoload) |
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
 | CEREBRAS_TRACE_STEP | user | number of a training step to record: `<model_dir>/trace/step_<N>.json` and `.png` |

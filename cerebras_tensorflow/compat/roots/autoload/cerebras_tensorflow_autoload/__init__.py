@@ -1,0 +1,35 @@
+"""Start-up hook: a script that imports TensorFlow finds tf.estimator, also if it does not know us.
+
+A .pth file beside the packages imports this module when Python starts. Until TensorFlow is imported it only looks at
+the names of imported modules. CEREBRAS_TENSORFLOW_AUTOLOAD=0 switches it off.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # typing is not imported: every start of Python would pay for it
+if TYPE_CHECKING:
+    from typing import Any
+
+_NAMES = ("tensorflow", "tensorflow_estimator")
+
+
+class _Hook:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> object:
+        """Set up our names when TensorFlow is imported, then let the import go on."""
+        if name not in _NAMES:
+            return None
+        sys.meta_path.remove(_hook)
+        import os
+
+        if os.environ.get("CEREBRAS_TENSORFLOW_AUTOLOAD", "1") == "0":
+            return None
+        from cerebras_tensorflow.compat import activate, finder
+
+        activate.plain_script()
+        return finder.FINDER.find_spec(name, path, target)
+
+
+_hook: Any = _Hook()
+sys.meta_path.insert(0, _hook)
