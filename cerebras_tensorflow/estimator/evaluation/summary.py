@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from cerebras_tensorflow.estimator.event_writers import event_writer
 from cerebras_tensorflow.logs import run_log
 
 _TEXT_PLUGIN = "text"  # TensorBoard's, by the name it registers
@@ -35,7 +36,7 @@ def write_evaluation(folder: str, results: Mapping[str, Any], checkpoint_path: s
         text = tf.make_tensor_proto(checkpoint_path, tf.string)
         summary.value.add(tag="checkpoint_path", metadata=metadata, tensor=text)
     with tf.Graph().as_default():
-        writer = tf.compat.v1.summary.FileWriterCache.get(folder)
+        writer = event_writer(folder)
     writer.add_summary(summary, results["global_step"])
     writer.flush()
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from cerebras_tensorflow.estimator.event_writers import event_writer
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.names import H5_SUFFIX, META_SUFFIX, step_of
@@ -44,7 +45,7 @@ class GraphFiles:
             CheckpointError: If a file cannot be written.
         """
         with self._graph.as_default():  # which an event file gets when it begins
-            events = tf.compat.v1.summary.FileWriterCache.get(self._model_dir)
+            events = event_writer(self._model_dir)
         if self._has_files and not self._is_encoded:
             self._is_encoded = True
             try:
