@@ -62,7 +62,7 @@ class SafetensorsReader(TensorReader):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as exc:
             raise CheckpointError(f"{self.path}: cannot be opened: {exc.strerror}. Check the path.") from exc
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -96,7 +97,7 @@ class BundleReader(TensorReader):
         record = self._record(name)
         if record.slices or record.type_number == STRING:
             return None
-        self._check_sizes(name)
+        self._checked(name)
         path = bundle_format.data_path(self.path, record.shard, self._num_shards)
         return StoredExtent(path, record.offset, unmask(record.crc))
 
@@ -104,7 +105,7 @@ class BundleReader(TensorReader):
         entry = self.entry(name)
         if entry.dtype.kind == "O":
             return self._read_strings(name)
-        self._check_sizes(name)
+        self._checked(name)
         array = np.empty(entry.shape, entry.dtype)
         self.read_into(name, array)
         return array
@@ -133,7 +134,7 @@ class BundleReader(TensorReader):
         start, stop, _ = slice(start, stop).indices(entry.shape[0])
         if entry.dtype.kind == "O":
             return self._read_strings(name)[start:stop]
-        self._check_sizes(name)
+        self._checked(name)
         record = self._record(name)
         rows = np.empty((max(stop - start, 0), *entry.shape[1:]), entry.dtype)
         if not record.slices:
@@ -155,7 +156,7 @@ class BundleReader(TensorReader):
         if entry.dtype.kind == "O":
             raise holds_strings(self, name)
         record = self._record(name)
-        self._check_sizes(name)
+        self._checked(name)
         if not record.slices:
             yield from self._stream(name, record)
             return
@@ -169,23 +170,19 @@ class BundleReader(TensorReader):
             yield as_bytes(self.read_slice(name, start, start + step))
 
     def verify(self) -> int:
-        self.check_complete()
         num_bytes = 0
-        for name in self.names():
-            record = self._record(name)
-            if record.type_number == STRING:
-                self._read_strings(name)
-                num_bytes += record.size
-                continue
-            self._check_sizes(name)
-            for piece in self._stored(name, record):
+        for name, pieces in self._all_pieces().items():
+            for piece in pieces:
+                num_bytes += piece.size
+                if piece.type_number == STRING:
+                    self._read_strings(name)
+                    continue
                 try:
                     crc = extents.checksum(self._fd(piece.shard), piece.offset, piece.size)
                 except EOFError as exc:
                     self._check_end(name, piece)
                     raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is cut short: {exc}") from exc
                 self._check_crc(name, piece, crc)
-                num_bytes += piece.size
         return num_bytes
 
     def close(self) -> None:
@@ -195,12 +192,14 @@ class BundleReader(TensorReader):
         self._fds = {}
 
     def check_complete(self) -> None:
+        self._all_pieces()
+
+    def _all_pieces(self) -> dict[str, list[BundleEntry]]:
+        """Return the records whose bytes make up each tensor, their sizes checked."""
+        pieces = {name: self._checked(name) for name in self.names()}
         shard_bytes: dict[int, int] = {}
-        for name in self.names():
-            self._check_sizes(name)
-            record = self._record(name)
-            for piece in self._stored(name, record):
-                shard_bytes[piece.shard] = shard_bytes.get(piece.shard, 0) + piece.size
+        for piece in itertools.chain.from_iterable(pieces.values()):
+            shard_bytes[piece.shard] = shard_bytes.get(piece.shard, 0) + piece.size
         # Tensors that share bytes would make a small file take any time to read.
         for shard, num_bytes in shard_bytes.items():
             if num_bytes > os.fstat(self._fd(shard)).st_size:
@@ -209,6 +208,7 @@ class BundleReader(TensorReader):
                     f"{path}: its tensors have {num_bytes} bytes, more than the file: some overlap. Use another "
                     "checkpoint."
                 )
+        return pieces
 
     def _dtype(self, name: str, record: BundleEntry) -> np.dtype[Any]:
         if record.type_number in UNSUPPORTED:
@@ -253,10 +253,14 @@ class BundleReader(TensorReader):
                 )
             yield index, piece
 
-    def _check_sizes(self, name: str) -> None:
-        """Check declared sizes against shape and file before memory is reserved for them."""
+    def _checked(self, name: str) -> list[BundleEntry]:
+        """Return the records whose bytes make up a tensor, after checking their sizes against shape and file.
+
+        Called before memory is reserved for the tensor.
+        """
         record = self._record(name)
-        for piece in self._stored(name, record):
+        pieces = [piece for _, piece in self._pieces(name, record)] if record.slices else [record]
+        for piece in pieces:
             if piece.type_number != record.type_number:
                 raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: its pieces differ in type")
             if piece.type_number != STRING:
@@ -267,6 +271,7 @@ class BundleReader(TensorReader):
                         f"expected {expected}"
                     )
             self._check_end(name, piece)
+        return pieces
 
     def _check_end(self, name: str, record: BundleEntry) -> None:
         size = os.fstat(self._fd(record.shard)).st_size
@@ -297,10 +302,6 @@ class BundleReader(TensorReader):
             self._check_end(name, record)
             raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is cut short: {exc}") from exc
         self._check_crc(name, record, crc)
-
-    def _stored(self, name: str, record: BundleEntry) -> list[BundleEntry]:
-        """Return the records whose bytes make up a tensor: its pieces, or itself."""
-        return [piece for _, piece in self._pieces(name, record)] if record.slices else [record]
 
     def _check_crc(self, name: str, record: BundleEntry, crc: int) -> None:
         if mask(crc) != record.crc:
@@ -340,7 +341,7 @@ class BundleReader(TensorReader):
         if fd is None:
             path = bundle_format.data_path(self.path, shard, self._num_shards)
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as exc:
                 raise CorruptCheckpointError(
                     f"{path}: data file {shard + 1} of {self._num_shards} of this checkpoint: {exc.strerror}. "

@@ -38,7 +38,7 @@ def read_index(path: str) -> H5Index | None:
         CorruptCheckpointError: If its index is damaged.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be opened: {exc.strerror}. Check the path.") from exc
     try:
@@ -198,7 +198,7 @@ class H5Reader(TensorReader):
         self._files, self._fds = {}, {}
 
     def _verify_rest(self, path: str, index: H5Index) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if h5_index.rest_checksum(fd, index.records if not index.shards else {}, index.end) != index.rest_crc:
                 raise CorruptCheckpointError(
@@ -302,7 +302,7 @@ class H5Reader(TensorReader):
         if fd is None:
             path = self._shard_path(shard)
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as exc:
                 raise CorruptCheckpointError(
                     f"{path}: file {shard + 1} of {max(len(self.index.shards), 1)} of this checkpoint: {exc.strerror}. "

@@ -310,3 +310,17 @@ def test_keeping_all_lists_the_newest_only(tmp_path: Path, keep_max: int | None)
     assert state is not None
     assert state.all_model_checkpoint_paths == (str(tmp_path / "model.ckpt-2"),)
     assert len(checkpoints_newest_first(tmp_path)) == 3
+
+
+def test_a_pipe_in_place_of_values_does_not_block(tmp_path: Path) -> None:
+    save(tmp_path, "c")
+    (tmp_path / "c.data-00000-of-00001").unlink()
+    os.mkfifo(tmp_path / "c.data-00000-of-00001")
+    with BundleReader(tmp_path / "c") as reader, pytest.raises(CorruptCheckpointError, match="truncated"):
+        reader.read("x")
+    tf_h5_saver.save(tmp_path / "s.h5", {"x": np.zeros(9)}, lambda _name, _size: 1)
+    shard = next(tmp_path.glob("s-00001-*"))
+    shard.unlink()
+    os.mkfifo(shard)
+    with open_checkpoint(tmp_path / "s.h5") as reader, pytest.raises(CorruptCheckpointError, match="damaged"):
+        reader.read("x")
