@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cerebras_tensorflow import files
+
+logger = logging.getLogger(__name__)
 
 # Above this share of training time spent waiting for batches, more input workers would help.
 _BOTTLENECK_SHARE = 0.1
@@ -40,10 +43,18 @@ def is_input_bound(input_wait_share: float) -> bool:
     return input_wait_share > _BOTTLENECK_SHARE
 
 
-def write(model_dir: str, performance: Performance) -> Path:
-    """Write `<model_dir>/performance/performance.json`; return its path."""
+def write(model_dir: str, performance: Performance) -> Path | None:
+    """Write `<model_dir>/performance/performance.json`.
+
+    Returns:
+        Its path; None if it could not be written. That is logged and costs the run nothing: it has saved by then.
+    """
     path = Path(model_dir) / "performance" / "performance.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {**asdict(performance), "simulated": ["est_samples_per_sec"]}
-    files.write_text(path, json.dumps(content, indent=4, sort_keys=True) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, json.dumps(content, indent=4, sort_keys=True) + "\n")
+    except OSError as error:
+        logger.warning("%s could not be written (%s). The run and its checkpoints are not affected.", path, error)
+        return None
     return path

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, STREAMS, UPDATE, Timeline
+from cerebras_tensorflow.perf.layers import layer_spans, short_names
+from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Timeline
 
-_COLOURS = {LOAD: "#4477aa", COMPUTE: "#66a61e", UPDATE: "#e6ab02", STORE: "#cc6677"}
-_INCHES = (12.0, 4.5)
+_COLOURS = {LOAD: "#4477aa", UPDATE: "#e6ab02", STORE: "#cc6677"}
+_ROWS = {LOAD: (0.0, 0.8), COMPUTE: (1.4, 1.6), UPDATE: (2.8, 0.8), STORE: (3.8, 0.8)}  # middle, height
+_BOTTOM, _TOP = 4.4, -0.6
+_LABELS = {LOAD: "load", COMPUTE: "compute,\nby layer", UPDATE: "update", STORE: "store"}
+_INCHES = (12.0, 5.0)
+_DOTS_PER_INCH = 110
+_BINS = 600  # of the time axis, in which compute shows one layer each
+_LEAST_WIDTH = 1 / 4000  # of the time axis; a shorter span is drawn this wide
+_CHARACTER_WIDTH = 1 / 150  # of the time axis, about
+_LINE_WIDTH = 1 / 80  # of the time axis, about
+_LONGEST_UPRIGHT = 10  # characters that fit into the height of a row
+_DARK = 1.6  # sum of red, green and blue, each up to 1
+_MARGIN = 0.02  # of an axis, between the data and the frame
+
+_Unit = tuple[str, float]
+_TIMES: tuple[_Unit, ...] = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+_SIZES: tuple[_Unit, ...] = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
 def write_picture(path: Path, *timelines: Timeline) -> None:
-    """Write timelines below each other into one PNG.
+    """Write timelines below each other into one PNG. All of them have the same time axis and the same units.
 
     Raises:
         SettingsError: If matplotlib is not installed.
@@ -21,38 +38,90 @@ def write_picture(path: Path, *timelines: Timeline) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise SettingsError(
             f"a picture of the schedule needs matplotlib ({error}): pip install cerebras_tensorflow[pictures], or "
             "write the trace alone, which ui.perfetto.dev opens"
         ) from error
-    figure = Figure(figsize=(_INCHES[0], _INCHES[1] * len(timelines)), layout="constrained")
+    figure = Figure(
+        figsize=(_INCHES[0], _INCHES[1] * len(timelines)), layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.1)
+    )
     FigureCanvasAgg(figure)
     ratios = [3, 2] * len(timelines)
     axes = figure.subplots(2 * len(timelines), 1, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
     longest_s = max((timeline.end_s for timeline in timelines), default=0.0) or 1.0
+    largest = max((size for timeline in timelines for _, size in timeline.memory), default=0) or 1
+    time_unit, size_unit = _unit(_TIMES, longest_s), _unit(_SIZES, largest)
     for number, timeline in enumerate(timelines):
-        _streams(axes[2 * number], timeline, longest_s)
-        _memory(axes[2 * number + 1], timeline, longest_s)
+        _draw_streams(axes[2 * number], timeline, longest_s, time_unit)
+        _draw_memory(axes[2 * number + 1], timeline, largest, time_unit, size_unit)
+    for each in axes:
+        each.set_xlim(-_MARGIN / 2 * longest_s / time_unit[1], (1 + _MARGIN) * longest_s / time_unit[1])
+        each.set_xlabel(f"time [{time_unit[0]}]", fontsize=9)
+        each.spines[["top", "right"]].set_visible(False)
+        each.tick_params(length=3, pad=5, labelsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Title": "; ".join(f"{t.title}: {t.label}" for t in timelines)})
+    title = "; ".join(f"{timeline.title}: {timeline.label}" for timeline in timelines)
+    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Title": title})
 
 
-def _streams(axes: Any, timeline: Timeline, longest_s: float) -> None:
-    for row, stream in enumerate(STREAMS):
-        bars = [(s.begin_s, max(s.end_s - s.begin_s, longest_s / 4000)) for s in timeline.spans if s.stream == stream]
-        axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=_COLOURS[stream])
-    axes.set_yticks(range(len(STREAMS)), STREAMS)
-    axes.invert_yaxis()
-    axes.set_xlim(0, longest_s)
-    axes.set_title(f"{timeline.title}: {timeline.label}, {timeline.end_s:.3g} s", loc="left", fontsize=10)
+def _unit(units: Sequence[_Unit], largest: float) -> _Unit:
+    """Return the largest unit of which the value has at least one; the smallest if there is none."""
+    return next((unit for unit in units if largest >= unit[1]), units[-1])
 
 
-def _memory(axes: Any, timeline: Timeline, longest_s: float) -> None:
+def _draw_streams(axes: Any, timeline: Timeline, longest_s: float, unit: _Unit) -> None:
+    for stream, (middle, height) in _ROWS.items():
+        if stream == COMPUTE:
+            _draw_layers(axes, timeline, longest_s, unit)
+            continue
+        least_s = longest_s * _LEAST_WIDTH
+        spans = [span for span in timeline.spans if span.stream == stream]
+        bars = [(span.begin_s / unit[1], max(span.end_s - span.begin_s, least_s) / unit[1]) for span in spans]
+        axes.broken_barh(bars, (middle - height / 2, height), facecolors=_COLOURS[stream])
+    axes.set_yticks([middle for middle, _ in _ROWS.values()], [_LABELS[stream] for stream in _ROWS])
+    axes.set_ylim(_BOTTOM, _TOP)
+    length = f"{timeline.end_s / unit[1]:.3g} {unit[0]}"
+    axes.set_title(f"{timeline.title}: {timeline.label}, {length}", loc="left", fontsize=10, pad=10)
+
+
+def _draw_layers(axes: Any, timeline: Timeline, longest_s: float, unit: _Unit) -> None:
+    """Draw what is computed, in a colour for each layer, with the layer's name where there is room for it."""
+    from matplotlib import colormaps
+
+    row, height = _ROWS[COMPUTE]
+    spans = [span for span in timeline.spans if span.stream == COMPUTE]
+    blocks = layer_spans(spans, longest_s, _BINS)
+    names = short_names(block.layer for block in blocks)
+    shades = {
+        layer: colormaps["viridis"](0.15 + 0.75 * number / max(1, len(names) - 1)) for number, layer in enumerate(names)
+    }
+    for block in blocks:
+        width_s = block.end_s - block.begin_s
+        bar = [(block.begin_s / unit[1], width_s / unit[1])]
+        axes.broken_barh(bar, (row - height / 2, height), facecolors=[shades[block.layer]])
+        name, share = names[block.layer], width_s / longest_s
+        is_flat = share > _CHARACTER_WIDTH * (len(name) + 1)
+        if is_flat or (share > _LINE_WIDTH and len(name) <= _LONGEST_UPRIGHT):
+            axes.text(
+                (block.begin_s + width_s / 2) / unit[1],
+                row,
+                name,
+                rotation=0 if is_flat else 90,
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if sum(shades[block.layer][:3]) < _DARK else "black",
+                clip_on=True,
+            )
+
+
+def _draw_memory(axes: Any, timeline: Timeline, largest: int, time_unit: _Unit, size_unit: _Unit) -> None:
     if timeline.memory:
         points = [*timeline.memory, (timeline.end_s, timeline.memory[-1][1])]
-        axes.fill_between([at for at, _ in points], [size / 1e9 for _, size in points], step="post", color="#bbbbbb")
-    axes.set_xlim(0, longest_s)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("GB")
-    axes.set_xlabel(f"time [s]; memory: {timeline.memory_label}", fontsize=9)
+        times = [at_s / time_unit[1] for at_s, _ in points]
+        axes.fill_between(times, [size / size_unit[1] for _, size in points], step="post", color="#bbbbbb")
+    axes.set_ylim(0, largest / size_unit[1] * 1.1)
+    axes.set_ylabel(f"memory [{size_unit[0]}]", fontsize=9)
+    axes.set_title(timeline.memory_label.removesuffix(" [bytes]"), loc="left", fontsize=9)
