@@ -20,7 +20,7 @@ from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, W
 
 logger = logging.getLogger(__name__)
 
-VERSION = 9  # raised whenever the compiler's output or the format changes, so that older Programs are not used
+VERSION = 10  # raised whenever the compiler's output or the format changes, so that older Programs are not used
 _GRAPH, _MANIFEST = "program.pb", "program.json"
 
 

@@ -14,6 +14,7 @@ from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.ordering import reads_before_writes
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program
 from cerebras_tensorflow.graph.randomness import make_stateless
+from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
 
 
@@ -43,8 +44,8 @@ def compile_step(
 ) -> Program:
     """Return the Program of a step.
 
-    In both modes sums get one order, random ops become functions of the step, and reads come before writes, so that
-    the two agree to the last bit.
+    In both modes sums and additions to rows get one order, random ops become functions of the step, and reads come
+    before writes, so that the two agree to the last bit.
 
     Args:
         step: The step.
@@ -66,7 +67,7 @@ def compile_step(
     graph_def, sum_of_partial = fix_order_of_sums(graph_def)
     if outputs is not None:
         outputs = {**outputs, **{new: outputs[name] for new, name in sum_of_partial.items() if name in outputs}}
-    graph_def = make_stateless(graph_def)
+    graph_def = make_stateless(add_rows_in_order(graph_def, outputs or {}))
     if step.train_node:
         graph_def = reads_before_writes(graph_def, step.train_node, step.sources)
     if mode == WEIGHT_STREAMING:

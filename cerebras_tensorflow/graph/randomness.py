@@ -1,61 +1,79 @@
 """Randomness as a function of (seed, op, step) instead of the hidden state of a kernel.
 
 TensorFlow's random ops advance a generator inside the kernel: what step 37 draws depends on having run steps 1 to 36
-in this process. This pass turns them into their stateless counterparts with the Philox key taken from the op's own
-seeds and the counter's upper word fed for each step. Both execution modes then draw the same numbers, whatever order
-their ops run in, and a resumed run draws what the unbroken one would have drawn.
+in this process. This pass turns them into their stateless counterparts (random_ops.py) with the Philox key taken from
+the op's own seeds and the counter's upper word fed for each step. Both execution modes then draw the same numbers,
+whatever order their ops run in, and a resumed run draws what the unbroken one would have drawn.
 
 An op without any seed takes its key from its name and the lower counter word from entropy drawn once a run.
+
+Inside loops and functions the key also depends on the path by which the op is reached. Outside it is the op's key:
+
+    path of an iteration  = (path around the loop + number of the iteration + 1) * FACTOR    (modulo 2**64)
+    path of a called body = (path around the call + hash of the call's name) * FACTOR
+    key                   = path + key of the op
+
+A loop gets a variable that counts its iterations. A function that draws gets arguments for the path and the counters.
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.graph.loops import ENTER_OPS, loop_depths
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable, constant_node
+from cerebras_tensorflow.graph.bodies import UINT64, Body, table_of_function
+from cerebras_tensorflow.graph.function_calls import (
+    LOOPS,
+    callees,
+    functions_with,
+    is_plain_call,
+    with_arguments,
+)
+from cerebras_tensorflow.graph.loops import Loop, find_loops, frames_of_nodes
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, NodeTable, constant_node
+from cerebras_tensorflow.graph.random_ops import (
+    PHILOX,
+    Source,
+    add_stateless,
+    is_replaceable,
+    is_seeded,
+    key_of_op,
+    key_of_text,
+)
 
 SEEDED_COUNTER = "cs_random/seeded_counter"
 UNSEEDED_COUNTER = "cs_random/unseeded_counter"
 INITIALIZATION_STEP = 2**63  # a step number that no training step has
 _ALGORITHM = "cs_random/algorithm"
-_PHILOX = 1
-
-_STATELESS = {
-    "RandomUniform": "StatelessRandomUniformV2",
-    "RandomStandardNormal": "StatelessRandomNormalV2",
-    "TruncatedNormal": "StatelessTruncatedNormalV2",
-    "RandomUniformInt": "StatelessRandomUniformIntV2",
-}
+_FACTOR = np.array([0x9E3779B97F4A7C15], np.uint64)  # odd, so that no two paths become one; 2**64 / golden ratio
+_ONE = np.array([1], np.uint64)
+_ARGUMENTS = ("cs_random_path", "cs_random_seeded_counter", "cs_random_unseeded_counter")
+_LOOP_ARGUMENT = "cs_random_iteration"
+_ARGUMENT_SHAPES = ((1,), (2,), (2,), (1,))
+_CALL, _CONDITION, _LOOP_BODY = "call", "cond", "body"  # how a function is used
 
 
 def make_stateless(graph_def: GraphDef) -> GraphDef:
-    """Return the graph with its top-level random ops replaced; names, shapes and dtypes stay.
+    """Return the graph with its random ops replaced, in loops and functions too; names, shapes and dtypes stay.
 
-    Random ops inside function bodies and loops keep their kernels' state: a function of the step would draw the same
-    numbers in each iteration. Such loops run one iteration at a time, so that each draws the same numbers in every
-    process that starts anew; a resumed run draws others than the unbroken one.
+    Ops without a stateless counterpart stay as they are, and so do functions that are not called with the graph's own
+    tensors (those of a Dataset, or of a gradient that TensorFlow makes at run time); exactness.py finds what is left.
     """
-    loops = loop_depths(NodeTable(graph_def))
-    is_drawing_in_loops = any(node.op in _STATELESS and node.name in loops for node in graph_def.node)
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     result.node.extend(
         [
             _counter_placeholder(SEEDED_COUNTER),
             _counter_placeholder(UNSEEDED_COUNTER),
-            constant_node(_ALGORITHM, np.int32(_PHILOX)),
+            constant_node(_ALGORITHM, np.int32(PHILOX)),
         ]
     )
-    for node in graph_def.node:
-        if node.op not in _STATELESS or node.name in loops:
-            result.node.append(node)
-            if is_drawing_in_loops and node.op in ENTER_OPS:
-                result.node[-1].attr["parallel_iterations"].i = 1
-            continue
-        result.node.extend(_stateless_nodes(node))
+    functions = _Functions({function.signature.name: function for function in graph_def.library.function})
+    root = _Scope(None, SEEDED_COUNTER, UNSEEDED_COUNTER, _ALGORITHM)
+    result.node.extend(_rewritten(graph_def.node, NodeTable(graph_def), Body(False), root, functions))
+    result.library.function.extend(functions.variants.values())
     return result
 
 
@@ -77,24 +95,210 @@ def counter_feed(step: int, micro_step: int, entropy: int) -> dict[str, np.ndarr
     }
 
 
-def _stateless_nodes(node: NodeDef) -> list[NodeDef]:
-    seed, seed2 = node.attr["seed"].i, node.attr["seed2"].i
-    is_seeded = bool(seed or seed2)
-    identity = f"{seed},{seed2}" if is_seeded else node.name
-    key = np.frombuffer(hashlib.blake2b(identity.encode(), digest_size=8).digest(), np.uint64)
-    key_name = f"{node.name}/cs_key"
-    data = [text for text in node.input if not text.startswith("^")]
-    control = [text for text in node.input if text.startswith("^")]
-    new = NodeDef(name=node.name, op=_STATELESS[node.op], device=node.device)
-    counter = SEEDED_COUNTER if is_seeded else UNSEEDED_COUNTER
-    new.input.extend([data[0], key_name, counter, _ALGORITHM, *data[1:], *control])
-    new.attr["Tshape"].CopyFrom(node.attr["T"])
-    new.attr["dtype"].CopyFrom(node.attr["Tout" if node.op == "RandomUniformInt" else "dtype"])
-    return [constant_node(key_name, key), new]
-
-
 def _counter_placeholder(name: str) -> NodeDef:
     node = NodeDef(name=name, op="Placeholder")
     node.attr["dtype"].type = tf.uint64.as_datatype_enum
     node.attr["shape"].shape.CopyFrom(tf.TensorShape([2]).as_proto())
     return node
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Where an op runs: outside, in an iteration of a loop, or in a function. Each attribute is an input's text.
+
+    Attributes:
+        path: (1,) uint64; None outside, where it is 0.
+        seeded: (2,) uint64, counter of ops with a seed.
+        unseeded: (2,) uint64, counter of ops without one.
+        algorithm: Scalar int32.
+        control: Control inputs that put a constant into the loop.
+    """
+
+    path: str | None
+    seeded: str
+    unseeded: str
+    algorithm: str
+    control: tuple[str, ...] = ()
+
+
+def _rewritten(
+    nodes: list[NodeDef], table: NodeTable, body: Body, outside: _Scope, functions: _Functions
+) -> list[NodeDef]:
+    """Return the nodes of a graph or a function with their random ops and their calls of functions that draw replaced.
+
+    Args:
+        nodes: The nodes.
+        table: The same nodes.
+        body: Takes the new nodes; it may have some that `outside` refers to.
+        outside: The scope of nodes outside of loops.
+        functions: All functions.
+    """
+    frames = frames_of_nodes(table)
+    loops = _Loops({node.name: node for node in nodes}, find_loops(table, frames), body, outside)
+    for node in nodes:
+        draws = is_replaceable(node)
+        calls = not draws and is_plain_call(node, functions.library) and functions.draws(node)
+        if not draws and not calls:
+            body.nodes.append(node)
+            continue
+        scope = loops.scope(frames.get(node.name, ()))
+        if scope is None:
+            body.nodes.append(node)
+        elif draws:
+            add_stateless(body, node, _source(body, node, scope))
+        else:
+            body.nodes.append(_call(body, node, scope, functions))
+    return body.nodes
+
+
+def _source(body: Body, node: NodeDef, scope: _Scope) -> Source:
+    key = body.constant(f"{node.name}/cs_key", key_of_op(node), scope.control)
+    if scope.path is not None:
+        key = body.add(f"{node.name}/cs_key_of_path", "AddV2", [key, scope.path], {"T": UINT64}, "z")
+    counter = scope.seeded if is_seeded(node) else scope.unseeded
+    return Source(key, counter, scope.algorithm, scope.control)
+
+
+def _call(body: Body, node: NodeDef, scope: _Scope, functions: _Functions) -> NodeDef:
+    """Return a call that passes path and counters to variants of the functions."""
+    prefix = f"{node.name}/cs_random"
+    own = key_of_text(node.name)
+    if scope.path is None:
+        path = body.constant(f"{prefix}/path", own * _FACTOR)
+    else:
+        name = body.constant(f"{prefix}/name", own, scope.control)
+        path = _times_factor(body, prefix, [scope.path, name], scope.control)
+    arguments = [path, scope.seeded, scope.unseeded]
+    if node.op in LOOPS:
+        arguments.append(body.constant(f"{prefix}/iteration", np.array([0], np.uint64), scope.control))
+    names = {}
+    for attribute, function in callees(node):
+        use = (_CONDITION if attribute == "cond" else _LOOP_BODY) if node.op in LOOPS else _CALL
+        names[f"{attribute}/{function}"] = functions.variant(function, use)
+    return with_arguments(node, arguments, UINT64, _ARGUMENT_SHAPES[: len(arguments)], names)
+
+
+def _times_factor(body: Body, prefix: str, terms: list[str], control: tuple[str, ...]) -> str:
+    """Return (sum of the terms) * FACTOR."""
+    total, *rest = terms
+    for number, term in enumerate(rest):
+        total = body.add(f"{prefix}/sum_{number}", "AddV2", [total, term], {"T": UINT64}, "z")
+    factor = body.constant(f"{prefix}/factor", _FACTOR, control)
+    return body.add(f"{prefix}/path", "Mul", [total, factor], {"T": UINT64}, "z")
+
+
+class _Loops:
+    """The scopes of loops made of Enter, Merge, Switch and NextIteration; a loop's counter is made when it is needed.
+
+    Args:
+        nodes: Of the graph or the function, by name.
+        loops: By frame.
+        body: Takes the new nodes.
+        outside: The scope outside of all loops.
+    """
+
+    def __init__(
+        self, nodes: Mapping[str, NodeDef], loops: Mapping[tuple[str, ...], Loop], body: Body, outside: _Scope
+    ) -> None:
+        self._nodes = nodes
+        self._loops = loops
+        self._body = body
+        self._scopes: dict[tuple[str, ...], _Scope | None] = {(): outside}
+
+    def scope(self, frame: tuple[str, ...]) -> _Scope | None:
+        """Return the scope inside a frame; None if its loop is not one that we know."""
+        if frame not in self._scopes:
+            outer = self.scope(frame[:-1])
+            loop = self._loops.get(frame)
+            self._scopes[frame] = self._inside(outer, loop) if outer is not None and loop is not None else None
+        return self._scopes[frame]
+
+    def _inside(self, outer: _Scope, loop: Loop) -> _Scope:
+        body, like = self._body, self._nodes[loop.enter]
+        prefix = f"{loop.enter}/cs_random"
+        # Where the loop does not run (it stands in a branch that is not taken), its new inputs must be dead too.
+        body.add(f"{prefix}/guard", "Identity", [like.input[0]], {"T": like.attr["T"].type})
+        guard = f"^{prefix}/guard"
+        one = body.constant(f"{prefix}/one_outside", _ONE, (guard,))
+        around = one
+        if outer.path is not None:
+            around = body.add(f"{prefix}/around", "AddV2", [outer.path, one], {"T": UINT64}, "z")
+        zero = body.constant(f"{prefix}/zero", np.array([0], np.uint64), (guard,))
+        entered = self._enter(f"{prefix}/enter_around", around, like, guard)
+        seeded = self._enter(f"{prefix}/enter_seeded", outer.seeded, like, guard)
+        unseeded = self._enter(f"{prefix}/enter_unseeded", outer.unseeded, like, guard)
+        first = self._enter(f"{prefix}/enter_iteration", zero, like, guard, is_constant=False)
+        merge = f"{prefix}/merge"
+        iteration = body.add(merge, "Merge", [first, body.refer(f"{prefix}/next", "output")], {"T": UINT64})
+        body.nodes[-1].attr["N"].i = 2
+        condition = body.refer(loop.condition, "output")
+        body.add(f"{prefix}/switch", "Switch", [iteration, condition], {"T": UINT64})
+        alive = body.refer(f"{prefix}/switch", "output_true", 1)
+        again = body.add(f"{prefix}/again", "Identity", [alive], {"T": UINT64})
+        step = body.constant(f"{prefix}/one", _ONE, (f"^{prefix}/again",))
+        following = body.add(f"{prefix}/following", "AddV2", [again, step], {"T": UINT64}, "z")
+        body.add(f"{prefix}/next", "NextIteration", [following], {"T": UINT64})
+        inside = (f"^{merge}",)
+        path = _times_factor(body, f"{prefix}/inside", [iteration, entered], inside)
+        algorithm = body.constant(f"{prefix}/algorithm", np.int32(PHILOX), inside)
+        return _Scope(path, seeded, unseeded, algorithm, inside)
+
+    def _enter(self, name: str, value: str, like: NodeDef, guard: str, is_constant: bool = True) -> str:
+        result = self._body.add(name, "Enter", [value, guard], {"T": UINT64})
+        node = self._body.nodes[-1]
+        node.attr["frame_name"].CopyFrom(like.attr["frame_name"])
+        node.attr["parallel_iterations"].CopyFrom(like.attr["parallel_iterations"])
+        node.attr["is_constant"].b = is_constant
+        return result
+
+
+class _Functions:
+    """The functions of a library, and variants of them that take path and counters as arguments.
+
+    Args:
+        library: All functions by name.
+
+    Attributes:
+        library: The same.
+        variants: New functions by name.
+    """
+
+    def __init__(self, library: Mapping[str, FunctionDef]) -> None:
+        self.library = library
+        self.variants: dict[str, FunctionDef] = {}
+        own = [name for name, function in library.items() if any(map(is_replaceable, function.node_def))]
+        self._drawing = functions_with(library, own)
+
+    def draws(self, node: NodeDef) -> bool:
+        """Whether a plain call reaches a random op."""
+        return any(name in self._drawing for _, name in callees(node))
+
+    def variant(self, name: str, use: str) -> str:
+        """Return the name of the variant of a function for one use; it is made if it is not there yet."""
+        new_name = f"{name}_cs_random_{use}"
+        if new_name not in self.variants:
+            new = FunctionDef.FromString(self.library[name].SerializeToString())
+            new.signature.name = new_name
+            self.variants[new_name] = new  # before its body, which may call it
+            self._rewrite(new, table_of_function(self.library[name]), use)
+        return new_name
+
+    def _rewrite(self, function: FunctionDef, table: NodeTable, use: str) -> None:
+        function.attr.pop("_input_shapes", None)  # one for each argument
+        arguments = list(_ARGUMENTS if use == _CALL else (*_ARGUMENTS, _LOOP_ARGUMENT))
+        for argument in arguments:
+            function.signature.input_arg.add(name=argument, type=UINT64)
+        body = Body(True)
+        path = arguments[0]
+        if use != _CALL:
+            one = body.constant("cs_random/one", _ONE)
+            path = _times_factor(body, "cs_random", [path, arguments[3], one], ())
+            if use == _LOOP_BODY:
+                following = body.add("cs_random/following", "AddV2", [arguments[3], one], {"T": UINT64}, "z")
+                for argument, value in zip(arguments, [*arguments[:3], following], strict=True):
+                    function.signature.output_arg.add(name=f"{argument}_out", type=UINT64)
+                    function.ret[f"{argument}_out"] = value
+        scope = _Scope(path, arguments[1], arguments[2], body.constant(_ALGORITHM, np.int32(PHILOX)))
+        nodes = _rewritten(list(function.node_def), table, body, scope, self)
+        del function.node_def[:]
+        function.node_def.extend(nodes)

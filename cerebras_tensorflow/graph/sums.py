@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import tensorflow as tf
 
-from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, parse_input
+from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs, source_of
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef
 
 _SUMS = frozenset({"AddN", "AccumulateNV2"})
 _ONLY_OF_SUMS = ("N", "shape")  # attributes that AddV2 does not have
@@ -80,7 +81,7 @@ def _replace_sums(nodes: Iterable[NodeDef], refer: Callable[[str, str], str]) ->
     for name, chain in chains.items():
         place = 0
         for partial in chain[:-1]:
-            sources = [_node_of(text) for text in partial.input]
+            sources = [source_of(text) for text in partial.input]
             place = max([place, *(index[source] for source in sources if source in index)])
             following.setdefault(min(place, index[name] - 1), []).append(partial)
     result = list(following.get(-1, ()))
@@ -93,7 +94,7 @@ def _replace_sums(nodes: Iterable[NodeDef], refer: Callable[[str, str], str]) ->
 
 def _is_replaceable(node: NodeDef) -> bool:
     """Whether a node is a sum whose inputs are all listed (a function may leave their number open)."""
-    num_inputs = len(_data_inputs(node))
+    num_inputs = len(data_inputs(node))
     return node.op in _SUMS and num_inputs == node.attr["N"].i and num_inputs > 1
 
 
@@ -101,30 +102,17 @@ def _is_variant(node: NodeDef) -> bool:
     return bool(node.attr["T"].type == tf.variant.as_datatype_enum)
 
 
-def _data_inputs(node: NodeDef) -> list[str]:
-    return [text for text in node.input if not text.startswith("^")]
-
-
-def _node_of(text: str) -> str:
-    """Name of the node that an input refers to, in a graph ("a:1") or in a function ("a:z:0")."""
-    return text.split(":")[0] if text.count(":") == 2 else parse_input(text).node
-
-
 def _chain(node: NodeDef, refer: Callable[[str, str], str]) -> list[NodeDef]:
     """Return the additions that a sum becomes; the last one has its name."""
     op, output = ("AddN", "sum") if _is_variant(node) else ("AddV2", "z")
-    data = _data_inputs(node)
+    data = data_inputs(node)
     total, chain = data[0], []
     for number, source in enumerate(data[1:-1], 1):
         name = f"{node.name}/cs_sum_{number}"
         chain.append(_addition(node, name, op, [total, source]))
         total = refer(name, output)
-    chain.append(_addition(node, node.name, op, [total, data[-1], *_control_inputs(node)]))
+    chain.append(_addition(node, node.name, op, [total, data[-1], *control_inputs(node)]))
     return chain
-
-
-def _control_inputs(node: NodeDef) -> list[str]:
-    return [text for text in node.input if text.startswith("^")]
 
 
 def _addition(node: NodeDef, name: str, op: str, inputs: Iterable[str]) -> NodeDef:

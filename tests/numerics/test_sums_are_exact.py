@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +12,12 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+from tests.numerics.cpu_load import cpu_load
 from tests.numerics.streaming import VOCABULARY, Built, assert_same_bits, build, opened
 
 v1 = tf.compat.v1
 HIDDEN = 64
 RUNS = 60
-
-
-@contextmanager
-def cpu_load() -> Iterator[None]:
-    """Keep the processor busy from another process, at low priority and for two minutes at most."""
-    code = "import os, time; os.nice(10); end = time.monotonic() + 120\nwhile time.monotonic() < end: sum(range(9999))"
-    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(min(2, os.cpu_count() or 1))]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def many_sums(ids_BS: Any, labels_BS: Any) -> Any:

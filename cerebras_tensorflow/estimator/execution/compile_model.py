@@ -18,8 +18,9 @@ from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
 from cerebras_tensorflow.graph.cost import flops, op_outputs, output_bytes
+from cerebras_tensorflow.graph.exactness import InexactOp, find_inexact_ops
 from cerebras_tensorflow.graph.nodes import NodeTable
-from cerebras_tensorflow.graph.program import Program, Residence
+from cerebras_tensorflow.graph.program import Note, Program, Residence
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
@@ -79,7 +80,8 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
 
 
 def _tell_notes(program: Program, model: Model) -> None:
-    for note in program.notes:
+    notes: list[Note | InexactOp] = [*program.notes, *find_inexact_ops(program.graph_def)]
+    for note in notes:
         run_log.warning("%s.", with_source_line(note, model.graph))
 
 

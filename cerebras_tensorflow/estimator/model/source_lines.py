@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow.graph.exactness import InexactOp
 from cerebras_tensorflow.graph.program import Note
 
 _PACKAGES = Path(tf.__file__).parent.parent
@@ -37,14 +38,14 @@ def source_line(operation: Any) -> str | None:
     return None
 
 
-def with_source_line(note: Note, graph: tf.Graph) -> str:
+def with_source_line(note: Note | InexactOp, graph: tf.Graph) -> str:
     """Return the text of a compiler's note, with the line of the user's program that made the op.
 
     Args:
         note: The first of its ops that a line is known for counts, else its variable.
         graph: The graph that model_fn built.
     """
-    for name in (*note.ops, note.variable):
+    for name in (*note.ops, note.variable) if isinstance(note, Note) else note.ops:
         try:
             line = source_line(graph.get_operation_by_name(name))
         except (KeyError, ValueError):

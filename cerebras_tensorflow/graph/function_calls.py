@@ -1,0 +1,123 @@
+"""Calls of functions in a graph: which functions a node calls, and calls that pass some more arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef
+
+# Ops that call functions with their own inputs as arguments -> the attributes that name these functions.
+_CALLS = {
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+    "While": ("cond", "body"),
+    "StatelessWhile": ("cond", "body"),
+}
+LOOPS = frozenset({"While", "StatelessWhile"})
+
+
+def called_functions(node: NodeDef, known: Container[str]) -> list[str]:
+    """Return the names of all functions that a node refers to, in whatever way.
+
+    Args:
+        node: Of a graph or a function.
+        known: Names of the library's functions; a node of such a type is a call of it.
+    """
+    names = [node.op] if node.op in known else []
+    for value in node.attr.values():
+        if value.HasField("func"):
+            names.append(value.func.name)
+        names.extend(function.name for function in value.list.func)
+    return [name for name in names if name in known]
+
+
+def is_plain_call(node: NodeDef, known: Container[str]) -> bool:
+    """Whether a node calls functions with its own inputs as their arguments, so that more can be passed."""
+    return node.op in known or node.op in _CALLS
+
+
+def with_arguments(
+    node: NodeDef, arguments: Sequence[str], dtype: int, shapes: Sequence[Sequence[int]], names: Mapping[str, str]
+) -> NodeDef:
+    """Return a call that passes more arguments, after the ones it has, to other functions.
+
+    Args:
+        node: A plain call.
+        arguments: Texts of the inputs.
+        dtype: Of all of them, as an enum number.
+        shapes: Of each.
+        names: Attribute of the node ("" if its op is the function) and function -> function to call instead, as
+            "attribute/function".
+    """
+    new = NodeDef.FromString(node.SerializeToString())
+    del new.input[:]
+    new.input.extend([*data_inputs(node), *arguments, *control_inputs(node)])
+    if node.op not in _CALLS:
+        new.op = names[f"/{node.op}"]
+        return new
+    types = new.attr["T" if node.op in LOOPS else "Tin"].list.type
+    types.extend([dtype] * len(arguments))
+    if node.op in LOOPS and new.attr["output_shapes"].list.shape:
+        new.attr["output_shapes"].list.shape.extend(tf.TensorShape(shape).as_proto() for shape in shapes)
+    for attribute in _CALLS[node.op]:
+        value = new.attr[attribute]
+        for function in [value.func] if value.HasField("func") else value.list.func:
+            function.name = names[f"{attribute}/{function.name}"]
+    return new
+
+
+def callees(node: NodeDef) -> Iterator[tuple[str, str]]:
+    """Yield (attribute, function) of a plain call; the attribute is "" where the op is the function."""
+    if node.op not in _CALLS:
+        yield "", node.op
+        return
+    for attribute in _CALLS[node.op]:
+        value = node.attr[attribute]
+        for function in [value.func] if value.HasField("func") else value.list.func:
+            yield attribute, function.name
+
+
+def reachable_functions(graph_def: GraphDef) -> dict[str, FunctionDef]:
+    """Return the functions that the graph's nodes call, also through other functions, by name."""
+    library = {function.signature.name: function for function in graph_def.library.function}
+    gradients = {gradient.function_name: gradient.gradient_func for gradient in graph_def.library.gradient}
+    reached: dict[str, FunctionDef] = {}
+    pending = [name for node in graph_def.node for name in called_functions(node, library)]
+    while pending:
+        name = pending.pop()
+        if name in reached or name not in library:
+            continue
+        reached[name] = library[name]
+        pending.extend(called for node in library[name].node_def for called in called_functions(node, library))
+        if name in gradients:
+            pending.append(gradients[name])
+    return reached
+
+
+def functions_with(library: Mapping[str, FunctionDef], own: Iterable[str]) -> set[str]:
+    """Return the functions that are among the given ones or call one of them, also through others.
+
+    Args:
+        library: All functions by name.
+        own: Names to start from.
+    """
+    callers: dict[str, set[str]] = {}
+    for name, function in library.items():
+        for node in function.node_def:
+            for called in called_functions(node, library):
+                callers.setdefault(called, set()).add(name)
+    reached: set[str] = set()
+    pending = list(own)
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending.extend(callers.get(name, ()))
+    return reached

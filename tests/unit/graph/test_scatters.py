@@ -1,0 +1,82 @@
+"""Additions to rows that come several times have one order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.cost import op_outputs
+from cerebras_tensorflow.graph.exactness import find_inexact_ops
+from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.scatters import add_rows_in_order
+from cerebras_tensorflow.graph.sums import fix_order_of_sums
+
+v1 = tf.compat.v1
+ROWS, WIDTH, COUNT = 5, 8, 20_000
+
+
+def graph_with(build: Any) -> GraphDef:
+    """Return the graph of an update that is called "update", exact in all but that."""
+    with tf.Graph().as_default() as graph:
+        variable = tf.Variable(tf.zeros([ROWS, WIDTH]), name="variable")
+        ids = v1.placeholder(tf.int32, [None], name="ids")
+        updates = v1.placeholder(tf.float32, [None, WIDTH], name="updates")
+        with tf.control_dependencies([variable.assign(tf.ones([ROWS, WIDTH]))]):
+            update = build(variable, ids, updates)
+        with tf.control_dependencies([update]):
+            tf.identity(variable.read_value(), name="result")
+    return add_rows_in_order(fix_order_of_sums(graph.as_graph_def())[0], op_outputs(graph))
+
+
+def ops(graph_def: GraphDef) -> set[str]:
+    return {node.op for node in graph_def.node if "Scatter" in node.op or "SparseApply" in node.op}
+
+
+@pytest.mark.parametrize("name", ["ResourceScatterAdd", "ResourceScatterSub"])
+def test_many_runs_give_what_one_addition_after_the_other_gives(name: str) -> None:
+    op = getattr(tf.raw_ops, name)
+    graph_def = graph_with(lambda v, ids, updates: op(resource=v.handle, indices=ids, updates=updates))
+    assert ops(graph_def) == {name.replace("Scatter", "ScatterNd")}
+    random = np.random.default_rng(0)
+    ids = random.integers(0, ROWS, COUNT).astype(np.int32)
+    updates = (random.normal(size=(COUNT, WIDTH)) * 10.0 ** random.integers(-4, 4, (COUNT, WIDTH))).astype(np.float32)
+    expected = np.ones([ROWS, WIDTH], np.float32)
+    (np.add if name.endswith("Add") else np.subtract).at(expected, ids, updates)
+    with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        for _ in range(8):
+            result = session.run("result:0", {"ids:0": ids, "updates:0": updates})
+            np.testing.assert_array_equal(result, expected)
+
+
+def test_unique_rows_and_one_number_for_all_rows_stay_as_they_are() -> None:
+    def unique(variable: Any, ids: Any, updates: Any) -> Any:
+        rows, places = tf.unique(ids)
+        summed = tf.math.unsorted_segment_sum(updates, places, tf.size(rows))
+        return tf.raw_ops.ResourceScatterAdd(resource=variable.handle, indices=rows, updates=summed)
+
+    def constant(variable: Any, _ids: Any, updates: Any) -> Any:
+        return tf.raw_ops.ResourceScatterAdd(resource=variable.handle, indices=[0, 3], updates=updates)
+
+    for build in (unique, constant):
+        graph_def = graph_with(build)
+        assert ops(graph_def) == {"ResourceScatterAdd"}
+        assert not find_inexact_ops(graph_def)
+
+
+def test_plain_gradient_descent_on_an_embedding_is_in_order_and_other_optimizers_add_unique_rows() -> None:
+    def trained(optimizer: Any) -> GraphDef:
+        def build(variable: Any, ids: Any, updates: Any) -> Any:
+            loss = tf.reduce_sum(tf.gather(variable, ids) * updates)
+            return optimizer.minimize(loss, var_list=[variable])
+
+        with tf.compat.v1.variable_scope("", reuse=tf.compat.v1.AUTO_REUSE):
+            return graph_with(build)
+
+    descent = trained(v1.train.GradientDescentOptimizer(0.1))
+    assert ops(descent) == {"ResourceScatterNdAdd"}
+    for graph_def in (descent, trained(v1.train.AdagradOptimizer(0.1)), trained(v1.train.AdamOptimizer(0.1))):
+        assert not find_inexact_ops(graph_def)
