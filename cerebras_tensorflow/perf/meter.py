@@ -1,4 +1,4 @@
-"""What a run measures while it runs: steps, samples, the time they took, the time spent waiting for input."""
+"""Counts steps and samples of a run, and the time that they took or waited for input."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class StreamRates:
 
 
 class _Simulation:
-    """The state while the ops of a step are gone through in their order."""
+    """Goes through the ops of a step in their order, and keeps track of when each starts."""
 
     def __init__(
         self, program: Program, op_s: Mapping[str, float], rates: StreamRates, live_bytes: Mapping[str, int]
@@ -104,7 +104,7 @@ class _Simulation:
         return self._write_s
 
     def _make_room(self, event: Event) -> float:
-        """Let weights go that are not used any more, until the event's fits; return when the last of them went."""
+        """Free weights that are no longer used until the event's weight fits; return when the last was freed."""
         room_s = 0.0
         kept = []
         for other, free_s in self._open:

@@ -1,1 +1,1 @@
-"""From a Program, weights and batches to steps."""
+"""Runs a Program: from weights and batches to steps. See README.md."""

@@ -20,7 +20,7 @@ _KEPT_SHARE = 0.5  # of the free memory, that copies may hold on to between two 
 class ResidentCopies:
     """Copies resident variables into memory that it keeps from one save to the next.
 
-    Training stops for the copying, and memory that is new to the process costs several times what copying into it does.
+    Training stops while it copies, and fresh memory costs several times as much as the copy itself.
 
     Args:
         graph: The session's; gets ops that copy.
@@ -41,11 +41,11 @@ class ResidentCopies:
         """Make memory for the first copies, also in a second thread while steps go on."""
         arrays = {spec.name: np.empty(spec.shape, dtype_from_name(spec.dtype)) for spec in specs}
         for array in arrays.values():
-            array.fill(0)  # only what was written to is there
+            array.fill(0)  # the system makes a page when it is first written
         self._kept = arrays
 
     def take(self, session: Any, values: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Return copies of tensors' values, which stay as they are; `recycle` ends that.
+        """Return copies of tensors' values. They stay unchanged until `recycle`.
 
         Args:
             session: The TensorFlow session.
@@ -62,7 +62,7 @@ class ResidentCopies:
             self._arrays = {}
 
     def recycle(self, copies: Mapping[str, np.ndarray]) -> None:
-        """Let the next copies be made where these are, which nobody reads any more; unless memory is scarce."""
+        """Use the memory of copies that are no longer read for the next copies, unless memory is scarce."""
         if sum(array.nbytes for array in copies.values()) <= _KEPT_SHARE * free_memory_bytes():
             self._kept = dict(copies)
 

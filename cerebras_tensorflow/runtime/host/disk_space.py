@@ -1,4 +1,4 @@
-"""Whether a run's files will fit on their disks: asked before the first step, with the figures."""
+"""Checks before the first step that a run's files will fit on their disks, and says what is missing."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def reserve(file: int, offset: int, num_bytes: int) -> None:
 
 
 def punch_hole(file: int, offset: int, num_bytes: int) -> None:
-    """Give the space of a part of a file back; where the file system cannot, it stays taken."""
+    """Free the disk space of a part of a file, which then reads as zeros; not every file system can."""
     _fallocate(file, _PUNCH_HOLE, offset, num_bytes)
 
 

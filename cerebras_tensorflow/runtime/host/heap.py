@@ -1,7 +1,7 @@
 """The C library's heap, told to give large freed buffers back to the system at once.
 
-glibc raises the size from which it does so as a program frees large blocks (up to 32 MB) and keeps the rest for itself.
-A streamed step frees many blocks of that size; what is kept adds up to hundreds of megabytes over a deep model.
+By itself glibc raises the size from which it does so, up to 32 MB, each time a program frees a large block, and keeps
+smaller blocks. A streamed step frees many such blocks; over a deep model they add up to hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def return_large_buffers() -> bool:
 
 
 def trim_heap() -> None:
-    """Give the system what the heap keeps of freed blocks (of the graphs that a session was made from, tens of MB)."""
+    """Give freed blocks that the heap keeps back to the system: tens of MB after a session was made from its graphs."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

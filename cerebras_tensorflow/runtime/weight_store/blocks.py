@@ -66,11 +66,11 @@ class Placement:
 
     @classmethod
     def empty(cls, num_blocks: int) -> Placement:
-        """Return that of a weight that nobody has written."""
+        """Return the placement of a weight that was never written."""
         return cls(np.full(num_blocks, _NOWHERE, np.uint8), np.zeros(num_blocks, np.uint32), {})
 
     def copy(self) -> Placement:
-        """Return one that later writes leave alone."""
+        """Return a copy, which later writes do not change."""
         return Placement(self.homes.copy(), self.checksums.copy(), dict(self.parts))
 
 
@@ -89,7 +89,7 @@ class Blocks:
         self.num_bytes = num_bytes
         self.padded_bytes = up_to(num_bytes, PAGE_BYTES)
         self.slots = slots
-        self.version = 0  # counts the pieces written, for readers that met one of them
+        self.version = 0  # counts pieces written; tells a reader that its blocks changed while it read them
         self._adopted = slots[0]
         self._now = Placement.empty(-(-num_bytes // BLOCK_BYTES))
         self._held: Placement | None = None
@@ -236,7 +236,7 @@ class Blocks:
         return homes
 
     def _settle(self) -> None:
-        """Give the disk space of a slot back if no block is in it."""
+        """Free the disk space of a slot that has no block any more."""
         if not self._is_doubled or self._held is not None:
             return
         for slot in (self._main, 1 - self._main):
@@ -259,7 +259,7 @@ class Blocks:
                 raise MissingBlock
 
     def _keep_rest(self, block: int, place: Bytes, start: int, stop: int) -> None:
-        """Put a block's bytes outside [start, stop) where the block is being made."""
+        """Copy a block's bytes outside [start, stop) to where the new block is built."""
         low, high = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.padded_bytes)
         if start <= low and stop >= high:
             return
@@ -273,7 +273,7 @@ class Blocks:
             self.read(*there[0], place)
 
     def _note_parts(self, first: int, last: int, start: int, stop: int) -> None:
-        """Remember what is there of blocks that are written in part; comes before the new homes are noted."""
+        """Note which bytes of partly written blocks are there. Call it before the new homes are set."""
         for block in range(first, last) if self._now.parts else {first, last - 1}:
             low, high = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.num_bytes)
             known = self._now.parts.pop(block, None)

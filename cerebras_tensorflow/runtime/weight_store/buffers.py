@@ -1,4 +1,4 @@
-"""Memory for weights on their way: page-aligned, in huge pages where the system gives them, used again when free.
+"""Memory for weights on their way: page-aligned, in huge pages where the system has them, used again when free.
 
 A page of fresh memory costs a fault and its zeroing, several times what reading a page from a fast disk costs (measured
 here: 2 GB/s of faults against 10 GB/s in huge pages and more without any). A weight that TensorFlow has let go leaves
@@ -47,10 +47,10 @@ def up_to(num_bytes: int, unit: int) -> int:
 
 
 class Buffers:
-    """Hands out buffers and takes each back when nothing refers to it or to a view of it any more.
+    """Hands out buffers, and uses each again when no array refers to it any more.
 
     Args:
-        max_idle_bytes: Bytes kept for later use; what comes back beyond that goes to the system, oldest first.
+        max_idle_bytes: Bytes kept for later use; beyond that, the oldest free buffers go back to the system.
     """
 
     def __init__(self, max_idle_bytes: int = 64 << 20) -> None:
@@ -89,7 +89,7 @@ class Buffers:
             return self._idle_bytes
 
     def close(self) -> None:
-        """Give what is idle back to the system."""
+        """Free the idle buffers."""
         with self._lock:
             self._sort_in()
             self._idle.clear()

@@ -1,4 +1,4 @@
-"""The calls of a weight-streaming graph into its weight store."""
+"""The calls that a weight-streaming graph makes into its weight store."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class StoreFolder:
         if owner.get("made_folder") and self.folder not in self._made:
             self._made.append(self.folder)  # the killed run made it, so it goes with this one
         self._files = [OWNER]  # those that are this run's to remove, the last one first
-        # Also when nobody calls `close`: another run in this process may want the folder.
+        # A store that is not closed leaves the folder too: another run in this process may need it.
         self._leave = weakref.finalize(
             self, _leave, lock, self._directory, self.folder, self._files, self._made, os.getpid()
         )
@@ -119,7 +119,7 @@ class StoreFolder:
         return StoreError(f"{text}. Checkpoints are not touched: a new run goes on from the last one.")
 
     def warn_if_deleted(self) -> None:
-        """Say once if somebody has deleted the file. The run can go on: what is open stays until it is closed."""
+        """Warn once if the file was deleted. The run can go on: an open file keeps its content until it is closed."""
         if not self._is_deletion_told and os.fstat(self.file).st_nlink == 0:
             self._is_deletion_told = True
             logger.warning(

@@ -1,7 +1,7 @@
 """owner.json: the lock that says which run has a weight store's folder.
 
-The file is locked (flock) while its run lives, and the system releases a killed run's lock. So an owner.json that
-nobody has locked is stale, whatever it says.
+The file is locked (flock) while its run lives, and the system releases a killed run's lock. So an owner.json without a
+lock is stale, whatever it says.
 
 The folder may have come from somebody else, with a model_dir that was copied or unpacked. So no call here follows a
 link, and a file that this user did not make is refused, never written to.

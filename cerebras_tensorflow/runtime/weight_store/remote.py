@@ -54,7 +54,7 @@ class ServerAddress:
     Attributes:
         index: Its number among the launch's weight servers.
         target: host:port.
-        token: What it wants to be shown.
+        token: The secret that each call has to carry.
         free_bytes: Memory that its node had free when it started [B].
     """
 
@@ -97,7 +97,7 @@ def have_room(servers: Sequence[ServerAddress], num_bytes: int) -> bool:
 
 
 def shares(specs: Sequence[WeightSpec], count: int) -> list[int]:
-    """Return the server of each weight: the largest first, each to the one that has least so far."""
+    """Return the server of each weight: the largest weight first, each to the server with the fewest bytes so far."""
     load = [0] * count
     owners = [0] * len(specs)
     for index in sorted(range(len(specs)), key=lambda index: -specs[index].num_bytes):
@@ -272,11 +272,11 @@ class _Link:
             self._method("stream_unary", "Write")(messages(), metadata=self._metadata)
 
     def close(self) -> None:
-        """Let the server forget the share, if it is still there."""
+        """Let the server free the share, if the server is still there."""
         try:
             self.call("Close")
         except StoreError:
-            pass  # it has forgotten everything
+            pass  # the server is gone, and the share with it
         finally:
             self._channel.close()
 

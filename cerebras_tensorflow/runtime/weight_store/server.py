@@ -46,7 +46,7 @@ THREADS = 16
 
 
 def server_file(folder: Path, index: int) -> Path:
-    """Return the file in which a weight server says where it is to be found."""
+    """Return the file in which a weight server writes its address."""
     return folder / f"weight-server-{index}.json"
 
 
@@ -60,7 +60,7 @@ class Held:
 
 
 class WeightServer:
-    """Answers the chief. Final."""
+    """Answers the calls of the chief."""
 
     def __init__(self) -> None:
         self._stores: dict[int, Held] = {}
@@ -118,18 +118,18 @@ class WeightServer:
         return b""
 
     def release(self, request: bytes, _context: Any) -> bytes:
-        """Let go of one weight of the snapshot."""
+        """Release one weight of the snapshot."""
         number, index, *_ = HEADER.unpack(request)
         self._stores[number].snapshot.pop(index, None)
         return b""
 
     def end_hold(self, request: bytes, _context: Any) -> bytes:
-        """Let go of the snapshot."""
+        """Release the snapshot."""
         self._stores[HEADER.unpack(request)[0]].snapshot = {}
         return b""
 
     def close(self, request: bytes, _context: Any) -> bytes:
-        """Forget a store."""
+        """Free a store."""
         self._stores.pop(HEADER.unpack(request)[0], None)
         return b""
 
@@ -160,7 +160,7 @@ def start(host: str, token: str) -> tuple[grpc.Server, int]:
 
 
 def _guarded(answer: Callable[[Any, Any], Any], token: str) -> Callable[[Any, Any], Any]:
-    """Return an answer that only those get who can read the launch's folder."""
+    """Return a handler that answers only calls with the launch's token."""
 
     def guarded(request: Any, context: Any) -> Any:
         given = str(dict(context.invocation_metadata()).get(TOKEN_KEY, ""))

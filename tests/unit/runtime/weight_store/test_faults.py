@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -18,12 +19,14 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from cerebras_tensorflow.errors import CorruptCheckpointError, StoreError
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError, StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.host.disk_space import Need
+from cerebras_tensorflow.runtime.weight_store import blocks
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import Move, WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+from tests.unit.runtime.faulty_os import FaultyOs
 
 ROWS, WIDTH = 700, 100
 SPEC = WeightSpec("layer/kernel", "float32", (ROWS, WIDTH), ROWS * WIDTH * 4)
@@ -290,6 +293,19 @@ def test_a_weight_stays_in_the_checkpoint_until_it_is_written(tmp_path: Path, ch
     np.testing.assert_array_equal(kept.view(np.float32).reshape(ROWS, WIDTH), expected)
     snapshot.close()
     np.testing.assert_array_equal(store.read(0), numbers(add=7))
+    store.close()
+
+
+def test_a_checkpoint_on_a_failing_disk_is_named(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(SPECS, tmp_path / "store")
+    with monkeypatch.context() as patch:
+        FaultyOs(errno.EIO, 0).replace_in(patch, [blocks])
+        with pytest.raises(CheckpointError, match=r"checkpoint\.data cannot be read \(Input/output error\)"):
+            adopt(store, checkpoint)
+    adopt(store, checkpoint)
+    np.testing.assert_array_equal(store.read(0), numbers())
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""Weights on weight servers: what only this store can get wrong. What all stores share is in test_weight_store.py."""
+"""Weights on weight servers: what only this store can get wrong. What all stores share is in test_stores.py."""
 
 from __future__ import annotations
 
