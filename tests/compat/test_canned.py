@@ -49,6 +49,8 @@ def test_an_embedding_streams_with_the_bits_of_the_pipelined_mode(
         estimator = api.DNNClassifier([4], columns(), str(tmp_path / mode), config=config).train(batches)
         weights[mode] = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
     assert any("embedding" in name for name in weights[env.PIPELINED])
+    # As TensorFlow's Saver names them: not dnn/logits/kernel/part_0, in which the v1 estimators keep it.
+    assert {"dnn/hiddenlayer_0/kernel", "dnn/logits/kernel"} <= set(weights[env.PIPELINED])
     assert set(weights[env.PIPELINED]) == set(weights[env.WEIGHT_STREAMING])
     for name, value in weights[env.PIPELINED].items():
         np.testing.assert_array_equal(value, weights[env.WEIGHT_STREAMING][name], err_msg=name)

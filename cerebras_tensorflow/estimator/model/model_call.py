@@ -56,6 +56,13 @@ class Model:
         """Checkpoint name -> variable, of all variables that a checkpoint holds."""
         return {variable_name(variable): variable for variable in self.graph.get_collection("variables")}
 
+    def _name_as_in_checkpoints(self, graph_def: Any) -> None:
+        """Give handles the names of their variables in checkpoints, which the compiler and the stores go by."""
+        saved = {variable.handle.op.name: name for name, variable in self.saved_names().items()}
+        for node in graph_def.node:
+            if node.op == "VarHandleOp" and node.name in saved:
+                node.attr["shared_name"].s = saved[node.name].encode()
+
     def step(self, roots: list[Any]) -> Step:
         """Return the step that the compiler takes, for runs that ask for the given tensors and ops."""
         names = [op_name(self.graph, root) for root in roots]
@@ -64,6 +71,7 @@ class Model:
         names += [self.train_node] if self.train_node else []
         names = list(dict.fromkeys(names))
         graph_def = prune(self.graph.as_graph_def(), names)
+        self._name_as_in_checkpoints(graph_def)
         return Step(
             graph_def=ignore_negative_labels(graph_def) if self.ignores_negative_labels else graph_def,
             roots=names,
@@ -154,7 +162,10 @@ def local_init_of(model: Model) -> Any:
 
 
 def variable_name(variable: Any) -> str:
-    """Name of a variable in a checkpoint."""
+    """Name of a variable in a checkpoint; the only part of a partitioned one goes by the name of the whole."""
+    part = getattr(variable, "_save_slice_info", None)  # private: no public name for it
+    if part is not None and list(part.full_shape) == variable.shape.as_list():
+        return str(part.full_name)
     return str(variable.name).split(":")[0]
 
 

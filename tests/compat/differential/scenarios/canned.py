@@ -45,7 +45,9 @@ def _fix(estimator, input_fn):
             is_weight = (
                 value.dtype == np.float32 and "training/" not in name and "Ada" not in name and "Ftrl" not in name
             )
-            if is_weight and value.ndim:
+            if "moving_variance" in name:
+                value = np.full_like(value, 0.5)
+            elif is_weight and value.ndim:
                 value = np.sin(np.arange(value.size) + len(name)).reshape(value.shape).astype(np.float32) * 0.3
             elif value.dtype == np.float32 and value.ndim:
                 value = np.full_like(value, 0.1)
