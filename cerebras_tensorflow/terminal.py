@@ -77,10 +77,14 @@ def _last_line_of_script(trace: TracebackType | None) -> str:
 
 
 def _keep_traceback(text: str) -> Path | None:
-    folder = os.environ.get(env.INPUT_FOLDER)
-    if not folder:
+    """Add a traceback to the file in the launch's folder, and return the file; None if this is no launch."""
+    try:
+        folder = env.read().input_folder
+    except ValueError:
         return None
-    path = Path(folder) / TRACEBACK_FILE
+    if folder is None:
+        return None
+    path = folder / TRACEBACK_FILE
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)

@@ -178,5 +178,5 @@ def guarded(program: str, run: Callable[[], int]) -> int:
     return command_line.exit_code(program, expected)
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
+def _terminated(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)

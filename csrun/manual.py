@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from csrun.options import Option
 from csrun.site import Site
 
-MOUNT_DIRS = Option(
-    "mount-dirs", "text", "Folders that a container shall see, besides the site's", "directories to mount"
-)
+MOUNT_DIRS = Option("mount-dirs", "text", "Folders that a container sees, besides the site's", "directories to mount")
 DRY_RUN = Option("dry-run", "flag", "Show what would be started, and start nothing")
 COMMON = (
     Option("debug", "flag", "Show the traceback of an error"),
@@ -27,21 +25,21 @@ WSE_OPTIONS = (
     Option(
         "input-workers",
         "number",
-        "Instead of the sizes above: one node with the chief, so many input workers, and the weight servers below",
+        "Instead of the sizes above: one node with the chief, this many input workers, and the weight servers below",
         "number of input workers",
         minimum=0,
     ),
     Option(
         "weight-servers",
         "number",
-        "The same for tasks that may hold the weights",
+        "The same for the tasks that may hold the weights",
         "number of weight servers",
         minimum=0,
     ),
     Option(
         "local-tasks",
         "number",
-        "Embedded executor: most input workers, and most weight servers, that it starts; 0: the chief plays all roles",
+        "Embedded executor: limit on the input workers, and on the weight servers; 0: the chief plays all roles",
         "number of processes",
         minimum=0,
     ),

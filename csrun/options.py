@@ -1,10 +1,9 @@
-"""Command-line options as the 1.x launchers read them: both spellings, and everything after the first other word is the
-command.
+"""Command-line options as the 1.x launchers read them: both spellings; the first other word begins the command.
 
-An unknown option is warned about and ignored, because scripts written for one release of the original carry options of
-another. A value in the next word would then be taken for the command, so the warning names what was probably meant and
-`command_hint` explains the failure that follows. One that is nearly an option is usually a typo, and stops: what
-follows it, a launch instead of a `--dry-run`, may be hours.
+An unknown option is ignored with a warning, because scripts for one release of the original have options of another. If
+it has a value in the next word, that word becomes the command; so the warning names what was probably meant, and
+`command_hint` explains the failure that follows. A word that is nearly an option is usually a typo, and is refused: a
+launch instead of a `--dry-run` may cost hours.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def layout(plan: LaunchPlan) -> str:
 
 
 def folded(plan: LaunchPlan, most: int) -> tuple[Task, ...]:
-    """Return the tasks of a plan that run on one machine: the chief, and at most so many of each other role."""
+    """Return the tasks of a plan that run on one machine: the chief, and at most `most` of each other role."""
     return tuple(task for task in plan.tasks if task.role == CHIEF or task.role_index < most)
 
 

@@ -1,7 +1,7 @@
 """One child process in the foreground: signals passed on exactly once, its output relayed and kept, its exit code.
 
-The child leads a process group of its own, which gets the terminal for the time. So a Ctrl-C reaches the child once,
-from the terminal; a signal sent to the launcher, or to the launcher's whole group, reaches the child once, from here.
+The child leads a process group of its own, which has the terminal while it runs. So the child gets a Ctrl-C once, from
+the terminal. It gets a signal to the launcher, or to the launcher's whole group, once, from here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(
         log: File that gets a copy of the output. None: the child writes to this process's own output, maybe a terminal.
         keep_open: File descriptors that the child inherits, besides the standard ones.
         kill_after_s: Asked after the first signal: time until the child is killed anyway [s], or None.
-        has_failed: Asked whenever a child of this process has ended: whether the command shall stop, as by SIGTERM.
+        has_failed: Asked whenever a child of this process has ended: True stops the command, as by SIGTERM.
         stop: Asks the child, by its process number, to stop for a signal; by default the signal goes to its group. A
             child with such a way of its own does not have the terminal, neither for signals nor to read from.
         kill: Ends the child; by default SIGKILL goes to its group.

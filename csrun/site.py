@@ -29,12 +29,12 @@ class Site:
         nodes: Nodes of a launch (DEF_NODES).
         tasks_per_node: Tasks on each of them (DEF_TASKS_PER_NODE).
         cpus_per_task: CPUs for each task (DEF_CPUS_PER_TASK).
-        mount_dirs: Folders that a container shall see, besides the current one (MOUNT_DIRS, separated by commas).
+        mount_dirs: Folders that a container sees besides the current one (MOUNT_DIRS, separated by commas).
         image: Container image; empty: none (SINGULARITY_IMAGE).
         gres: Slurm's name of the CS system as a resource; empty: none (GRES_RESOURCE).
         gres_node: Node that has it, which csrun_cpu leaves alone; empty: none (GRES_NODE).
         executor: auto, embedded or slurm (EXECUTOR, ours).
-        local_tasks: Most input workers, and most weight servers, that the embedded executor starts (LOCAL_TASKS, ours).
+        local_tasks: Limit of the embedded executor on input workers, and on weight servers (LOCAL_TASKS, ours).
         source: The file, or what the defaults come from.
     """
 
@@ -73,7 +73,7 @@ def parse(text: str, source: str) -> Site:
             del words[0]
         name, separator, value = words[0].partition("=") if words else ("", "", "")
         if not separator or len(words) > 1:
-            raise SettingsError(f"{source}, line {number}: expected NAME=VALUE, found {line!r}")
+            raise SettingsError(f"{source}, line {number}: expected NAME=VALUE, not {line!r}")
         known = (*NUMBERS, *TEXTS, "MOUNT_DIRS")
         if name not in known:
             raise SettingsError(f"{source}, line {number}: unknown name {name!r}; known are {', '.join(sorted(known))}")

@@ -145,7 +145,7 @@ def _remove(arguments: argparse.Namespace) -> str:
     return f"Removed {arguments.name}"
 
 
-def _list(arguments: argparse.Namespace) -> str:
+def _list(_arguments: argparse.Namespace) -> str:
     home = env.read().home
     rows = [("NAME", "ADDRESS", "MODE", "STATE", "JOBS")]
     for state in registry.listed(home):

@@ -1,7 +1,7 @@
 """An input worker or weight server as csrun sees it: a process that stands by, cheaply, until the chief asks for it.
 
-Only a chief whose input can be computed elsewhere, or whose weights shall be held elsewhere, asks; other commands never
-pay for it. It is part of the task's wrapper, task.py.
+A chief asks only if other processes can compute its input or are to hold its weights; others pay nothing for it. This
+is part of the task's wrapper, task.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ POLL_S = 0.1
 
 
 def environment(folder: Path, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the variables by which the chief finds the tasks that stand by, so many of each role."""
+    """Return the variables by which the chief finds the tasks that stand by, and their number by role."""
     numbers = {kind.count: str(counts.get(role, 0)) for role, kind in KINDS.items()}
     return {env.INPUT_FOLDER: str(folder), **numbers}
 

@@ -206,8 +206,8 @@ def tf_config() -> dict[str, Any]:
 def as_input_worker() -> Iterator[None]:
     """Tell an input_fn, if nothing else does, that it runs in the only input worker of a cluster.
 
-    1.2 to 1.8 ran it in worker tasks with TF_CONFIG, by which old input_fns shard their files. Here whoever computes
-    the batches, they are those of the whole input.
+    1.2 to 1.8 ran it in worker tasks with TF_CONFIG, and old input_fns shard their files by it. Here the batches are
+    those of the whole input, no matter which process computes them.
     """
     if TF_CONFIG in os.environ:
         yield

@@ -1,7 +1,7 @@
 """The lock by which a job is alive: held by its processes, seen by everybody, disturbed by nobody else.
 
-An open-file-description lock for writing. The kernel lets go of it when the last process of the job is gone, however it
-went. Only a user who may write the file can take one, so a reader's lock blocks no queue, and asking takes no lock.
+An open-file-description lock for writing. The kernel releases it when the last process of the job has ended, even by
+kill -9. Only users who may write the file can take one, so a reader's lock blocks no queue; asking takes no lock.
 """
 
 from __future__ import annotations

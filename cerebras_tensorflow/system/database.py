@@ -1,7 +1,7 @@
 """The SQLite files that hold the systems and the jobs: opening them, their tables, one transaction at a time.
 
-Two files, because they have different writers: `systems.sqlite` is for administrators, `jobs.sqlite` for everybody
-who may run. Both survive kill -9 at any moment: SQLite's rollback journal undoes a half-written change when the file
+Two files, because they have different writers: administrators write `systems.sqlite`, everybody who may run writes
+`jobs.sqlite`. Both survive kill -9 at any moment: SQLite's rollback journal undoes a half-written change when the file
 is opened next. (Not the write-ahead log: it does not work on network file systems.)
 """
 
@@ -180,7 +180,7 @@ def _unusable(path: Path, why: str) -> str:
 
 
 def _make_file(path: Path) -> None:
-    """Create a file that SQLite would create with the user's umask, where others shall not read it.
+    """Create a private file here, because SQLite would create it with the user's umask.
 
     One that was shared on purpose, so that others may write it, stays shared.
     """

@@ -10,58 +10,73 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import sqlite3
-import string
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cerebras_tensorflow.errors import SystemStateError
 from cerebras_tensorflow.system import alive
 from cerebras_tensorflow.system import database as store
 from cerebras_tensorflow.system.database import LOCKED, RecordsError
+from cerebras_tensorflow.system.job import (
+    CANCELLED,
+    FAILED,
+    FINISHED,
+    ID_LETTERS,
+    ID_PATTERN,
+    LIVE,
+    QUEUED,
+    RUNNING,
+    SUCCEEDED,
+    Job,
+    from_row,
+    is_alive,
+    job_folder,
+    labels_of,
+    lock_path,
+    new_id,
+    new_job,
+    send_signal,
+    user_name,
+)
 from cerebras_tensorflow.text import one_line, printable
 
-QUEUED = "QUEUED"
-RUNNING = "RUNNING"
-SUCCEEDED = "SUCCEEDED"
-FAILED = "FAILED"
-CANCELLED = "CANCELLED"
-LIVE = (QUEUED, RUNNING)
-FINISHED = (SUCCEEDED, FAILED, CANCELLED)
+__all__ = [
+    "CANCELLED",
+    "FAILED",
+    "FINISHED",
+    "ID_LETTERS",
+    "LIVE",
+    "MAX_POLLS",
+    "POLL_S",
+    "QUEUED",
+    "RUNNING",
+    "SUCCEEDED",
+    "Job",
+    "LiveJob",
+    "UnrecordedJob",
+    "Waiting",
+    "attach",
+    "find",
+    "is_alive",
+    "job_folder",
+    "jobs_file",
+    "listed",
+    "reap",
+    "record",
+    "request_cancel",
+    "send_signal",
+    "set_labels",
+    "submit",
+    "unrecorded",
+    "user_name",
+]
 
 POLL_S = 0.1
 MAX_POLLS = 10
-ID_LETTERS = string.ascii_lowercase + string.digits
-ID_PATTERN = re.compile(r"wsjob-[a-z0-9]{22}")
-"""A record with another id is none of ours: its id would become a path."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """The record of one launch. Times are seconds since the epoch; None means not yet."""
-
-    number: int
-    id: str
-    system: str
-    execution_mode: str
-    user: str
-    uid: int
-    host: str
-    pid: int
-    phase: str
-    description: str
-    log: str
-    message: str
-    is_cancel_requested: bool
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,7 @@ class LiveJob:
         return None
 
     def finish(self, phase: str, message: str = "") -> None:
-        """Record how the job ended and let go of the wafer.
+        """Record how the job ended and free the wafer.
 
         Raises:
             RecordsError: If it cannot be recorded; the wafer is free even so.
@@ -215,16 +230,6 @@ def jobs_file(home: Path) -> Path:
     return home / "jobs.sqlite"
 
 
-def job_folder(home: Path, job_id: str) -> Path:
-    """Return the folder of one job."""
-    return home / "jobs" / job_id
-
-
-def lock_path(home: Path, job_id: str) -> Path:
-    """Return the file whose lock says that a job is alive."""
-    return home / "jobs" / f"{job_id}.alive"
-
-
 def submit(
     home: Path,
     system: str,
@@ -243,7 +248,7 @@ def submit(
         labels: Labels, key to value.
         user: Name of the user on another host for whom this process holds the job; None: the job is this process's own.
     """
-    job_id = _new_id()
+    job_id = new_id()
     folder = job_folder(home, job_id)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +260,7 @@ def submit(
         raise RecordsError(
             f"cannot create {folder} for a job: {exc}. Set CEREBRAS_HOME to a writable folder", store.kind_of(exc)
         ) from exc
-    new = _new_job(0, job_id, folder, system, execution_mode, description, labels or {}, user)
+    new = new_job(0, job_id, folder, system, execution_mode, description, labels or {}, user)
     try:
         with store.transaction(jobs_file(home)) as connection:
             number = _insert(connection, new)
@@ -279,47 +284,8 @@ def unrecorded(
     for place in (None, "/dev/shm", "."):
         with suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix="csrun-", dir=place))
-            return UnrecordedJob(
-                _new_job(0, _new_id(), folder, system, execution_mode, description, labels or {}, None)
-            )
+            return UnrecordedJob(new_job(0, new_id(), folder, system, execution_mode, description, labels or {}, None))
     raise RecordsError("there is no place for a log: set TMPDIR to a writable folder", store.UNUSABLE)
-
-
-def _new_id() -> str:
-    import secrets  # with its hashes; only a launch pays for it
-
-    return "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
-
-
-def _new_job(
-    number: int,
-    job_id: str,
-    folder: Path,
-    system: str,
-    execution_mode: str,
-    description: str,
-    labels: Mapping[str, str],
-    user: str | None,
-) -> Job:
-    return Job(
-        number=number,
-        id=job_id,
-        system=system,
-        execution_mode=execution_mode,
-        user=printable(user or user_name()),
-        uid=os.getuid(),
-        host=os.uname().nodename,
-        pid=os.getpid() if user is None else 0,
-        phase=QUEUED,
-        description=printable(description),
-        log=str(folder / "output.log"),
-        message="",
-        is_cancel_requested=False,
-        created_at=time.time(),
-        started_at=None,
-        finished_at=None,
-        labels={printable(key): printable(value) for key, value in labels.items()},
-    )
 
 
 def _insert(connection: sqlite3.Connection, job: Job) -> int:
@@ -367,7 +333,7 @@ def find(home: Path, job_id: str) -> Job | None:
     """Return a job by its id, `wsjob-...`, or None."""
     with store.opened(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
-    return None if row is None or not ID_PATTERN.fullmatch(job_id) else _present(home, _job(row))
+    return None if row is None or not ID_PATTERN.fullmatch(job_id) else _present(home, from_row(row))
 
 
 def listed(home: Path, phases: tuple[str, ...] = LIVE, system: str | None = None, limit: int = 5000) -> list[Job]:
@@ -377,7 +343,7 @@ def listed(home: Path, phases: tuple[str, ...] = LIVE, system: str | None = None
     values = [*phases, *([] if system is None else [system]), limit]
     with store.opened(jobs_file(home)) as connection:
         rows = connection.execute(query + " ORDER BY number DESC LIMIT ?", values).fetchall()
-    jobs = [_present(home, _job(row)) for row in reversed(rows) if ID_PATTERN.fullmatch(row["id"])]
+    jobs = [_present(home, from_row(row)) for row in reversed(rows) if ID_PATTERN.fullmatch(row["id"])]
     return [job for job in jobs if job.phase in phases]
 
 
@@ -387,14 +353,14 @@ def set_labels(home: Path, job_id: str, changes: Mapping[str, str | None]) -> Jo
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
             return None
-        merged: dict[str, str | None] = {**_labels(row["labels"]), **changes}
+        merged: dict[str, str | None] = {**labels_of(row["labels"]), **changes}
         labels = {key: value for key, value in merged.items() if value is not None}
         connection.execute("UPDATE jobs SET labels = ? WHERE id = ?", (json.dumps(labels, sort_keys=True), job_id))
     return find(home, job_id)
 
 
 def request_cancel(home: Path, job_id: str, who: str) -> Job | None:
-    """Return the job after noting that it shall stop; None when there is no such job. The signal is the caller's."""
+    """Return the job after noting the request to stop it, None if there is none. The caller sends the signal."""
     with store.transaction(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
@@ -404,16 +370,6 @@ def request_cancel(home: Path, job_id: str, who: str) -> Job | None:
                 "UPDATE jobs SET is_cancel_requested = 1, message = ? WHERE id = ?", (f"cancelled by {who}", job_id)
             )
     return find(home, job_id)
-
-
-def is_alive(home: Path, job_id: str) -> bool:
-    """Return whether some process of the job still runs."""
-    return bool(ID_PATTERN.fullmatch(job_id)) and alive.is_held(lock_path(home, job_id))
-
-
-def send_signal(home: Path, job: Job, number: signal.Signals) -> bool:
-    """Signal the process that started a job, if it still lives, and return whether it does."""
-    return job.pid > 1 and is_alive(home, job.id) and alive.send_signal(lock_path(home, job.id), job.pid, number)
 
 
 def reap(connection: sqlite3.Connection, home: Path) -> None:
@@ -426,16 +382,6 @@ def reap(connection: sqlite3.Connection, home: Path) -> None:
                 FAILED,
                 "its processes ended without a result (killed, or the host went down)",
             )
-
-
-def user_name() -> str:
-    """Return the name of the user, or the number when there is no name for it."""
-    import getpass  # reads the table of users; tables of jobs do without
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _finish(connection: sqlite3.Connection, number: int, phase: str, message: str) -> None:
@@ -452,7 +398,7 @@ def _read(connection: sqlite3.Connection, number: int) -> Job:
     row = connection.execute("SELECT * FROM jobs WHERE number = ?", (number,)).fetchone()
     if row is None:
         raise SystemStateError(f"there is no job {number}")
-    return _job(row)
+    return from_row(row)
 
 
 def _ahead_of(connection: sqlite3.Connection, me: Job) -> list[Job]:
@@ -461,7 +407,7 @@ def _ahead_of(connection: sqlite3.Connection, me: Job) -> list[Job]:
         "AND (number < ? OR phase = 'RUNNING') ORDER BY number",
         (me.system, me.number, me.number),
     )
-    return [_job(row) for row in rows]
+    return [from_row(row) for row in rows]
 
 
 def _alive(home: Path, queue: list[Job]) -> list[Job]:
@@ -476,21 +422,3 @@ def _present(home: Path, job: Job) -> Job:
             return Job(**{**again.__dict__, "phase": CANCELLED if again.is_cancel_requested else FAILED})
         return again
     return job
-
-
-def _job(row: sqlite3.Row) -> Job:
-    values = dict(row)
-    values["labels"] = _labels(values["labels"])
-    values["is_cancel_requested"] = bool(values["is_cancel_requested"])
-    return Job(**values)
-
-
-def _labels(text: str) -> dict[str, str]:
-    """Return the labels of a record, without those that are no texts: one bad record must not spoil every list."""
-    try:
-        labels = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return {}
-    if not isinstance(labels, dict):
-        return {}
-    return {key: value for key, value in labels.items() if isinstance(value, str)}

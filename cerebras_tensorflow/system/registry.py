@@ -330,7 +330,7 @@ def admit(home: Path, name: str, execution_mode: str) -> bool:
 
 
 def check_administrator(home: Path) -> None:
-    """Check that this user may change systems: whoever may write their file.
+    """Check that this user may change systems, which means: may write their file.
 
     Raises:
         SystemStateError: If not.

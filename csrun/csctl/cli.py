@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
 
     types = commands.add_parser("types", help="Display resource types")
-    types.set_defaults(run=lambda home, given: "\n".join(resources.TYPES))
+    types.set_defaults(run=lambda _home, _arguments: "\n".join(resources.TYPES))
 
     config = commands.add_parser("config", help="View the settings of the client")
     config.add_argument("what", choices=("view",))

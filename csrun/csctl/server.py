@@ -42,7 +42,7 @@ class CsCtl:
         self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="csctl-exports-")
 
-    def GetServerConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetServerConfig(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         """Say that a token is needed."""
         return api.GetServerConfigResponse(is_user_auth_enabled=True)
 
@@ -58,7 +58,7 @@ class CsCtl:
         """Ask a job to stop, and see to it that it does."""
         return self._guarded(context, lambda: self._cancel(request, context))
 
-    def ListResourceTypes(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def ListResourceTypes(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         """Return the types of resources."""
         return api.ListResourceTypesResponse(items=[api.ResourceType(name=name) for name in resources.TYPES])
 

@@ -1,8 +1,8 @@
 """The plan as processes of this machine: the same roles, environment and records as under Slurm.
 
-The chief is a child of the launcher, with the terminal; every other task is a process that stands by for it. Of each
-role only so many are started as the machine has CPUs (a site's LOCAL_TASKS): TensorFlow takes hundreds of megabytes for
-each input worker, and the tasks of 14 nodes would only wait for each other.
+The chief is a child of the launcher and has the terminal; every other task is a process that stands by for it. No role
+gets more processes than the machine has CPUs (a site's LOCAL_TASKS): TensorFlow takes hundreds of megabytes for each
+input worker, and the tasks of 14 nodes would only wait for each other.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _what_is_folded(plan: LaunchPlan, tasks: tuple[Task, ...]) -> str:
 
 
 def _grace_s(job: LiveJob | UnrecordedJob, standby: Standby) -> float | None:
-    """Return how long the chief may take to stop: no limit, unless it was cancelled or waits for a task in vain."""
+    """Return how long the chief may take to stop: no limit, unless it was cancelled or another task is gone."""
     if standby.failure():
         return WORKER_GRACE_S
     return CANCEL_GRACE_S if job.record.is_cancel_requested else None

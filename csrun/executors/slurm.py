@@ -5,8 +5,8 @@ Facts about srun that shape this (measured on 22.05):
   down in the middle of its checkpoint. So the first signal becomes a file, `stop`, which the chief's wrapper watches.
 - With --kill-on-bad-exit srun returns the code of the tasks that it tore down. So every wrapper leaves its task's own
   code in a file, and the first to fail by itself counts.
-- Inside an allocation, six of its variables would be taken for the job's sizes.
-- A request that no node can ever meet waits for ever unless the site has set EnforcePartLimits; one whose components
+- Inside an allocation, srun would read the sizes of the job from six of the allocation's variables.
+- A request that no node can meet stays in the queue unless the site has set EnforcePartLimits; one whose components
   only together ask for too many nodes does so even then. So `srun --test-only` is asked first, also for the sum.
 - A heterogeneous job ends with any of its nodes, --no-kill or not. To survive that, a launch starts again.
 """
@@ -67,7 +67,7 @@ class Slurm(Executor):
         """Return the srun line, as the original launcher shows it."""
         return (*srun_options(plan), *self._program)
 
-    def started(self, plan: LaunchPlan) -> str:
+    def started(self, plan: LaunchPlan) -> str:  # noqa: ARG002 (the interface's)
         """Return nothing: srun starts the plan's tasks as they stand."""
         return ""
 

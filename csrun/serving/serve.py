@@ -52,7 +52,7 @@ def serve(home: Path, settings: Settings) -> None:
 
     Raises:
         SettingsError: If TLS or the token is missing beyond loopback, others may read a secret, nobody could log in to
-            the shell, or an address cannot be had.
+            the shell, or an address cannot be used.
     """
     import grpc
 

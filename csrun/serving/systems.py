@@ -1,4 +1,4 @@
-"""The server's side of runs on other hosts: it holds the job for them, and lets go when they end or go away."""
+"""The server's side of runs on other hosts: it holds a job for each, until the run ends or disconnects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Systems:
         self._home = home
         self._name = name
 
-    def Show(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Show(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         """Return the system."""
         state = registry.read(self._home, self._name)
         return protos.SystemMessage(name=state.name, execution_mode=state.execution_mode)

@@ -72,7 +72,7 @@ def _script(session: Session, lines: Iterable[str]) -> int:
 
 
 def _interactive(system: registry.LocalSystem, login: Login) -> int:
-    # The file is the administrators'; who may only look keeps the lines of this login.
+    # Administrators own the history file. Others have a history for this login only.
     is_kept = login.may_change and os.access(system.home, os.W_OK)
     prompt = prompts.make_prompt(str(system.home / "cs_history") if is_kept else None)
     choose = prompts.chosen_at_terminal(_say)

@@ -31,7 +31,7 @@ class Login:
 
     Attributes:
         who: Name for the log of changes; None: this process's user.
-        may_change: Whether they are let change anything. The file's permission must allow it besides.
+        may_change: Whether they may change anything. The file's permissions must allow it too.
     """
 
     who: str | None = None
@@ -59,7 +59,7 @@ class Session:
     history: Sequence[str] = ()
 
     def check_administrator(self) -> None:
-        """Check that whoever is at the shell may change the system.
+        """Check that the person at the shell may change the system.
 
         Raises:
             SystemStateError: If not.
@@ -93,7 +93,7 @@ class Command:
     is_documented: bool = False
 
 
-def execmode_show(session: Session, arguments: Sequence[str]) -> int:
+def execmode_show(session: Session, _arguments: Sequence[str]) -> int:
     """Print the configured mode."""
     mode = registry.read(session.home, session.system).execution_mode
     session.say(f"Configured Execution Mode : {MODE_TITLES[mode].upper()}")
@@ -138,7 +138,7 @@ def system_standby(session: Session, arguments: Sequence[str]) -> int:
     return OK
 
 
-def system_activate(session: Session, arguments: Sequence[str]) -> int:
+def system_activate(session: Session, _arguments: Sequence[str]) -> int:
     """Reboot the system into its configured mode, and wait for it."""
     after = session.change(lambda before: state.activated(before, time.time()), "system activate")
     session.say(f"{session.system} is rebooting (simulated).")
@@ -147,7 +147,7 @@ def system_activate(session: Session, arguments: Sequence[str]) -> int:
     return OK
 
 
-def system_show(session: Session, arguments: Sequence[str]) -> int:
+def system_show(session: Session, _arguments: Sequence[str]) -> int:
     """Print what there is to know about the system."""
     now = registry.read(session.home, session.system)
     live = jobs.listed(session.home, jobs.LIVE, session.system)
@@ -168,7 +168,7 @@ def system_show(session: Session, arguments: Sequence[str]) -> int:
     return OK
 
 
-def config_show(session: Session, arguments: Sequence[str]) -> int:
+def config_show(session: Session, _arguments: Sequence[str]) -> int:
     """Print the configuration and its latest changes."""
     execmode_show(session, ())
     for change in registry.changes(session.home, session.system, limit=10):
@@ -177,7 +177,7 @@ def config_show(session: Session, arguments: Sequence[str]) -> int:
     return OK
 
 
-def show_jobs(session: Session, arguments: Sequence[str]) -> int:
+def show_jobs(session: Session, _arguments: Sequence[str]) -> int:
     """Print the jobs that run or wait on the system."""
     live = jobs.listed(session.home, jobs.LIVE, session.system)
     if not live:
@@ -187,7 +187,7 @@ def show_jobs(session: Session, arguments: Sequence[str]) -> int:
     return OK
 
 
-def show_history(session: Session, arguments: Sequence[str]) -> int:
+def show_history(session: Session, _arguments: Sequence[str]) -> int:
     """Print the lines entered so far."""
     for number, line in enumerate(session.history, start=1):
         session.say(f"{number:4d}  {line}")

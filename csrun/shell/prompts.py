@@ -53,7 +53,7 @@ def make_prompt(history_file: str | None) -> PromptSession[str]:
     class CommandCompleter(Completer):
         """Completes from the table of commands."""
 
-        def get_completions(self, document, complete_event):  # type: ignore[no-untyped-def]
+        def get_completions(self, document, _complete_event):  # type: ignore[no-untyped-def]
             text = document.text_before_cursor
             last = "" if text.endswith(" ") or not text else text.split()[-1]
             for word in completions(text):
@@ -90,14 +90,14 @@ def _menu(question: str, choices: Sequence[str]) -> str | None:
 
     @bindings.add("up")
     @bindings.add("left")
-    def move_up(event: KeyPressEvent) -> None:
+    def move_up(_event: KeyPressEvent) -> None:
         nonlocal index
         index = (index - 1) % len(choices)
 
     @bindings.add("down")
     @bindings.add("right")
     @bindings.add("tab")
-    def move_down(event: KeyPressEvent) -> None:
+    def move_down(_event: KeyPressEvent) -> None:
         nonlocal index
         index = (index + 1) % len(choices)
 

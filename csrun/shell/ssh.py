@@ -62,7 +62,7 @@ def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening
     """Serve the shell of a system from a thread of its own, until the end of the context.
 
     Raises:
-        SettingsError: If nobody could log in, the address cannot be had, or asyncssh is not installed.
+        SettingsError: If nobody could log in, the address cannot be used, or asyncssh is not installed.
     """
     try:
         import asyncssh
@@ -136,11 +136,11 @@ class Gate:
         if not self._door.comes_in():
             connection.abort()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         """Make room for another; the session of the connection ends by itself."""
         self._door.goes_out()
 
-    def begin_auth(self, username: str) -> bool:
+    def begin_auth(self, _username: str) -> bool:
         """Say that everybody has to prove who they are."""
         return True
 

@@ -1,0 +1,140 @@
+"""One job: its record, the folder of its log, and whether it lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import string
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cerebras_tensorflow.system import alive
+from cerebras_tensorflow.text import printable
+
+QUEUED = "QUEUED"
+RUNNING = "RUNNING"
+SUCCEEDED = "SUCCEEDED"
+FAILED = "FAILED"
+CANCELLED = "CANCELLED"
+LIVE = (QUEUED, RUNNING)
+FINISHED = (SUCCEEDED, FAILED, CANCELLED)
+
+ID_LETTERS = string.ascii_lowercase + string.digits
+ID_PATTERN = re.compile(r"wsjob-[a-z0-9]{22}")
+"""A record with another id is none of ours: its id would become a path."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The record of one launch. Times are seconds since the epoch; None means not yet."""
+
+    number: int
+    id: str
+    system: str
+    execution_mode: str
+    user: str
+    uid: int
+    host: str
+    pid: int
+    phase: str
+    description: str
+    log: str
+    message: str
+    is_cancel_requested: bool
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def job_folder(home: Path, job_id: str) -> Path:
+    """Return the folder of one job."""
+    return home / "jobs" / job_id
+
+
+def lock_path(home: Path, job_id: str) -> Path:
+    """Return the file whose lock says that a job is alive."""
+    return home / "jobs" / f"{job_id}.alive"
+
+
+def new_id() -> str:
+    """Return an id in the published shape: `wsjob-` and 22 letters and digits."""
+    import secrets  # with its hashes; only a launch pays for it
+
+    return "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
+
+
+def new_job(
+    number: int,
+    job_id: str,
+    folder: Path,
+    system: str,
+    execution_mode: str,
+    description: str,
+    labels: Mapping[str, str],
+    user: str | None,
+) -> Job:
+    """Return the record of a job of this process that waits; texts from the command line as every file takes them."""
+    return Job(
+        number=number,
+        id=job_id,
+        system=system,
+        execution_mode=execution_mode,
+        user=printable(user or user_name()),
+        uid=os.getuid(),
+        host=os.uname().nodename,
+        pid=os.getpid() if user is None else 0,
+        phase=QUEUED,
+        description=printable(description),
+        log=str(folder / "output.log"),
+        message="",
+        is_cancel_requested=False,
+        created_at=time.time(),
+        started_at=None,
+        finished_at=None,
+        labels={printable(key): printable(value) for key, value in labels.items()},
+    )
+
+
+def is_alive(home: Path, job_id: str) -> bool:
+    """Return whether some process of the job still runs."""
+    return bool(ID_PATTERN.fullmatch(job_id)) and alive.is_held(lock_path(home, job_id))
+
+
+def send_signal(home: Path, job: Job, number: signal.Signals) -> bool:
+    """Signal the process that started a job, if it still lives, and return whether it does."""
+    return job.pid > 1 and is_alive(home, job.id) and alive.send_signal(lock_path(home, job.id), job.pid, number)
+
+
+def user_name() -> str:
+    """Return the name of the user, or the number when there is no name for it."""
+    import getpass  # reads the table of users; tables of jobs do without
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def from_row(row: sqlite3.Row) -> Job:
+    """Return a job from its row of the table."""
+    values = dict(row)
+    values["labels"] = labels_of(values["labels"])
+    values["is_cancel_requested"] = bool(values["is_cancel_requested"])
+    return Job(**values)
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """Return the labels of a record, without those that are no texts: one bad record must not spoil every list."""
+    try:
+        labels = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    if not isinstance(labels, dict):
+        return {}
+    return {key: value for key, value in labels.items() if isinstance(value, str)}
