@@ -71,8 +71,6 @@ CHANGES = {1: {"systems.sqlite": "ALTER TABLE systems ADD COLUMN software_versio
 PRIVATE = {"jobs.sqlite"}
 """Files that only their owner may read when they are made: jobs.sqlite keeps whole command lines."""
 
-SQLITE_PARTNERS = ("", "-journal")
-
 
 Kind = Literal["refused", "locked", "damaged", "unusable"]
 REFUSED: Kind = "refused"
@@ -190,11 +188,23 @@ def _make_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
-        for suffix in SQLITE_PARTNERS:
-            with suppress(FileNotFoundError):
-                status = os.stat(f"{path}{suffix}")
-                if status.st_uid == os.getuid() and status.st_mode & 0o044 and not status.st_mode & 0o022:
-                    os.chmod(f"{path}{suffix}", status.st_mode & ~0o077)
+        _close_or_share(path)
+
+
+def _close_or_share(path: Path) -> None:
+    """Close a file of this user to others, as an earlier release did not, unless they may write it too.
+
+    The journal gets the same permissions: without it they could not use a file that was shared after it was made.
+    """
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        return
+    mode = status.st_mode & 0o777
+    wanted = mode if mode & 0o022 else mode & 0o700
+    for file in (path, path.with_name(f"{path.name}-journal")):
+        with suppress(FileNotFoundError):
+            if file.stat().st_mode & 0o777 != wanted:
+                file.chmod(wanted)
 
 
 def _make_current(connection: sqlite3.Connection, path: Path) -> None:

@@ -107,3 +107,36 @@ def test_who_may_only_read_sees_the_systems_and_is_told_who_may_change_them(home
     output, errors = as_nobody(READ, home).communicate(timeout=60)
     assert output.startswith("pipelined\n"), errors
     assert "belongs to the administrators: this user may only read it" in output
+
+
+SHARE = """
+import getpass, secrets, sys  # what is imported on first use cannot be read any more
+from pathlib import Path
+from cerebras_tensorflow.system import jobs
+def attack():
+    home = Path(sys.argv[1])
+    print([job.id for job in jobs.listed(home)], flush=True)
+    mine = jobs.submit(home, "lab", "pipelined", "mine")
+    print(mine.try_start(lambda: True).reason, flush=True)
+    sys.stdin.readline()
+    mine.wait_for_wafer(lambda: True)
+    print(mine.record.phase)
+"""
+
+
+def test_users_who_share_a_home_wait_for_each_other(home: Path, as_nobody) -> None:
+    job = jobs.submit(home, "lab", "pipelined")
+    job.wait_for_wafer(lambda: True)
+    home.chmod(0o777)
+    (home / "jobs").chmod(0o1777)
+    (home / "jobs.sqlite").chmod(0o666)
+    jobs.listed(home)
+    with as_nobody(SHARE, home) as other:
+        assert other.stdout.readline() == f"['{job.id}']\n", other.stderr.read()
+        assert f"lab is busy with job 1 ({job.id})" in other.stdout.readline()
+        theirs = jobs.listed(home)[-1]
+        assert (theirs.description, theirs.uid) == ("mine", 65534)
+        job.finish(jobs.SUCCEEDED)
+        other.stdin.write("\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "RUNNING\n"
