@@ -133,7 +133,16 @@ def write_end(folder: Path, end: TaskEnd) -> None:
             file.write(text)
             file.truncate()
         return
-    tell(f"csrun: what became of task {end.rank} cannot be recorded: {failure}")
+    _tell_once(end.rank, f"what becomes of task {end.rank} cannot be recorded: {failure.strerror}")
+
+
+_told: set[int] = set()
+
+
+def _tell_once(rank: int, line: str) -> None:
+    if rank not in _told:
+        _told.add(rank)
+        tell(f"csrun: {line}")
 
 
 def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:

@@ -163,7 +163,11 @@ def test_ctrl_c_at_the_terminal_reaches_the_command_once(
 
 
 def test_a_second_signal_kills(started, home: Path) -> None:
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+    # Deaf to both: a launcher that gets them together sees the one with the lower number first.
+    deaf = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print('deaf', flush=True); signal.pause()"
+    )
     child = started("python", "-c", deaf)
     wait_for_line(child, "deaf")
     child.send_signal(signal.SIGTERM)
