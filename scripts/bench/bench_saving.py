@@ -16,6 +16,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,52 @@ def copy_s(session: Any, names: set[str]) -> float:
     return took
 
 
+class Blocks:
+    """Blocks of steps, each with or without a save before it; times them."""
+
+    def __init__(self, session: Any, model: Any, interval: int) -> None:
+        self._session = session
+        self._fetched = [model.spec.train_op, model.spec.loss]
+        self._interval = interval
+        self.step = 0
+
+    def run(self, saver: Any = None) -> tuple[float, float]:
+        """Return the time of a block, and that for which its save stopped the training [s]."""
+        begin = time.perf_counter()
+        if saver is not None:
+            saver.save(self._session, self.step)
+        stop_s = time.perf_counter() - begin
+        for _ in range(self._interval):
+            self._session.run(self._fetched)
+            self.step += 1
+        return time.perf_counter() - begin, stop_s
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return how long an action takes [s]."""
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
+
+
+def measured(blocks: Blocks, session: Any, saver: Any, num_blocks: int) -> dict[str, float]:
+    """Return medians of blocks without and with a save, by turns, and what else a save takes [s]."""
+    blocks.run()
+    first_s = blocks.run(saver)[1]
+    saver.wait()
+    plain, saving, stops, waits = [], [], [], []
+    for _ in range(num_blocks):
+        plain.append(blocks.run()[0])
+        wall_s, stop_s = blocks.run(saver)
+        saving.append(wall_s)
+        stops.append(stop_s)
+        waits.append(timed(saver.wait))
+    medians = (statistics.median(values) for values in (plain, saving, stops, waits))
+    result = dict(zip(("without", "with_save", "stop", "wait"), medians, strict=True))
+    synchronous_s = timed(lambda: saver.save(session, blocks.step)) + timed(saver.wait)
+    return {**result, "first": first_s, "synchronous": synchronous_s}
+
+
 def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     """Print the row of one mode and store."""
     import bench_streaming
@@ -60,60 +107,27 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     from cerebras_tensorflow.estimator.training.ops import training_ops
     from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.runtime.session import ProgramSession
-    from cerebras_tensorflow.runtime.weight_store.file import FileStore
 
     shape = argparse.Namespace(**vars(options), optimizer="adam", clip=None)
     model, pipeline = bench_streaming.build(shape)
     residence = Residence.HOST_MEMORY if kind == "memory" else Residence.STORE
     program = compile_step(training_ops(model).step, mode, StreamingOptions(residence=residence))
-    store: Any = None
-    if program.needs_store:
-        store = FileStore(program.stored, options.folder / "store")
+    store = bench_streaming.open_store(program, options.folder / "store")
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
     bench_streaming.fill(session, model)
     names = set(model.saved_names())
     model_dir = options.folder / f"{mode}_{kind}"
-    config = CSRunConfig(keep_checkpoint_max=1, checkpoint_format=options.format)
-    step = 0
-
-    def block(saver: Any) -> tuple[float, float]:
-        nonlocal step
-        begin = time.perf_counter()
-        if saver is not None:
-            saver.save(session, step)
-        stop = time.perf_counter() - begin
-        for _ in range(options.interval):
-            session.run([model.spec.train_op, model.spec.loss])
-            step += 1
-        return time.perf_counter() - begin, stop
-
-    plain, saving, stops, waits = [], [], [], []
-    with CheckpointSaver(str(model_dir), mode, names, run_settings(config)) as saver:
-        block(None)
-        first_s = block(saver)[1]
-        saver.wait()
-        for _ in range(options.blocks):
-            plain.append(block(None)[0])
-            wall_s, stop_s = block(saver)
-            saving.append(wall_s)
-            stops.append(stop_s)
-            begin = time.perf_counter()
-            saver.wait()
-            waits.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        saver.save(session, step)
-        saver.wait()
-        synchronous_s = time.perf_counter() - begin
-    copied_s = copy_s(session, names)
-    without, with_save, stop = (statistics.median(values) for values in (plain, saving, stops))
+    config = run_settings(CSRunConfig(keep_checkpoint_max=1, checkpoint_format=options.format))
+    with CheckpointSaver(str(model_dir), mode, names, config) as saver:
+        row = measured(Blocks(session, model, options.interval), session, saver, options.blocks)
     size = sum(spec.num_bytes for spec in session.weights() if spec.name in names)
+    slower, share = row["with_save"] / row["without"] - 1, row["stop"] / row["without"]
     print(
-        f"{mode:17} {kind:7} {size / 1e9:5.2f} GB  {options.interval} steps {without:6.2f} s, with a save "
-        f"{with_save:6.2f} s ({(with_save / without - 1) * 100:+5.1f} %)  stop {stop:5.3f} s "
-        f"({stop / without * 100:4.1f} %), the first {first_s:5.3f} s  "
-        f"left to write after them {statistics.median(waits):5.2f} s  "
-        f"copying in memory {copied_s:5.2f} s  save without training {synchronous_s:5.2f} s",
+        f"{mode:17} {kind:7} {size / 1e9:5.2f} GB  {options.interval} steps {row['without']:6.2f} s, with a save "
+        f"{row['with_save']:6.2f} s ({slower * 100:+5.1f} %)  stop {row['stop']:5.3f} s ({share * 100:4.1f} %), "
+        f"the first {row['first']:5.3f} s  left to write after them {row['wait']:5.2f} s  "
+        f"copying in memory {copy_s(session, names):5.2f} s  save without training {row['synchronous']:5.2f} s",
         flush=True,
     )
     pipeline.close()

@@ -89,36 +89,85 @@ def fill(session: Any, model: Any) -> None:
         session.load(name, value)
 
 
-def main() -> None:
-    """Run the benchmark and print one JSON object."""
-    options = parser().parse_args()
-    from cerebras_tensorflow.compiler import report
-    from cerebras_tensorflow.compiler.estimate import estimate
-    from cerebras_tensorflow.compiler.memory_plan import plan_memory
+def streaming_options(options: argparse.Namespace) -> Any:
+    """Return the compiler's options."""
     from cerebras_tensorflow.compiler.options import StreamingOptions
-    from cerebras_tensorflow.compiler.step import compile_step
-    from cerebras_tensorflow.estimator.training.ops import training_ops
-    from cerebras_tensorflow.graph.cost import flops, op_outputs
     from cerebras_tensorflow.graph.program import Residence
-    from cerebras_tensorflow.runtime.host.heap import return_large_buffers
     from cerebras_tensorflow.runtime.host.memory import resident_bytes
-    from cerebras_tensorflow.runtime.session import ProgramSession
-    from cerebras_tensorflow.runtime.weight_store.file import FileStore
-    from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
     from cerebras_tensorflow.units import parse_size
 
-    model, pipeline = build(options)
-    step = training_ops(model).step
-    outputs = op_outputs(model.graph)
-    begin = time.perf_counter()
     residences = {"memory": Residence.HOST_MEMORY, "mapped": Residence.MAPPED_FILE, "file": Residence.STORE}
-    streaming = StreamingOptions(
+    return StreamingOptions(
         window_bytes=options.window_mb * 10**6 if options.window_mb else None,
         memory_budget=parse_size(options.memory_budget) if options.memory_budget else None,
         process_bytes=resident_bytes(),
         residence=residences[options.store],
     )
-    program = compile_step(step, options.mode, streaming, outputs)
+
+
+def open_store(program: Any, folder: Path) -> Any:
+    """Return the weight store of a Program, as the estimator opens it; None if it needs none."""
+    from cerebras_tensorflow.graph.program import Residence
+    from cerebras_tensorflow.runtime.host.heap import return_large_buffers
+    from cerebras_tensorflow.runtime.weight_store.file import FileStore
+    from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+
+    if not program.needs_store:
+        return None
+    if program.residence is Residence.MAPPED_FILE:
+        return MappedStore(program.stored, folder)
+    return_large_buffers()
+    return FileStore(program.stored, folder)
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had [B]."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def print_plan(model: Any, step: Any, program: Any, plan: Any, batch: int) -> None:
+    """Print the memory plan and the estimate of the simulated system's speed."""
+    from cerebras_tensorflow.compiler import report
+    from cerebras_tensorflow.compiler.estimate import estimate
+    from cerebras_tensorflow.graph.cost import flops
+
+    print(report.memory_plan_text(program, plan))
+    num_flops = flops(model.graph, {node.name for node in step.graph_def.node})
+    print(report.compile_report_text(estimate(program, batch, 0, num_flops)))
+
+
+def timed_steps(session: Any, model: Any, store: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the steps and return their times and losses."""
+    times, losses = [], []
+    for _ in range(options.steps):
+        if options.cold and store is not None:
+            store.drop_cache()
+        begin = time.perf_counter()
+        _, loss = session.run([model.spec.train_op, model.spec.loss])
+        times.append(time.perf_counter() - begin)
+        losses.append(float(loss))
+    return {
+        "step_s": [round(value, 3) for value in times],
+        "median_step_s": round(statistics.median(times[1:] or times), 3),
+        "losses": losses,
+    }
+
+
+def main() -> None:
+    """Run the benchmark and print one JSON object."""
+    options = parser().parse_args()
+    from cerebras_tensorflow.compiler.memory_plan import plan_memory
+    from cerebras_tensorflow.compiler.step import compile_step
+    from cerebras_tensorflow.estimator.training.ops import training_ops
+    from cerebras_tensorflow.graph.cost import op_outputs
+    from cerebras_tensorflow.runtime.host.memory import resident_bytes
+    from cerebras_tensorflow.runtime.session import ProgramSession
+
+    model, pipeline = build(options)
+    step = training_ops(model).step
+    outputs = op_outputs(model.graph)
+    begin = time.perf_counter()
+    program = compile_step(step, options.mode, streaming_options(options), outputs)
     plan = plan_memory(program)
     compile_s = time.perf_counter() - begin
     baseline = resident_bytes()
@@ -129,39 +178,17 @@ def main() -> None:
         "overhead_bytes": plan.overhead_bytes, "spilled_bytes": plan.spilled_bytes,
     }  # fmt: skip
     if options.plan:
-        print(report.memory_plan_text(program, plan))
-        num_flops = flops(model.graph, {node.name for node in step.graph_def.node})
-        print(report.compile_report_text(estimate(program, options.batch, 0, num_flops)))
+        print_plan(model, step, program, plan, options.batch)
         print(json.dumps(result))
         return
-    store: Any = None
-    if program.needs_store:
-        if program.residence is Residence.MAPPED_FILE:
-            store = MappedStore(program.stored, Path(options.store_dir))
-        else:
-            return_large_buffers()  # as the estimator does
-            store = FileStore(program.stored, Path(options.store_dir))
+    store = open_store(program, Path(options.store_dir))
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
     fill(session, model)
     if store is not None:
         store.flush()
-    filled = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    times, losses = [], []
-    for _ in range(options.steps):
-        if options.cold and store is not None:
-            store.drop_cache()
-        begin = time.perf_counter()
-        _, loss = session.run([model.spec.train_op, model.spec.loss])
-        times.append(time.perf_counter() - begin)
-        losses.append(float(loss))
-    result.update(
-        step_s=[round(value, 3) for value in times],
-        median_step_s=round(statistics.median(times[1:] or times), 3),
-        losses=losses,
-        rss_after_fill=filled,
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
+    result["rss_after_fill"] = peak_bytes()
+    result.update(timed_steps(session, model, store, options), peak_rss_bytes=peak_bytes())
     if store is not None:
         result.update(bytes_read=store.bytes_read, bytes_written=store.bytes_written)
     session.close()

@@ -71,7 +71,52 @@ class Plain:
         self._path.unlink()
 
 
-def main() -> None:  # noqa: C901 - one list of things to time
+class Rates:
+    """Rates and costs by name, one of each for every time that something was done."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._taken: dict[str, list[tuple[float, float]]] = {}
+
+    def note(self, name: str, action: Callable[[], object]) -> None:
+        """Do something and keep its rate."""
+        self._taken.setdefault(name, []).append(timed(action, self._num_bytes))
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """Return medians and spread."""
+        return {
+            name: {
+                "GB/s": round(statistics.median(rate for rate, _ in values), 2),
+                "least GB/s": round(min(rate for rate, _ in values), 2),
+                "most GB/s": round(max(rate for rate, _ in values), 2),
+                "processor s/GB": round(statistics.median(cost for _, cost in values), 3),
+            }
+            for name, values in self._taken.items()
+        }
+
+
+def write_all(store: FileStore, count: int, value: np.ndarray) -> None:
+    """Write all weights, and wait until they are on the disk."""
+    for index in range(count):
+        store.write(index, value)
+    store.flush()
+    os.fdatasync(store._folder.file)  # noqa: SLF001 - a benchmark may look inside
+
+
+def read_all(store: FileStore, count: int) -> None:
+    """Read all weights."""
+    for index in range(count):
+        store.read(index)
+
+
+def check_all(count: int, value: np.ndarray) -> None:
+    """Take the checksums of all weights."""
+    flat = value.reshape(-1).view(np.uint8)
+    for _ in range(count):
+        checksums(flat)
+
+
+def main() -> None:
     """Run the benchmark and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench_weight_store"))
@@ -90,51 +135,22 @@ def main() -> None:  # noqa: C901 - one list of things to time
     }
     plain.write()
     for store in stores.values():
-        for index in range(count):
-            store.write(index, value)
+        write_all(store, count, value)
         store.drop_cache()
-    results: dict[str, list[tuple[float, float]]] = {}
-
-    def note(name: str, action: Callable[[], object]) -> None:
-        results.setdefault(name, []).append(timed(action, num_bytes))
-
-    def write_all(store: FileStore) -> None:
-        for index in range(count):
-            store.write(index, value)
-        store.flush()
-        os.fdatasync(store._folder.file)  # noqa: SLF001 - a benchmark may look inside
-
-    def read_all(store: FileStore) -> None:
-        for index in range(count):
-            store.read(index)
-
-    def check_all() -> None:
-        flat = value.reshape(-1).view(np.uint8)
-        for _ in range(count):
-            checksums(flat)
-
+    rates = Rates(num_bytes)
     for _ in range(options.repeats):
-        note("plain write", plain.write)
-        note("plain read", plain.read)
+        rates.note("plain write", plain.write)
+        rates.note("plain read", plain.read)
         for name, store in stores.items():
-            note(f"{name} store write", lambda store=store: write_all(store))
+            rates.note(f"{name} store write", lambda store=store: write_all(store, count, value))
             store.drop_cache()
-            note(f"{name} store read, cold", lambda store=store: read_all(store))
-        note("cached store read, warm", lambda: read_all(stores["cached"]))
-        note("checksums alone", check_all)
+            rates.note(f"{name} store read, cold", lambda store=store: read_all(store, count))
+        rates.note("cached store read, warm", lambda: read_all(stores["cached"], count))
+        rates.note("checksums alone", lambda: check_all(count, value))
     for store in stores.values():
         store.close()
     plain.close()
-    report = {
-        name: {
-            "GB/s": round(statistics.median(rate for rate, _ in values), 2),
-            "least GB/s": round(min(rate for rate, _ in values), 2),
-            "most GB/s": round(max(rate for rate, _ in values), 2),
-            "processor s/GB": round(statistics.median(cost for _, cost in values), 3),
-        }
-        for name, values in results.items()
-    }
-    print(json.dumps({"bytes": num_bytes, "repeats": options.repeats, "results": report}, indent=1))
+    print(json.dumps({"bytes": num_bytes, "repeats": options.repeats, "results": rates.report()}, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,20 +39,25 @@ def predict(
             with tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks) as session:
                 while not session.should_stop():
                     values = session.run(predictions)
-                    if not yield_single_examples:
+                    if yield_single_examples:
+                        left = None if num_samples is None else num_samples - given
+                        yield from itertools.islice(_samples(values), left)
+                    else:
                         yield values
-                        given += _length(values) if num_samples is not None else 0
-                        if num_samples is not None and given >= num_samples:
-                            return
+                    if num_samples is None:
                         continue
-                    for number in range(_length(values)):
-                        if num_samples is not None and given >= num_samples:
-                            return
-                        given += 1
-                        if isinstance(values, Mapping):
-                            yield {key: value[number] for key, value in values.items()}
-                        else:
-                            yield values[number]
+                    given += _length(values)
+                    if given >= num_samples:
+                        return
+
+
+def _samples(values: Any) -> Iterator[Any]:
+    """Yield the samples of a batch."""
+    for number in range(_length(values)):
+        if isinstance(values, Mapping):
+            yield {key: value[number] for key, value in values.items()}
+        else:
+            yield values[number]
 
 
 def _chosen(predictions: Any, keys: Sequence[str] | None) -> Any:

@@ -110,20 +110,21 @@ def decode_entry(data: bytes) -> BundleEntry:
     shape: tuple[int, ...] = ()
     slices: list[tuple[Extent, ...]] = []
     for number, value in wire.fields(data):
-        if number == 1:
-            type_number = _int(value)
-        elif number == 2:
-            shape = _decode_shape(_bytes(value))
-        elif number == 3:
-            shard = _int(value)
-        elif number == 4:
-            offset = wire.as_signed(_int(value))
-        elif number == 5:
-            size = wire.as_signed(_int(value))
-        elif number == 6:
-            crc = _int(value)
-        elif number == 7:
-            slices.append(_decode_slice(_bytes(value)))
+        match number:
+            case 1:
+                type_number = _int(value)
+            case 2:
+                shape = _decode_shape(_bytes(value))
+            case 3:
+                shard = _int(value)
+            case 4:
+                offset = wire.as_signed(_int(value))
+            case 5:
+                size = wire.as_signed(_int(value))
+            case 6:
+                crc = _int(value)
+            case 7:
+                slices.append(_decode_slice(_bytes(value)))
     check_shape(shape)
     if offset < 0 or size < 0:
         raise ValueError(f"negative offset {offset} or size {size}")

@@ -78,23 +78,24 @@ def _parse(path: str, text: str) -> CheckpointState:
     preserved: float | None = None
     position = 0
     while _REST.match(text, position) is None:
-        match = _LINE.match(text, position)
-        if match is None:
+        line = _LINE.match(text, position)
+        if line is None:
             start = text[position : position + 200].strip()[:60]
             raise CorruptCheckpointError(f"{path}: not a checkpoint state: {start!r}. {_ADVICE}")
-        position = match.end()
-        field = match["field"]
+        position = line.end()
+        field = line["field"]
         try:
-            if field == "model_checkpoint_path":
-                newest = _path_of(match)
-            elif field == "all_model_checkpoint_paths":
-                kept.append(_path_of(match))
-            elif field == "all_model_checkpoint_timestamps":
-                timestamps.append(_time_of(match))
-            elif field == "last_preserved_timestamp":
-                preserved = _time_of(match)
+            match field:
+                case "model_checkpoint_path":
+                    newest = _path_of(line)
+                case "all_model_checkpoint_paths":
+                    kept.append(_path_of(line))
+                case "all_model_checkpoint_timestamps":
+                    timestamps.append(_time_of(line))
+                case "last_preserved_timestamp":
+                    preserved = _time_of(line)
         except (TypeError, ValueError) as exc:
-            raise CorruptCheckpointError(f"{path}: bad value of {field}: {match[0].strip()[:200]!r}") from exc
+            raise CorruptCheckpointError(f"{path}: bad value of {field}: {line[0].strip()[:200]!r}") from exc
     return CheckpointState(newest, tuple(kept), tuple(timestamps), preserved)
 
 
