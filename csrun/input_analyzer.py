@@ -63,18 +63,18 @@ def recommend(reports: Sequence[Mapping[str, float]], needed_samples_per_s: floa
         needed_samples_per_s: Rate at which the system takes samples; None when no estimate is known: then the number of
             CPUs with the highest rate of each.
     """
-    found = []
+    options = []
     for report in reports:
         rate, cpus = report["samples"] / report["wall_s"], int(report["cpus"])
         workers = None if needed_samples_per_s is None else max(1, math.ceil(needed_samples_per_s / rate))
-        found.append(Recommendation(rate, cpus, workers))
+        options.append(Recommendation(rate, cpus, workers))
 
     def cost(option: Recommendation) -> tuple[float, float]:
         if option.workers is None:
             return -option.samples_per_s / option.cpus_per_worker, option.cpus_per_worker
         return option.workers * option.cpus_per_worker, option.workers
 
-    return min(found, key=cost)
+    return min(options, key=cost)
 
 
 def _analyse(argv: Sequence[str]) -> int:
@@ -114,7 +114,7 @@ def _analyse(argv: Sequence[str]) -> int:
     return code
 
 
-def _text(reports: Sequence[Mapping[str, float]], found: Recommendation, nodes: int) -> str:
+def _text(reports: Sequence[Mapping[str, float]], best: Recommendation, nodes: int) -> str:
     lines = ["Measured on this machine, one process:"]
     for report in reports:
         rate = report["samples"] / report["wall_s"]
@@ -122,14 +122,14 @@ def _text(reports: Sequence[Mapping[str, float]], found: Recommendation, nodes: 
             f"  with {report['cpus']} CPU(s): {rate:.1f} samples/s "
             f"({report['samples']:.0f} samples in {report['wall_s']:.1f} s, {report['cpu_s']:.1f} s of CPU time)"
         )
-    if found.workers is None:
+    if best.workers is None:
         lines.append(f"No {REPORT_NAME} was found, so how many workers the system needs is not known.")
     else:
-        tasks = math.ceil(found.workers / nodes)
+        tasks = math.ceil(best.workers / nodes)
         lines += [
-            f"Input workers for the system's estimated rate (simulated): {found.workers}",
-            f"Recommended: --total-nodes {nodes} --tasks-per-node {tasks} --cpus-per-task {found.cpus_per_worker}",
-            f"Estimated input rate then: {found.samples_per_s * tasks * nodes:.1f} samples/s on nodes like this one",
+            f"Input workers for the system's estimated rate (simulated): {best.workers}",
+            f"Recommended: --total-nodes {nodes} --tasks-per-node {tasks} --cpus-per-task {best.cpus_per_worker}",
+            f"Estimated input rate then: {best.samples_per_s * tasks * nodes:.1f} samples/s on nodes like this one",
         ]
     return "\n".join(lines)
 

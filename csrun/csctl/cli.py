@@ -83,10 +83,10 @@ def _get(home: Path, arguments: argparse.Namespace) -> str:
         system=arguments.system,
         limit=arguments.max_jobs,
     )
-    found = resources.get(home, arguments.type, arguments.name, filters)
+    wanted = resources.get(home, arguments.type, arguments.name, filters)
     if arguments.output == "table":
-        return resources.table(found)
-    return _formatted(found.content if found.objects else {}, arguments.output)
+        return resources.table(wanted)
+    return _formatted(wanted.content if wanted.objects else {}, arguments.output)
 
 
 def _cancel(home: Path, arguments: argparse.Namespace) -> str:

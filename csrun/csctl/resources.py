@@ -126,18 +126,18 @@ def _jobs(home: Path, name: str, filters: Filters) -> Resources:
         job = jobs.find(home, name)
         if job is None:
             raise ResourceError(f"job {name} not found")
-        found = [job]
+        shown = [job]
     else:
         phases = (*jobs.LIVE, *jobs.FINISHED) if filters.all_states else jobs.LIVE
-        found = [job for job in jobs.listed(home, phases, filters.system, filters.limit) if _is_wanted(job, filters)]
+        shown = [job for job in jobs.listed(home, phases, filters.system, filters.limit) if _is_wanted(job, filters)]
     now = time.time()
     rows = tuple(
-        (job.id, age(now - job.created_at), job.phase, _wafers(job), job.user, _labels(job.labels)) for job in found
+        (job.id, age(now - job.created_at), job.phase, _wafers(job), job.user, _labels(job.labels)) for job in shown
     )
     return Resources(
         ("NAME", "AGE", "PHASE", "SYSTEMS", "USER", "LABELS"),
         tuple(tuple(one_line(cell) for cell in row) for row in rows),
-        tuple(job_object(job) for job in found),
+        tuple(job_object(job) for job in shown),
         "Job",
         bool(name),
     )

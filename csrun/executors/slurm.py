@@ -201,22 +201,22 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
         CommandError: If Slurm ended the job before that for another reason.
     """
     records = {task.rank: read_end(task_file(folder, task.rank)) for task in plan.tasks}
-    found = [end for end in records.values() if end is not None]
+    ends = [end for end in records.values() if end is not None]
     # A task that was killed has left no end, or nothing at all if its wrapper had not come to its first line yet.
     lost = [rank for rank, end in records.items() if end is None or end.ended_at is None]
-    failed = sorted((end for end in found if end.exit_code), key=lambda end: end.ended_at or 0.0)
-    chief_has_ended = any(end.rank == 0 and end.ended_at is not None for end in found)
-    if not found and (folder / STOP_FILE).exists():
+    failed = sorted((end for end in ends if end.exit_code), key=lambda end: end.ended_at or 0.0)
+    chief_has_ended = any(end.rank == 0 and end.ended_at is not None for end in ends)
+    if not ends and (folder / STOP_FILE).exists():
         return Ended(128 + int((folder / STOP_FILE).read_text(encoding="ascii")))
     # Slurm's SIGTERM lets the chief save and end by itself; it has still not done its work.
-    chief_is_done = any(end.rank == 0 and end.ended_at is not None and end.exit_code == 0 for end in found)
+    chief_is_done = any(end.rank == 0 and end.ended_at is not None and end.exit_code == 0 for end in ends)
     if lost_nodes and not chief_is_done and not (folder / STOP_FILE).exists():
         on_them = [(task, records[task.rank]) for task in plan.tasks]
         roles = [named(task, end.node) for task, end in on_them if end is not None and end.node in lost_nodes]
         # Tasks that had not come to their first line yet are not known by their node.
         what = ", ".join(lost_nodes) + (f", and with it {_few(roles)}" if roles else "")
         raise NodeLostError(f"Slurm has lost {what}; the log is {log}. {RESUME}", srun_code or 1)
-    if found and lost and (srun_code != 0 or not chief_has_ended) and not (folder / STOP_FILE).exists():
+    if ends and lost and (srun_code != 0 or not chief_has_ended) and not (folder / STOP_FILE).exists():
         gone = _few([ended_silently(plan.tasks[rank], records[rank]) for rank in lost])
         raise CommandError(f"{gone}; the log is {log}. {RESUME}", srun_code or 1)
     if failed and failed[0].role != CHIEF:

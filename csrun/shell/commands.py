@@ -238,7 +238,7 @@ def execute(session: Session, line: str) -> int:
         if tuple(words[:size]) == command.words:
             rest = words[size:]
             if rest and not command.arguments and command.run is not show_help:
-                session.say(f"`{' '.join(command.words)}` takes no arguments, found {' '.join(rest)!r}")
+                session.say(f"`{' '.join(command.words)}` takes no arguments, not {' '.join(rest)!r}")
                 return UNKNOWN
             return command.run(session, rest)
     meant = did_you_mean(" ".join(words), (" ".join(command.words) for command in COMMANDS))
@@ -269,8 +269,8 @@ def completions(text: str) -> list[str]:
     if not words or text.endswith(" "):
         words.append("")
     *whole, last = words
-    found = [command.words[len(whole)] for command in matching(words)]
-    found += [
+    candidates = [command.words[len(whole)] for command in matching(words)]
+    candidates += [
         argument
         for command in COMMANDS
         if tuple(whole) == command.words
@@ -278,8 +278,8 @@ def completions(text: str) -> list[str]:
         if argument.startswith(last)
     ]
     if not whole:
-        found += [word for word in ("exit",) if word.startswith(last)]
-    return list(dict.fromkeys(found))
+        candidates += [word for word in ("exit",) if word.startswith(last)]
+    return list(dict.fromkeys(candidates))
 
 
 def help_text(words: Sequence[str]) -> str:
