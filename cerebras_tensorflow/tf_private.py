@@ -35,3 +35,17 @@ def dataset_options(serialized: bytes) -> Any:
     """Return the options message of an OptionsDataset op; tf.data.Options cannot be read back from a graph."""
     module = importlib.import_module("tensorflow.core.framework.dataset_options_pb2")
     return module.Options.FromString(serialized)
+
+
+def scope_inside_cond(graph: Any) -> str | None:
+    """Return the name scope that was opened inside the outermost tf.cond around; None outside any."""
+    context = graph._get_control_flow_context()  # noqa: SLF001 - no public name tells where an op is made
+    outermost = None
+    while context is not None:
+        if context.IsCondContext():
+            outermost = context
+        context = context.outer_context
+    if outermost is None:
+        return None
+    around = f"{outermost.name.rsplit('/', 1)[0]}/"  # the context is called cond/cond_text
+    return str(graph.get_name_scope() + "/").removeprefix(around).rstrip("/")

@@ -3,40 +3,71 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import CompileError
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, parse_input, prune
+from cerebras_tensorflow.graph.nodes import GraphDef, parse_input, prune
 from cerebras_tensorflow.graph.program import Program, read_name
+from cerebras_tensorflow.runtime.stored_ops import call_store
 
+_SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # of the Program, that ops beside the step may take
 _BATCH = "cs_input/"  # scope of the placeholders that take the batch
+
+
+class InputSession(Protocol):
+    """The input of a run, which has a graph and a session of its own."""
+
+    graph: tf.Graph
+
+    @property
+    def session(self) -> Any:
+        """The TensorFlow session."""
+
+    def placeholder_of(self, tensor: Any) -> str | None:
+        """Return the name of the placeholder that takes a tensor's value in the step; None if there is none."""
 
 
 class FetchedGraph:
     """A Program's graph that runs what is asked for by the original graph's names.
 
     An op that the Program lacks, such as one that a hook made after the step was compiled, is added when it is fetched.
+    In such ops a streamed variable is read from the store and assigned there.
 
     Args:
         program: Its names of variables are used.
         graph_def: The Program's graph, bound to its weight store.
         original: The graph that model_fn built; stays the caller's.
-        streamed: Names of the variables that live in the store.
+        streamed: Names of the variables that live in the store, by their index in it.
+        bind: Points the store calls of a graph at the store.
+        inputs: The input; tensors of the batch in its graph stand for the placeholders that take them.
 
     Attributes:
         graph: The Program's graph.
     """
 
-    def __init__(self, program: Program, graph_def: GraphDef, original: tf.Graph, streamed: frozenset[str]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        graph_def: GraphDef,
+        original: tf.Graph,
+        streamed: Sequence[str] = (),
+        bind: Callable[[GraphDef], GraphDef] = lambda graph_def: graph_def,
+        inputs: InputSession | None = None,
+    ) -> None:
+        self._inputs = inputs
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
         self._original = original
         self._resident = {spec.name: index for index, spec in enumerate(program.variables)}
-        self._streamed = streamed
+        self._streamed = {name: index for index, name in enumerate(streamed)}
+        self._specs = {spec.name: spec for spec in program.streamed}
+        self._bind = bind
+        self._added: set[str] = set()
+        self._assigns: dict[frozenset[str], bool] = {}
+        self._beside: dict[str, bool] = {}
         self._needs_batch: dict[frozenset[str], bool] = {}
 
     def operation(self, name: str | None) -> Any:
@@ -51,7 +82,7 @@ class FetchedGraph:
         """Return the same structure with the Program's tensors and ops of the same names.
 
         Raises:
-            CompileError: If a fetch needs a weight that is in the store.
+            CompileError: If an op takes a weight in the store in a way that has no counterpart there.
             TypeError: If a fetch is None.
         """
         if isinstance(fetches, dict):
@@ -70,18 +101,56 @@ class FetchedGraph:
             return tf.IndexedSlices(self.mapped(fetches.values), self.mapped(fetches.indices))
         return self._element(fetches)
 
+    def feed_key(self, key: Any) -> Any:
+        """Return what the Program calls a tensor that is fed.
+
+        Args:
+            key: A tensor of the original graph, or its name.
+        """
+        if isinstance(key, tf.SparseTensor):
+            return self.mapped(key)
+        key = self._of_step(key)
+        name = key if isinstance(key, str) else key.name
+        if not has_node(self.graph, name.split(":")[0]):
+            self._extend(name.split(":")[0])
+        return name
+
+    def is_beside_the_step(self, tensor: Any) -> bool:
+        """Whether a tensor was added to the Program and takes nothing of the step but its variables.
+
+        TensorFlow says nothing of the order between such reads and the step's writes.
+        """
+        name = tensor.op.name
+        if name not in self._added:
+            return False
+        if name not in self._beside:
+            self._beside[name] = all(
+                other.name in self._added or other.type in _SHARED_OPS for other in ancestors([tensor.op])
+            )
+        return self._beside[name]
+
     def needs_batch(self, names: frozenset[str]) -> bool:
         """Whether ops of these names depend on the batch."""
         if names not in self._needs_batch:
             self._needs_batch[names] = any(
-                self.operation(name).type == "Placeholder" and name.startswith(_BATCH)
-                for name in _ancestors(self.graph, names)
+                operation.type == "Placeholder" and operation.name.startswith(_BATCH)
+                for operation in ancestors(map(self.operation, names))
             )
         return self._needs_batch[names]
 
+    def may_assign(self, names: frozenset[str], variable: str) -> bool:
+        """Whether ops of these names, or what they need, assign a variable."""
+        key = names | {variable}
+        if key not in self._assigns:
+            self._assigns[key] = any(
+                operation.type.startswith("Assign") and operation.inputs[0].op.name == variable
+                for operation in ancestors(map(self.operation, names))
+            )
+        return self._assigns[key]
+
     def _element(self, fetch: Any) -> Any:
         """Return the Program's tensor or op for one fetch."""
-        element = self._original.as_graph_element(fetch)
+        element = self._original.as_graph_element(self._of_step(fetch))
         name = element.name if isinstance(element, tf.Operation) else element.op.name
         if isinstance(element, tf.Tensor) and element.dtype == tf.resource and name in self._resident:
             # A variable by its name, as when that was its value: TensorFlow 2.16 to 2.18 cannot fetch the handle.
@@ -90,16 +159,22 @@ class FetchedGraph:
             self._extend(name)
         return self.graph.as_graph_element(element.name)
 
+    def _of_step(self, value: Any) -> Any:
+        """Return a fetch or feed; of a tensor of the batch in the input's graph, the placeholder that takes it."""
+        if self._inputs is None or not isinstance(value, tf.Tensor) or value.graph is not self._inputs.graph:
+            return value
+        name = self._inputs.placeholder_of(value)
+        return value if name is None else self._original.get_tensor_by_name(name)
+
     def _extend(self, name: str) -> None:
         """Add an op of the original graph to the Program, with everything that it needs.
 
         Raises:
-            CompileError: If it needs a weight that is in the store.
+            CompileError: If it takes a weight in the store in a way that has no counterpart there.
         """
         wanted = prune(self._original.as_graph_def(), [name])
         missing = [node for node in wanted.node if not has_node(self.graph, node.name)]
-        for node in missing:
-            self._refuse_streamed(node, name)
+        missing = call_store(missing, self._streamed, self._specs)
         new = {node.name for node in missing}
         known: dict[str, Any] = {}
         for node in missing:
@@ -107,22 +182,21 @@ class FetchedGraph:
                 if endpoint.node in new:
                     continue
                 operation = self.operation(endpoint.node)
-                known[str(endpoint)] = operation if endpoint.is_control else operation.outputs[endpoint.port]
+                known[str(endpoint)] = (
+                    self._after(operation) if endpoint.is_control else operation.outputs[endpoint.port]
+                )
         part = GraphDef(versions=wanted.versions, library=wanted.library)
         part.node.extend(missing)
         with self.graph.as_default():
-            tf.graph_util.import_graph_def(part, input_map=known, name="")
+            tf.graph_util.import_graph_def(self._bind(part), input_map=known, name="")
+        self._added |= new
 
-    def _refuse_streamed(self, node: NodeDef, fetch: str) -> None:
-        """Raise CompileError if a node takes a streamed variable."""
-        taken = [text for text in node.input if text in self._streamed]
-        if not taken and node.op == "VarHandleOp" and node.attr["shared_name"].s.decode() in self._streamed:
-            taken = [node.name]
-        if taken:
-            raise CompileError(
-                f"{fetch} needs {taken[0]}, which is streamed and not in memory between its uses. "
-                "Read it from a checkpoint, or raise min_stream_bytes to keep it resident."
-            )
+    def _after(self, operation: Any) -> Any:
+        """Return a tensor that is there after an op: import_graph_def takes nothing else for a control input."""
+        if operation.outputs:
+            return operation.outputs[0]
+        with self.graph.as_default(), tf.control_dependencies([operation]):
+            return tf.constant(0, name=f"cs_after/{operation.name}")
 
 
 def has_node(graph: tf.Graph, name: str) -> bool:
@@ -134,30 +208,36 @@ def has_node(graph: tf.Graph, name: str) -> bool:
     return True
 
 
-def op_names(fetches: Any) -> Iterator[str]:
-    """Yield the names of the ops that a structure of tensors and ops consists of."""
+def leaves(fetches: Any) -> Iterator[Any]:
+    """Yield the tensors and ops that a structure of them consists of."""
     if isinstance(fetches, dict):
         for value in fetches.values():
-            yield from op_names(value)
+            yield from leaves(value)
     elif isinstance(fetches, (list, tuple)):
         for value in fetches:
-            yield from op_names(value)
-    elif isinstance(fetches, tf.Operation):
-        yield fetches.name
-    elif isinstance(fetches, tf.Tensor):
-        yield fetches.op.name
+            yield from leaves(value)
+    elif isinstance(fetches, (tf.Operation, tf.Tensor)):
+        yield fetches
+    elif isinstance(fetches, tf.SparseTensor):
+        yield from (fetches.indices, fetches.values, fetches.dense_shape)
     else:
-        yield from op_names([part for part in (fetches.values, fetches.indices) if part is not None])
+        yield from leaves([part for part in (fetches.values, fetches.indices) if part is not None])
 
 
-def _ancestors(graph: tf.Graph, names: frozenset[str]) -> set[str]:
-    """Return the names of the given ops and of all ops that they need."""
-    needed: set[str] = set()
-    pending = [graph.get_operation_by_name(name) for name in names]
+def op_names(fetches: Any) -> Iterator[str]:
+    """Yield the names of the ops that a structure of tensors and ops consists of."""
+    for leaf in leaves(fetches):
+        yield leaf.name if isinstance(leaf, tf.Operation) else leaf.op.name
+
+
+def ancestors(operations: Iterable[Any]) -> list[Any]:
+    """Return ops and all ops that they need."""
+    needed: dict[str, Any] = {}
+    pending = list(operations)
     while pending:
         operation = pending.pop()
         if operation.name not in needed:
-            needed.add(operation.name)
+            needed[operation.name] = operation
             pending.extend(tensor.op for tensor in operation.inputs)
             pending.extend(operation.control_inputs)
-    return needed
+    return list(needed.values())

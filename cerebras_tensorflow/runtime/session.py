@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, WeightSpec
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
-from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, op_names
+from cerebras_tensorflow.runtime.fetches import FetchedGraph, InputSession, has_node, leaves, op_names
 from cerebras_tensorflow.runtime.host.heap import trim_heap
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.variables import SessionVariables, streamed_names
@@ -24,8 +26,11 @@ _GLOBAL_STEP = "global_step"
 _EXTRA_THREADS = 4  # for store calls that wait for the disk while the cores compute
 
 
-class ProgramSession:
+class ProgramSession(tf.compat.v1.Session):
     """Runs a Program. Fetches and feeds are given by the original graph's tensors, ops and names.
+
+    It is a tf.compat.v1.Session, so that hooks and Savers take it. It has more than 20 methods since it has all verbs
+    of that class, whose own session on the graph is never made.
 
     `fetches.py` finds what they are in the Program, `variables.py` sets and reads variables; this class runs steps:
     their batch, their counters, the store's errors.
@@ -37,6 +42,7 @@ class ProgramSession:
         store: The weight store for Program.streamed; None if there are none.
         session_config: ConfigProto to start from.
         next_batch: Called for the feeds of each run that needs the batch; returns tensor name -> array.
+        inputs: The input, whose ops and tensors may be run and fed too; None: there are no others than the Program's.
     """
 
     def __init__(
@@ -47,8 +53,10 @@ class ProgramSession:
         store: WeightStore | None = None,
         session_config: Any = None,
         next_batch: Callable[[], Mapping[str, np.ndarray]] | None = None,
+        inputs: InputSession | None = None,
     ) -> None:
-        self.graph = graph
+        self._inputs = inputs
+        self._original = graph
         self.program = program
         self._train_node = train_node
         self._store = store
@@ -56,16 +64,44 @@ class ProgramSession:
         self._next_batch = next_batch
         self._batch: Mapping[str, np.ndarray] | None = None
         graph_def = self._calls.bind(program.graph_def) if self._calls else program.graph_def
-        self._ops = FetchedGraph(program, graph_def, graph, frozenset(streamed_names(program)))
+        bind = self._calls.bind if self._calls else lambda part: part
+        self._ops = FetchedGraph(program, graph_def, graph, streamed_names(program), bind, inputs)
         settings = session_settings(session_config, store is not None)
         self._session = tf.compat.v1.Session(graph=self._ops.graph, config=settings)
         self._variables = SessionVariables(program, self._ops, self._session, store)
         self._has_step_counters = has_node(self._ops.graph, SEEDED_COUNTER)
         self._entropy = secrets.randbits(63)
+        self._entered: list[ExitStack] = []
         self._step = 0
         self._micro_step = 0
         if store is not None:
             trim_heap()
+
+    def __del__(self) -> None:
+        """Leave the clean-up to the TensorFlow session inside."""
+
+    def __enter__(self) -> ProgramSession:
+        context = ExitStack()
+        context.enter_context(self._original.as_default())
+        context.enter_context(self.as_default())
+        self._entered.append(context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.pop().close()
+        self.close()
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph that model_fn built."""
+        return self._original
+
+    @property
+    def graph_def(self) -> Any:
+        """That graph as a GraphDef."""
+        return self._original.as_graph_def(add_shapes=True)
 
     @property
     def sess_str(self) -> str:
@@ -89,6 +125,8 @@ class ProgramSession:
             CompileError: If a fetch is not part of the Program.
             StoreError: If the weight store failed.
         """
+        if self._inputs is not None and _is_of(self._inputs.graph, fetches, self._inputs):
+            return self._inputs.session.run(fetches, feed_dict, options=options, run_metadata=run_metadata)
         self._variables.flush()
         if self._store is not None:
             self._store.between_steps()
@@ -96,9 +134,11 @@ class ProgramSession:
         names = frozenset(op_names(mapped))
         is_step = self._train_node is not None and self._train_node in names
         extra = self._step_fetches() if is_step else []
-        feeds = {key if isinstance(key, str) else key.name: value for key, value in (feed_dict or {}).items()}
-        feeds.update(self._standard_feeds(names, is_step))
+        feeds = {self._ops.feed_key(key): value for key, value in (feed_dict or {}).items()}
         try:
+            if is_step:
+                feeds.update(self._read_before_step(mapped, feeds))
+            feeds = {**self._standard_feeds(names, is_step), **feeds}
             result, after = self._session.run((mapped, extra), feeds, options=options, run_metadata=run_metadata)
         except tf.errors.OpError as error:
             original = self._calls.take_error() if self._calls else None
@@ -107,8 +147,11 @@ class ProgramSession:
             raise
         if is_step or self._train_node is None:
             self._batch = None  # without a train op, every run that needs a batch takes the next one
-        if is_step and self._variables.is_resident(_GLOBAL_STEP):
-            self._count(int(after[-1]))
+        if self._variables.is_resident(_GLOBAL_STEP):
+            if is_step:
+                self._count(int(after[-1]))
+            elif self._ops.may_assign(names, _GLOBAL_STEP):
+                self._step = int(self.read(_GLOBAL_STEP))
         return result
 
     def load(self, name: str, value: np.ndarray) -> None:
@@ -167,6 +210,31 @@ class ProgramSession:
         if store is not None:
             store.close()
 
+    def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
+        """Return a function of the values of feed_list that runs the fetches; see tf.compat.v1.Session."""
+        keys = list(feed_list or ())
+
+        def call(*values: Any, **options: Any) -> Any:
+            return self.run(fetches, dict(zip(keys, values, strict=True)), **options if accept_options else {})
+
+        return call
+
+    def list_devices(self) -> Any:
+        """Return the devices of the TensorFlow session."""
+        return self._session.list_devices()
+
+    def _read_before_step(self, mapped: Any, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the values of tensors that hooks read of variables beside a step: those from before the step.
+
+        Fed again, each is its own result. In one run with the step they would be from before or after it.
+        """
+        tensors = [tensor for tensor in leaves(mapped) if isinstance(tensor, tf.Tensor)]
+        beside = [tensor for tensor in tensors if self._ops.is_beside_the_step(tensor)]
+        if not beside:
+            return {}
+        values = self._session.run(beside, feeds)
+        return {tensor: value for tensor, value in zip(beside, values, strict=True) if tensor.dtype.is_numpy_compatible}
+
     def _step_fetches(self) -> list[Any]:
         """Return what a training step fetches beside what the caller asked for."""
         fetches = [self._ops.operation(self.program.step_node)] if self.program.step_node else []
@@ -190,6 +258,15 @@ class ProgramSession:
                 self._batch = self._next_batch()
             feeds.update(self._batch)
         return feeds
+
+
+def _is_of(graph: tf.Graph, fetches: Any, inputs: InputSession) -> bool:
+    """Whether fetches are ops and tensors of the input's graph, and none of them is part of the batch."""
+    flat = list(fetches) if isinstance(fetches, (list, tuple)) else [fetches]
+    return bool(flat) and all(
+        getattr(one, "graph", None) is graph and (isinstance(one, tf.Operation) or inputs.placeholder_of(one) is None)
+        for one in flat
+    )
 
 
 def session_settings(session_config: Any, is_streaming: bool) -> Any:

@@ -78,7 +78,7 @@ class ResidentCopies:
             lightest = sizes.index(min(sizes))
             shares[lightest].append(name)
             sizes[lightest] += _num_elements(value)
-        with self._graph.as_default(), tf.device("/cpu:0"):
+        with self._graph.as_default(), tf.device("/cpu:0"), tf.name_scope("cs_copy"):
             return [
                 tf.numpy_function(functools.partial(self._copy, names), [values[name] for name in names], tf.int32)
                 for names in shares

@@ -15,6 +15,7 @@ from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, Session
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 _TOGETHER_BYTES = 64 << 20  # of values that are set in one run
+_ASSIGNMENT = "cs_assign"
 _INITIAL = "cs_initial"  # scope of the ops of `assign`
 
 
@@ -82,6 +83,8 @@ class SessionVariables:
             present = {f"{node.name}:0" for node in wanted.node}
             with self._graph.graph.as_default():
                 tf.graph_util.import_graph_def(wanted, name=_INITIAL)
+            # No op may have a name that the original graph might use.
+            with self._graph.graph.as_default(), tf.name_scope(_ASSIGNMENT):
                 ops = [
                     tf.raw_ops.AssignVariableOp(
                         resource=self._graph.operation(assign_name(index)).inputs[0],

@@ -24,8 +24,9 @@ from cerebras_tensorflow.estimator.host_call import HostMetrics
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, graph_semantics, local_init_of
+from cerebras_tensorflow.estimator.model.scaffold import checkpoint_keys, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
-from cerebras_tensorflow.estimator.training.initialize import initial_values
+from cerebras_tensorflow.estimator.training.initialize import initial_values, set_initial_values
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
 
@@ -185,18 +186,24 @@ def opened_model(
         step = model.step([*roots, local_init])
         compiled = compile_model(model, step, target.mode, request.settings.cs, request.compile_dir)
         store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir)
-        session = ProgramSession(compiled.program, model.graph, None, store, session_config, pipeline.next_batch)
+        session = ProgramSession(
+            compiled.program, model.graph, None, store, session_config, pipeline.next_batch, pipeline
+        )
         sessions.append(session)
+        init = own_init(model.scaffold)
         session.run(local_init)
         if request.load is not None:
-            request.load(model, session)
-        elif path is not None:
+            request.load(model, session)  # which looks at the Scaffold as model_fn made it
+        keys = checkpoint_keys(model, finalize(model))
+        if path is not None:
             run_log.info("Restoring parameters from %s", path)
-            checkpoints.restore(session, path, model.saved_names())
-        else:
+            checkpoints.restore(session, path, keys)
+            set_initial_values(session, model, set(model.saved_names()) - set(keys))
+        elif request.load is None:
             for name, value in initial_values(model, request.warm_start):
                 session.load(name, value)
-        pipeline.start()
+            init.run(model, session)
+        pipeline.start(lambda: session.global_step)
         return session
 
     try:

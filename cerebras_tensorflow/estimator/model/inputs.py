@@ -1,7 +1,9 @@
 """The input pipeline: input_fn runs in a graph of its own, batches reach the step through placeholders.
 
 The step's graph then does not depend on how its data is read (a compiled Program serves any pipeline that yields the
-same shapes), and what a run waits for, data or the step, can be told apart.
+same shapes), and what a run waits for, data or the step, can be told apart. A hook need not know of it: the session of
+the run takes ops and tensors of the input's graph too, so that a hook may initialize an iterator, feed it, or fetch
+the batch.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -60,23 +62,29 @@ class InputPipeline:
         settings: RunSettings,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._graph = tf.Graph()
+        self.graph = tf.Graph()
         self._should_stop = should_stop
         self._batches: queue.Queue[Any] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._session: Any = None
+        self._coordinator = tf.train.Coordinator()
+        self._has_queues = False
+        self._step_of_run: Callable[[], int] | None = None
         self.waited_s = 0.0
         self.is_exhausted = False
-        with self._graph.as_default():
+        with self.graph.as_default():
             tf.compat.v1.set_random_seed(settings.tf_random_seed)
+            self._global_step = tf.compat.v1.train.create_global_step(self.graph)
+            num_own = len(self.graph.get_operations())
             offered = {"params": params, "mode": mode, "config": settings.config, "input_context": None}
             if params is None:
                 del offered["params"]
             with env.as_input_worker() if settings.is_cs_config else nullcontext():
                 result = call_with(input_fn, offered)
             self._initializers: list[Any] = []
-            if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
+            self._is_dataset = isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset))
+            if self._is_dataset:
                 iterator = tf.compat.v1.data.make_initializable_iterator(
                     untuned(input_workers.distributed(result, should_stop=self._stop.is_set))
                 )
@@ -86,6 +94,8 @@ class InputPipeline:
             self._structure = (features,) if labels is None else (features, labels)
             flat = tf.nest.flatten(self._structure, expand_composites=True)
             self._tensors = [tf.convert_to_tensor(tensor) for tensor in flat]
+        made = self.graph.get_operations()[num_own:]
+        self._takes_step = any(tensor.op.name == self._global_step.op.name for one in made for tensor in one.inputs)
 
     def placeholders(self) -> BatchInputs:
         """Make the batch's placeholders in the current graph."""
@@ -96,8 +106,41 @@ class InputPipeline:
         features, *labels = tf.nest.pack_sequence_as(self._structure, made, expand_composites=True)
         return BatchInputs(features, labels[0] if labels else None, tuple(tensor.op.name for tensor in made))
 
-    def start(self) -> None:
-        """Start reading ahead."""
+    @property
+    def session(self) -> Any:
+        """The TensorFlow session on the input's graph, with its variables and tables initialized."""
+        if self._session is None:
+            with self.graph.as_default():
+                self._session = tf.compat.v1.Session(graph=self.graph)
+                self._session.run(
+                    [
+                        tf.compat.v1.global_variables_initializer(),
+                        tf.compat.v1.local_variables_initializer(),
+                        tf.compat.v1.tables_initializer(),
+                    ]
+                )
+        return self._session
+
+    def placeholder_of(self, tensor: Any) -> str | None:
+        """Return the name of the placeholder that takes a tensor's value in the step; None if there is none."""
+        for number, own in enumerate(self._tensors):
+            if own is tensor:
+                return f"{PLACEHOLDER_PREFIX}{number}:0"
+        return None
+
+    def start(self, step_of_run: Callable[[], int] | None = None) -> None:
+        """Be ready to be read. A Dataset is read ahead from now on; anything else once a batch is asked for.
+
+        A hook may still initialize the iterator of an input_fn that returns tensors.
+
+        Args:
+            step_of_run: Returns the global step, which the input may take; it is then not read ahead.
+        """
+        self._step_of_run = step_of_run
+        if self._is_dataset and not self._takes_step:
+            self._read_ahead()
+
+    def _read_ahead(self) -> None:
         self._thread = threading.Thread(target=self._read, name="input-pipeline", daemon=True)
         self._thread.start()
 
@@ -109,6 +152,10 @@ class InputPipeline:
             StopIteration: If the run is to stop and no batch has come.
             Exception: What the pipeline raised.
         """
+        if self._takes_step:
+            return self._batch_of_step()
+        if self._thread is None:
+            self._read_ahead()
         begin = time.perf_counter()
         item: Any = None
         while item is None:
@@ -122,7 +169,29 @@ class InputPipeline:
             self._batches.put(item)
             self.is_exhausted = isinstance(item, tf.errors.OutOfRangeError)
             raise item
-        return {f"{PLACEHOLDER_PREFIX}{number}:0": value for number, value in enumerate(item)}
+        return _named(item)
+
+    def _batch_of_step(self) -> Mapping[str, np.ndarray]:
+        """Return the batch of an input that takes the global step."""
+        begin = time.perf_counter()
+        try:
+            if self._initializers:
+                initializers, self._initializers = self._initializers, []
+                self.session.run(initializers)
+            self._start_queues()
+            self._global_step.load(self._step_of_run() if self._step_of_run is not None else 0, self.session)
+            return _named(self.session.run(self._tensors))
+        except tf.errors.OutOfRangeError:
+            self.is_exhausted = True
+            raise
+        finally:
+            self.waited_s += time.perf_counter() - begin
+
+    def _start_queues(self) -> None:
+        with self.graph.as_default():
+            if self.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS) and not self._has_queues:
+                self._has_queues = True
+                tf.compat.v1.train.start_queue_runners(self.session, self._coordinator)
 
     def close(self) -> None:
         """Stop reading and release the pipeline."""
@@ -132,31 +201,25 @@ class InputPipeline:
                 self._batches.get_nowait()
             except queue.Empty:
                 self._thread.join(0.01)
+        self._coordinator.request_stop()
         if self._session is not None:
             self._session.close()
 
     def _read(self) -> None:
-        coordinator = tf.train.Coordinator()
         try:
-            with self._graph.as_default():
-                self._session = tf.compat.v1.Session(graph=self._graph)
-                self._session.run(
-                    [
-                        tf.compat.v1.global_variables_initializer(),
-                        tf.compat.v1.local_variables_initializer(),
-                        tf.compat.v1.tables_initializer(),
-                    ]
-                )
-                self._session.run(self._initializers)
-                if self._graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
-                    tf.compat.v1.train.start_queue_runners(self._session, coordinator)
-            step = self._session.make_callable(self._tensors)
+            self.session.run(self._initializers)
+            self._start_queues()
+            step = self.session.make_callable(self._tensors)
             while not self._stop.is_set():
                 self._batches.put(step())
         except Exception as error:  # noqa: BLE001 - handed to the thread that asks for the next batch
             self._batches.put(error)
         finally:
-            coordinator.request_stop()
+            self._coordinator.request_stop()
+
+
+def _named(values: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"{PLACEHOLDER_PREFIX}{number}:0": value for number, value in enumerate(values)}
 
 
 def untuned(dataset: Any) -> Any:

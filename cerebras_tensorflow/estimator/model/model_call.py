@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -138,19 +139,32 @@ def call_model_fn(
 def graph_semantics() -> Iterator[None]:
     """TensorFlow's settings while a model's graph is built: resource variables, and tf.cond as Switch and Merge.
 
-    A conditional weight update then stays a set of ops, one for each weight, rather than one op that takes all.
+    A conditional weight update then stays a set of ops, one for each weight, rather than one op that takes all. The
+    names of variables do not show it: one that is made inside a tf.cond is called as if it were outside.
     """
     had_resources = tf.compat.v1.resource_variables_enabled()
     had_control_flow = tf.compat.v1.control_flow_v2_enabled()
     tf.compat.v1.enable_resource_variables()
     tf.compat.v1.disable_control_flow_v2()
     try:
-        yield
+        with tf.variable_creator_scope(_create_variable):
+            yield
     finally:
         if not had_resources:
             tf.compat.v1.disable_resource_variables()
         if had_control_flow:
             tf.compat.v1.enable_control_flow_v2()
+
+
+def _create_variable(create: Callable[..., Any], **settings: Any) -> Any:
+    """Make a resource variable, also where a reference variable is asked for; outside the scope of a tf.cond."""
+    settings["use_resource"] = True
+    graph = tf.compat.v1.get_default_graph()
+    inside = tf_private.scope_inside_cond(graph)
+    if inside is None:
+        return create(**settings)
+    with tf.compat.v1.name_scope(None), tf.compat.v1.name_scope(f"{inside}/") if inside else nullcontext():
+        return create(**settings)
 
 
 def local_init_of(model: Model) -> Any:
@@ -159,6 +173,20 @@ def local_init_of(model: Model) -> Any:
         return model.scaffold.local_init_op
     with model.graph.as_default(), graph_semantics():
         return tf.group(tf.compat.v1.local_variables_initializer(), tf.compat.v1.tables_initializer())
+
+
+def local_initializers(model: Model) -> frozenset[str]:
+    """Return the names of the ops that initialize local variables and tables."""
+    local = [variable.initializer for variable in model.graph.get_collection("local_variables")]
+    return frozenset(op.name for op in [*local, *model.graph.get_collection("table_initializer")])
+
+
+def new_local_init(model: Model, known: frozenset[str]) -> list[Any]:
+    """Return the ops that initialize local variables and tables that hooks have made."""
+    if model.scaffold is not None and model.scaffold.local_init_op is not None:
+        return []
+    new = local_initializers(model) - known
+    return [model.graph.get_operation_by_name(name) for name in sorted(new)]
 
 
 def variable_name(variable: Any) -> str:

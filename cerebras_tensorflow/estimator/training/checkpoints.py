@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TypeAlias
 
@@ -24,11 +25,12 @@ from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver import names as checkpoint_names
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
-from cerebras_tensorflow.saver.interface import TensorWriter
+from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
 from cerebras_tensorflow.saver.model_dir import retention
 from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
 from cerebras_tensorflow.units import format_bytes
 
+_CONDS = re.compile(r"(cond(_\d+)?/)+")  # scopes of tf.cond
 _MEMORY_SHARE = 0.5  # of the free memory, that the copies of a save may take
 
 # Name, dtype, shape, and an array or the pieces of its bytes.
@@ -51,41 +53,70 @@ def newest_whole(model_dir: str) -> str | None:
 
 
 def step_in(path: str) -> int:
-    """Return the global step that a checkpoint holds.
-
-    Raises:
-        CheckpointError: If it has none.
-    """
+    """Return the global step that a checkpoint holds; 0 if it holds none, as one that was converted."""
     with open_checkpoint(path) as reader:
-        if "global_step" not in reader:
-            raise CheckpointError(f"{path} holds no global_step: it is not a training checkpoint")
-        return int(reader.read("global_step"))
+        return int(reader.read("global_step")) if "global_step" in reader else 0
 
 
-def restore(session: ProgramSession, path: str, names: Iterable[str]) -> None:
+def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None:
     """Set variables of a session from a checkpoint, one at a time; a file store leaves them where they are.
 
+    Args:
+        session: The session.
+        path: The checkpoint.
+        keys: Variable -> its name in the checkpoint.
+
     Raises:
-        CheckpointError: If the checkpoint lacks one or holds it in another shape; lists them.
+        CheckpointError: If the checkpoint lacks one or holds it in another shape; lists them, and what is left over.
         CorruptCheckpointError: If a value is damaged.
     """
-    specs = {spec.name: spec for spec in session.weights()}
-    wanted = [name for name in names if name in specs]
+    specs = {spec.name: spec for spec in session.weights() if spec.name in keys}
     with open_checkpoint(path) as reader:
-        missing = [name for name in wanted if name not in reader]
+        present = {name: reader_key(reader, keys[name]) for name in specs}
+        if "global_step" in present and present["global_step"] is None:
+            del present["global_step"]  # a checkpoint that no training wrote starts at 0
+            session.load("global_step", np.zeros((), np.int64))
+        missing = [keys[name] for name, key in present.items() if key is None]
         if missing:
-            raise CheckpointError(
-                f"{path} lacks {len(missing)} of this model's variables: {', '.join(missing[:5])}. The model has "
-                "changed since it was written; choose another model_dir, or start from it with warm_start_from."
-            )
-        for name in wanted:
-            shape = reader.entry(name).shape
+            raise CheckpointError(_other_model(path, missing, [*reader.names()], set(keys.values())))
+        for name, key in present.items():
+            assert key is not None
+            shape = reader.entry(key).shape
             if shape != specs[name].shape:
-                raise CheckpointError(f"{path}: {name} has shape {shape}, the model's has {specs[name].shape}")
-            where = reader.extent(name)
-            is_same_type = reader.entry(name).dtype == dtype_from_name(specs[name].dtype)
+                raise CheckpointError(f"{path}: {key} has shape {shape}, the model's has {specs[name].shape}")
+            where = reader.extent(key)
+            is_same_type = reader.entry(key).dtype == dtype_from_name(specs[name].dtype)
             if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
-                session.load(name, reader.read(name))
+                session.load(name, reader.read(key))
+
+
+def reader_key(reader: TensorReader, key: str) -> str | None:
+    """Return the name of a checkpoint's tensor, or the one that earlier versions gave it; None if there is neither.
+
+    Earlier versions called an optimizer's scalars by the tf.cond around them: cond/beta1_power.
+    """
+    if key in reader:
+        return key
+    ends = [name for name in reader.names() if name.endswith(f"/{key}") and _CONDS.fullmatch(name.removesuffix(key))]
+    return ends[0] if len(ends) == 1 else None
+
+
+def _other_model(path: str, missing: list[str], there: list[str], wanted: set[str]) -> str:
+    """Return the error about a checkpoint of another model."""
+    text = (
+        f"{path} lacks {len(missing)} of this model's variables: {', '.join(missing[:5])}"
+        f"{' ...' if len(missing) > 5 else ''}."
+    )
+    left_over = [name for name in there if name not in wanted]
+    if left_over:
+        text += (
+            f" It has {len(left_over)} that the model lacks: {', '.join(left_over[:5])}"
+            f"{' ...' if len(left_over) > 5 else ''}."
+        )
+    return (
+        f"{text} The model has changed since it was written; choose another model_dir, or start from it with "
+        "warm_start_from."
+    )
 
 
 class CheckpointSaver:
@@ -102,7 +133,7 @@ class CheckpointSaver:
     Args:
         model_dir: Where they go.
         mode: Execution mode; decides the name: model.ckpt-N pipelined, model-ckpt-N weight streaming.
-        names: Variables to save.
+        keys: Variable to save -> its name in the checkpoints.
         settings: Of the run; checkpoint_format decides the format.
 
     Attributes:
@@ -111,18 +142,33 @@ class CheckpointSaver:
         saved_step: Step of the last save, perhaps still being written; None before the first.
     """
 
-    def __init__(self, model_dir: str, mode: str, names: Iterable[str], settings: RunSettings) -> None:
+    def __init__(self, model_dir: str, mode: str, keys: Mapping[str, str], settings: RunSettings) -> None:
         self._model_dir = model_dir
         base = checkpoint_names.WEIGHT_STREAMING if mode == WEIGHT_STREAMING else checkpoint_names.PIPELINED
         self._prefix = os.path.join(model_dir, base)
         self._suffix = checkpoint_names.H5_SUFFIX if is_h5(settings, mode) else ""
-        self._names = set(names)
+        self._keys = dict(keys)
         self._policy = retention.Policy(settings.keep_checkpoint_max, settings.keep_checkpoint_every_n_hours)
         self._writer = AsynchronousWriter()
         self.write_masks: Callable[[str], None] | None = None
         self.write_graph: Callable[[str], None] | None = None
         self.saved_step: int | None = None
         self._prewritten_step: int | None = None
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Variable -> its name in the checkpoints."""
+        return self._keys
+
+    def use_keys(self, keys: Mapping[str, str]) -> None:
+        """Save other variables, or by other names, from now on."""
+        if dict(keys) != self._keys:
+            self._keys = dict(keys)
+            self.forget_initial()
+
+    def forget_initial(self) -> None:
+        """Write the checkpoint of step 0 anew when it is saved: values have changed since `prewrite`."""
+        self._prewritten_step = None
 
     @property
     def prefix(self) -> str:
@@ -162,11 +208,11 @@ class CheckpointSaver:
         if step == self._prewritten_step:
             self._record(path, saved_at_s)
             if self._fits(session):
-                self._writer.save(lambda: None, lambda _: session.prepare_snapshot(self._names))
+                self._writer.save(lambda: None, lambda _: session.prepare_snapshot(self._keys))
         else:
             snapshot = self._snapshot(session)
             if snapshot is None:
-                self._write(path, saved_at_s, _one_by_one(session, self._names))
+                self._write(path, saved_at_s, _one_by_one(session, self._keys))
             else:
                 self._writer.save(lambda: snapshot, lambda taken: self._write_snapshot(path, saved_at_s, taken))
         self._prewritten_step = None
@@ -195,17 +241,17 @@ class CheckpointSaver:
 
     def _snapshot(self, session: ProgramSession) -> SessionSnapshot | None:
         if not self._fits(session):
-            needed, free = session.snapshot_bytes(self._names), free_memory_bytes()
+            needed, free = session.snapshot_bytes(self._keys), free_memory_bytes()
             self._say_waiting(f"{format_bytes(needed)} of copies for {format_bytes(free)} of free memory")
             return None
         try:
-            return session.snapshot(self._names)
+            return session.snapshot(self._keys)
         except StoreError as error:
             self._say_waiting(str(error))
             return None
 
     def _fits(self, session: ProgramSession) -> bool:
-        return session.snapshot_bytes(self._names) <= _MEMORY_SHARE * free_memory_bytes()
+        return session.snapshot_bytes(self._keys) <= _MEMORY_SHARE * free_memory_bytes()
 
     def _say_waiting(self, reason: str) -> None:
         run_log.info("Training waits while the checkpoint is written: %s.", reason)
@@ -225,9 +271,9 @@ class CheckpointSaver:
         for name, dtype, shape, value in values:
             if isinstance(value, np.ndarray):
                 self._check_cancelled(writer.path)
-                writer.add(name, value)
+                writer.add(self._keys[name], value)
             else:
-                writer.add_chunks(name, dtype, shape, self._until_cancelled(writer.path, value))
+                writer.add_chunks(self._keys[name], dtype, shape, self._until_cancelled(writer.path, value))
 
     def _record(self, path: str, saved_at_s: float) -> None:
         integrity.trust(path)

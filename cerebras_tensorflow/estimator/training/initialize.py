@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -50,6 +50,15 @@ def initial_values(model: Model, settings: WarmStartSettings | None) -> Iterator
     Random initializers draw by (seed, op), so a value does not depend on which others were drawn before it.
     """
     yield from _values(model, settings, _initializers(model, settings))
+
+
+def set_initial_values(session: ProgramSession, model: Model, names: Set[str]) -> None:
+    """Set variables that no checkpoint has to the values of their initializers."""
+    if names:
+        made = _initializers(model, None)
+        chosen = {name: variable for name, variable in made.variables.items() if name in names}
+        for name, value in _values(model, None, replace(made, variables=chosen)):
+            session.load(name, value)
 
 
 def initial_rows(model: Model, settings: WarmStartSettings | None) -> Iterator[NamedValue]:

@@ -8,10 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow.estimator.execution.compile_model import compile_model
+from cerebras_tensorflow.estimator.execution.store_choice import open_store
 from cerebras_tensorflow.estimator.model.inputs import first_dim
+from cerebras_tensorflow.estimator.model.model_call import new_local_init
+from cerebras_tensorflow.estimator.model.scaffold import checkpoint_keys, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training.graph_files import GraphFiles
-from cerebras_tensorflow.estimator.training.initialize import initialize
+from cerebras_tensorflow.estimator.training.initialize import initialize, set_initial_values
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -24,52 +28,85 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         run: The run.
 
     Attributes:
+        compiled: The compiled step.
         programming_s: Time that setting up took [s]; 0 before the session is made.
     """
 
     def __init__(self, run: PreparedRun) -> None:
         self._run = run
+        self._store = run.store
+        self._new: set[str] = set()
+        self.compiled = run.compiled
         self.programming_s = 0.0
 
     def create_session(self) -> ProgramSession:
         """Return the session."""
         run = self._run
-        scaffold = run.model.scaffold
+        self._take_over_from_hooks()
+        scaffold, model = run.model.scaffold, run.model
+        init = own_init(scaffold)
+        own_local_init = new_local_init(model, run.ops.local_vars)
+        run.saver.use_keys(checkpoint_keys(model, finalize(model)))
         if scaffold is not None and not run.is_streaming:
-            scaffold.finalize()  # hooks may use its saver
             has_files = run.request.settings.checkpoint_save_graph_def
-            files = GraphFiles(run.model.graph, run.request.model_dir, scaffold.saver, has_files)
-            run.saver.write_graph = files.write_beside
+            run.saver.write_graph = GraphFiles(
+                model.graph, run.request.model_dir, scaffold.saver, has_files
+            ).write_beside
         begin = time.perf_counter()
-        run.pipeline.start()
         session = ProgramSession(
-            run.compiled.program,
-            run.model.graph,
-            run.model.train_node,
-            run.store,
+            self.compiled.program,
+            model.graph,
+            model.train_node,
+            self._store,
             run.session_config,
             self._next_batch,
+            run.pipeline,
         )
         run.unused_store.pop_all()
         run.cleanup.callback(session.close)
+        run.pipeline.start(lambda: session.global_step)
         session.run(run.ops.local_init)
         self._set_variables(session)
+        if own_local_init:
+            session.run(own_local_init)
         self.programming_s = time.perf_counter() - begin
         if run.is_streaming:
             run_log.info("Loading CPU pre-initialized weights took %.3f seconds", self.programming_s)
-        if run.start is None and scaffold is not None and scaffold.init_fn is not None:
-            scaffold.init_fn(session)
+        if run.start is None and init.changes_values:
+            init.run(model, session)
+            run.saver.forget_initial()
+        init.check_ready(session)
         return session
+
+    def _take_over_from_hooks(self) -> None:
+        """Compile the step again if hooks have made variables, which a checkpoint holds as all others."""
+        run = self._run
+        variables, program = run.model.saved_names(), self.compiled.program
+        self._new = set(variables) - {spec.name for spec in (*program.resident, *program.streamed)}
+        if not self._new:
+            return
+        run_log.info("Compiling again with %d variables of hooks.", len(self._new))
+        step = run.model.step(run.ops.roots)
+        settings = run.request.settings.cs
+        self.compiled = compile_model(run.model, step, run.target.mode, settings, run.request.compile_dir)
+        run.unused_store.close()
+        self._store = open_store(self.compiled.program, settings, run.request.model_dir, is_training=True)
+        if self._store is not None:
+            run.unused_store.callback(self._store.close)
 
     def _set_variables(self, session: ProgramSession) -> None:
         run = self._run
+        keys = run.saver.keys
         if run.start is not None:
             run_log.info("Restoring parameters from %s", run.start)
-            checkpoints.restore(session, run.start, run.model.saved_names())
+            checkpoints.restore(session, run.start, keys)
             is_ours = os.path.abspath(run.start) == os.path.abspath(run.saver.path(session.global_step))
             run.saver.saved_step = session.global_step if is_ours else None
+            set_initial_values(session, run.model, set(run.model.saved_names()) - set(keys))
         elif run.initial is not None:
-            checkpoints.restore(session, run.initial, run.model.saved_names())
+            written = {name: name for name in run.model.saved_names() if name not in self._new}
+            checkpoints.restore(session, run.initial, written)
+            set_initial_values(session, run.model, self._new)
         else:
             initialize(session, run.model, run.request.warm_start)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator import summaries
-from cerebras_tensorflow.estimator.model.model_call import Model, graph_semantics, local_init_of
+from cerebras_tensorflow.estimator.model.model_call import Model, graph_semantics, local_init_of, local_initializers
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,15 @@ class TrainingOps:
     Attributes:
         summary: Merged summaries, the loss among them.
         local_init: Initializes what no checkpoint holds.
+        local_vars: Names of the initializers that it runs, unless the Scaffold has its own.
+        roots: What a run of the step may ask for.
         step: The step to compile.
     """
 
     summary: Any
     local_init: Any
+    local_vars: frozenset[str]
+    roots: list[Any]
     step: Step
 
 
@@ -35,6 +39,8 @@ def training_ops(model: Model) -> TrainingOps:
         names = {tensor.op.name for tensor in model.graph.get_collection("summaries")}
         if not any(name.split("/")[-1] == "loss" for name in names):
             tf.compat.v1.summary.scalar("loss", model.spec.loss)
-        summary = tf.compat.v1.summary.merge_all()
+        own_summary = model.scaffold.summary_op if model.scaffold is not None else None
+        summary = own_summary if own_summary is not None else tf.compat.v1.summary.merge_all()
     local_init = local_init_of(model)
-    return TrainingOps(summary, local_init, model.step([model.spec.loss, local_init, summary]))
+    roots = [model.spec.loss, local_init, summary]
+    return TrainingOps(summary, local_init, local_initializers(model), roots, model.step(roots))

@@ -97,7 +97,8 @@ def prepare(
     model = _call_model(request, pipeline)
     run_log.info("Done calling model_fn.")
     restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
-    saver = CheckpointSaver(request.model_dir, target.mode, model.saved_names(), request.settings)
+    keys = {name: name for name in model.saved_names()}
+    saver = CheckpointSaver(request.model_dir, target.mode, keys, request.settings)
     ops = training_ops(model)
     compiled = compile_model(model, ops.step, target.mode, request.settings.cs, request.compile_dir)
     store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir, is_training=True)

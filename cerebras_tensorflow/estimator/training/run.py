@@ -52,7 +52,7 @@ def _run(
             creator = TrainingSessionCreator(run)
             with run.saver:
                 _take_steps(run, watch, creator)
-            _finish(run, watch, creator.programming_s)
+            _finish(run, watch, creator)
     except CorruptCheckpointError as error:
         # It was read through before the input was set to its step; going on with another would mix the two up.
         raise CorruptCheckpointError(f"{error} The run stops here; started again, it looks for a whole one.") from error
@@ -68,7 +68,7 @@ def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionC
             session.run([spec.train_op, spec.loss])
 
 
-def _finish(run: PreparedRun, watch: TrainingHook, programming_s: float) -> None:
+def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator) -> None:
     """Say how the run ended, and write performance.json."""
     if run.pipeline.is_exhausted:
         run_log.warning(
@@ -87,12 +87,12 @@ def _finish(run: PreparedRun, watch: TrainingHook, programming_s: float) -> None
     performance.write(
         run.request.model_dir,
         performance.Performance(
-            compile_time=run.compiled.compile_s,
-            programming_time=programming_s,
+            compile_time=creator.compiled.compile_s,
+            programming_time=creator.programming_s,
             samples_per_sec=overall.samples_per_s,
             total_samples=meter.samples,
             total_time=meter.elapsed_s,
-            est_samples_per_sec=run.compiled.estimate.samples_per_s,
+            est_samples_per_sec=creator.compiled.estimate.samples_per_s,
             suspected_input_bottleneck=performance.is_input_bound(meter.input_wait_share),
         ),
     )

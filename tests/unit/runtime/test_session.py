@@ -58,15 +58,25 @@ def test_none_is_no_fetch(session: ProgramSession) -> None:
         session.run([None])
 
 
-def test_a_late_op_on_a_streamed_weight_is_refused_by_name(small: Small, tmp_path: Path) -> None:
+def test_a_late_op_reads_a_streamed_weight_from_the_store(small: Small, tmp_path: Path) -> None:
     with small.graph.as_default():
         norm = tf.norm(small.graph.get_tensor_by_name("w/Read/ReadVariableOp:0"), name="late_norm")
     program = compile_small(small, "weight_streaming")
+    with closing(open_small(small, program, tmp_path / "store")) as session:
+        assert session.run(norm) == pytest.approx(np.linalg.norm(small.values["w"]), rel=1e-5)
+
+
+def test_a_late_update_of_a_streamed_weight_is_refused_by_name(small: Small, tmp_path: Path) -> None:
+    with small.graph.as_default():
+        handle = small.graph.get_tensor_by_name("w:0")
+        delta = tf.zeros_like(small.graph.get_tensor_by_name("w/Read/ReadVariableOp:0"))
+        update = tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=1.0, delta=delta, name="late_update")
+    program = compile_small(small, "weight_streaming")
     with (
         closing(open_small(small, program, tmp_path / "store")) as session,
-        pytest.raises(CompileError, match=r"late_norm.* needs w, which is streamed"),
+        pytest.raises(CompileError, match=r"late_update.* needs w, which is streamed"),
     ):
-        session.run(norm)
+        session.run(update)
 
 
 def test_variables_are_set_and_read_by_their_checkpoint_names(session: ProgramSession, small: Small) -> None:
