@@ -24,7 +24,7 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An estimator that has trained 20 steps, saving every 5, and evaluated once. Tests must not train it."""
-    config = tf.estimator.RunConfig(save_checkpoints_steps=5, keep_checkpoint_max=0)
+    config = tf.estimator.RunConfig(save_checkpoints_steps=5, keep_checkpoint_max=100)
     estimator = tf.estimator.Estimator(models.linear, str(tmp_path_factory.mktemp("trained")), config, {"rate": 0.1})
     return estimator.train(models.repeated, max_steps=20)
 

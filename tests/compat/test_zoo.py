@@ -116,8 +116,9 @@ def test_1_8_trains_gpt2_on_the_system(zoo: Zoo) -> None:
 @pytest.mark.parametrize("model", [*MODELS, "unet"])
 def test_1_6_trains_and_evaluates_in_pipelined_mode(zoo: Zoo, model: str) -> None:
     assert "DONE model.ckpt-4 False" in zoo.csrun("python", model, "-m", "train", "--max_steps", "4")
+    # keep_checkpoint_max is 0: as in TensorFlow, the state then lists the newest checkpoint only.
     text = zoo.csrun("python", model, "-m", "eval_all")
-    assert [line.split()[1] for line in results(text)] == ["0", "3", "4"]
+    assert [line.split()[1] for line in results(text)] == ["4"]
     # Resumed: the input goes on where the run before ended.
     text = zoo.csrun("python", model, "-m", "train", "--max_steps", "5")
     assert "SKIP 4" in text

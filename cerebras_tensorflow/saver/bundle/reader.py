@@ -39,6 +39,8 @@ _MAX_INDEX_BYTES = 256 << 20
 class BundleReader(TensorReader):
     """The tensors of a TensorFlow V2 checkpoint.
 
+    Half of the methods are those of TensorReader; the others read one part of an entry each.
+
     Args:
         prefix: Path without the endings, as `tf.train.latest_checkpoint` returns it.
 

@@ -52,6 +52,8 @@ def read_index(path: str) -> H5Index | None:
 class H5Reader(TensorReader):
     """The tensors of one of our HDF5 checkpoints.
 
+    Half of the methods are those of TensorReader; the others read one part of a record each.
+
     Args:
         path: The file; of a sharded checkpoint, the one that holds the index.
         index: Its index, from `read_index`.
