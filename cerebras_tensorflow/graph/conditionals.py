@@ -89,4 +89,4 @@ class Deadness:
         merge.attr["T"].type = tf.int32.as_datatype_enum
         merge.attr["N"].i = len(branches) + 1
         self.new_nodes.extend([done, merge])
-        return merge.name
+        return prefix

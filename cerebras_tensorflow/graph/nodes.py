@@ -32,6 +32,7 @@ class Endpoint:
 
     @property
     def is_control(self) -> bool:
+        """Whether this is a control edge."""
         return self.port < 0
 
     def __str__(self) -> str:
@@ -98,27 +99,27 @@ class NodeTable:
 
     def ancestors(self, roots: Iterable[str]) -> set[str]:
         """Names of the roots and of everything that they need."""
-        found: set[str] = set()
+        reached: set[str] = set()
         pending = list(roots)
         while pending:
             name = pending.pop()
-            if name in found:
+            if name in reached:
                 continue
-            found.add(name)
+            reached.add(name)
             pending.extend(endpoint.node for endpoint in self.inputs[name])
-        return found
+        return reached
 
     def descendants(self, roots: Iterable[str]) -> set[str]:
         """Names of everything that needs one of the roots, the roots themselves left out."""
-        found: set[str] = set()
+        reached: set[str] = set()
         pending = [consumer for root in roots for consumer in self.consumers[root]]
         while pending:
             name = pending.pop()
-            if name in found:
+            if name in reached:
                 continue
-            found.add(name)
+            reached.add(name)
             pending.extend(self.consumers[name])
-        return found
+        return reached
 
 
 def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
@@ -207,14 +208,14 @@ def order_nodes(
 
 
 def _reachable(edges: Mapping[str, Iterable[str]], roots: Iterable[str]) -> set[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     pending = list(roots)
     while pending:
         name = pending.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             pending.extend(edges[name])
-    return found
+    return reached
 
 
 def _place_with_needs(name: str, before: Mapping[str, set[str]], order: dict[str, None]) -> None:

@@ -35,11 +35,10 @@ _UNIQUE = frozenset({"Unique", "UniqueV2"})
 def add_rows_in_order(graph_def: GraphDef, outputs: Mapping[str, Sequence[Output]]) -> GraphDef:
     """Return the graph with each addition to rows that may come several times as one that has an order.
 
-    Additions of one number to all rows stay: any order gives their result.
-
     Args:
         graph_def: A step. It is not changed.
-        outputs: Of each op; an addition of one number stays as it is.
+        outputs: Of each op. An addition stays as it is where neither the shape of its updates nor that of the variable
+            is known: the updates may then be one number for all rows, which the other op does not take.
     """
     table = NodeTable(graph_def)
     frames = frames_of_nodes(table)
@@ -52,11 +51,11 @@ def add_rows_in_order(graph_def: GraphDef, outputs: Mapping[str, Sequence[Output
         known = outputs.get(updates.node, ())
         shape = known[updates.port].shape if updates.port < len(known) else None
         variable_shape = tf.TensorShape(table.nodes[handle.node].attr["shape"].shape)
-        if shape == () or (shape is None and not variable_shape.is_fully_defined()):
+        if not shape and not variable_shape.is_fully_defined():
             body.nodes.append(node)
             continue
         control = (f"^{indices.node}",) if name in frames else ()
-        _add_in_order(body, node, variable_shape.as_list() if shape is None else None, control)
+        _add_in_order(body, node, None if shape else variable_shape.as_list(), control)
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     result.node.extend(body.nodes)
     return result

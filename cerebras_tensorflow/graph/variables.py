@@ -74,10 +74,12 @@ class Variable:
 
     @property
     def reads(self) -> list[VariableAccess]:
+        """The accesses that read the variable."""
         return [access for access in self.accesses if access.op in READ_OPS]
 
     @property
     def writes(self) -> list[VariableAccess]:
+        """The accesses that change it."""
         return [access for access in self.accesses if is_write(access.op)]
 
 

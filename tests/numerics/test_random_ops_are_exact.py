@@ -91,3 +91,24 @@ def test_modes_resumed_runs_and_equal_runs_agree_in_every_bit(tmp_path: Path, mo
     assert trained(tmp_path / "resumed", 1, 3) == expected
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
     assert trained(tmp_path / "streamed", 3, 1) == expected
+
+
+def sampling_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """A loss with a candidate sampler, which has no stateless counterpart."""
+    weight = v1.get_variable("weight", [9, WIDTH], initializer=v1.random_normal_initializer(stddev=0.3))
+    ids = tf.zeros([BATCH, 1], tf.int64)
+    loss = tf.reduce_mean(tf.nn.nce_loss(weight, tf.zeros([9]), ids, features, num_sampled=2, num_classes=9))
+    train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+    return CSEstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def test_an_op_that_cannot_be_repeated_is_named_when_the_model_is_compiled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "pipelined")
+    config = CSRunConfig(save_summary_steps=None, log_step_count_steps=None)
+    with caplog.at_level("WARNING"):
+        CerebrasEstimator(sampling_model_fn, str(tmp_path), config=config, params={}).train(input_fn, steps=1)
+    (warning,) = [record.getMessage() for record in caplog.records if "Sampler" in record.getMessage()]
+    assert "LogUniformCandidateSampler" in warning and "sampled_values" in warning
+    assert "test_random_ops_are_exact.py:" in warning, "the line that made it"

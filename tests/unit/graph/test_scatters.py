@@ -52,7 +52,19 @@ def test_many_runs_give_what_one_addition_after_the_other_gives(name: str) -> No
             np.testing.assert_array_equal(result, expected)
 
 
-def test_unique_rows_and_one_number_for_all_rows_stay_as_they_are() -> None:
+def test_one_number_for_all_rows_is_added_in_order_too() -> None:
+    graph_def = graph_with(
+        lambda v, ids, _: tf.raw_ops.ResourceScatterAdd(resource=v.handle, indices=ids, updates=tf.constant(0.1))
+    )
+    assert ops(graph_def) == {"ResourceScatterNdAdd"}
+    expected = np.ones([ROWS, WIDTH], np.float32)
+    np.add.at(expected, [1, 1, 4], np.float32(0.1))
+    with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        np.testing.assert_array_equal(session.run("result:0", {"ids:0": [1, 1, 4]}), expected)
+
+
+def test_updates_of_rows_that_are_known_to_differ_stay_as_they_are() -> None:
     def unique(variable: Any, ids: Any, updates: Any) -> Any:
         rows, places = tf.unique(ids)
         summed = tf.math.unsorted_segment_sum(updates, places, tf.size(rows))
