@@ -49,7 +49,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         params: Any = None,
         warm_start_from: Any = None,
     ) -> None:
-        self._assert_members_are_not_overridden()
+        type(self)._assert_members_are_not_overridden(self)  # noqa: SLF001 - programs replace it on the class
         if model_fn is not None:
             _check_arguments(model_fn)
         config = config if config is not None else RunConfig()
