@@ -117,6 +117,8 @@ class FileStore(WeightStore):
         unique, inverse = np.unique(rows, return_inverse=True)
         values = np.empty((unique.size, *spec.shape[1:]), dtype_from_name(spec.dtype))
         flat = as_bytes(values).reshape(unique.size, size)
+        if not values.size:
+            return values[inverse.reshape(rows.shape)]
         with self._moving("gather", index, values.nbytes):
             for first, last in _clusters(unique, size):
                 low = int(unique[first]) * size

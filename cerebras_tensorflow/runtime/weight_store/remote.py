@@ -164,7 +164,8 @@ class ServerStore(WeightStore):
         self._written.check(index, unique)
         with self._moving("gather", index, unique.size * size):
             values = self._buffers.take(unique.size * size)
-            self._link(index).gather(index, size, unique, values)
+            if values.size:
+                self._link(index).gather(index, size, unique, values)
         return np.asarray(shaped(values, spec, unique.size)[inverse.reshape(rows.shape)])
 
     @override

@@ -42,6 +42,12 @@ HEADER = struct.Struct("<QQQQQ")
 TOKEN_KEY = "weight-token"
 PIECE_BYTES = 2 << 20
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+LIMITED = [
+    # Of a call's message, which arrives before its token is read: a piece of a weight, or the numbers of 8 M rows.
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+]
 THREADS = 16
 
 
@@ -52,7 +58,13 @@ def server_file(folder: Path, index: int) -> Path:
 
 @dataclass
 class Held:
-    """One store's share on this server: values by index, and those that a snapshot has."""
+    """One store's share on this server.
+
+    Attributes:
+        values: Bytes of each weight, by index.
+        snapshot: Those that a snapshot has.
+        lock: Of changes of which array is a weight's.
+    """
 
     values: dict[int, Bytes]
     snapshot: dict[int, Bytes] = field(default_factory=dict)
@@ -68,7 +80,7 @@ class WeightServer:
 
     def open(self, request: bytes, context: Any) -> bytes:
         """Make room for a store and return its number."""
-        sizes = {int(index): int(size) for index, size in json.loads(request).items()}
+        sizes = _sizes(request, context)
         needed, free = sum(sizes.values()), free_memory_bytes()
         if needed > free:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"it has {free} bytes of memory for {needed} of weights")
@@ -76,62 +88,104 @@ class WeightServer:
         self._stores[number] = Held({index: aligned_buffer(size) for index, size in sizes.items()})
         return str(number).encode()
 
-    def read(self, request: bytes, _context: Any) -> Iterator[bytes]:
+    def read(self, request: bytes, context: Any) -> Iterator[bytes]:
         """Yield a part of a weight."""
-        number, index, start, stop, is_held = HEADER.unpack(request)
-        held = self._stores[number]
-        value = (held.snapshot if is_held else held.values)[index]
+        number, index, start, stop, is_held = _header(request, context)
+        held = self._store(number, context)
+        value = _value(held.snapshot if is_held else held.values, index, context)
+        _check_range(start, stop, value.size, context)
         for low in range(start, stop, PIECE_BYTES):
             yield value[low : min(low + PIECE_BYTES, stop)].tobytes()
 
-    def gather(self, request: bytes, _context: Any) -> Iterator[bytes]:
+    def gather(self, request: bytes, context: Any) -> Iterator[bytes]:
         """Yield rows of a weight."""
-        number, index, row_bytes, count, _ = HEADER.unpack(request[: HEADER.size])
+        number, index, row_bytes, count, _ = _header(request[: HEADER.size], context)
+        value = _value(self._store(number, context).values, index, context)
+        if not row_bytes or value.size % row_bytes or len(request) != HEADER.size + 8 * count:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{count} rows of {row_bytes} bytes do not fit the call")
         rows = np.frombuffer(request, np.int64, count, HEADER.size)
-        table = self._stores[number].values[index].reshape(-1, row_bytes)
+        table = value.reshape(-1, row_bytes)
+        if count and (rows.min() < 0 or rows.max() >= len(table)):
+            context.abort(grpc.StatusCode.OUT_OF_RANGE, f"the weight has {len(table)} rows")
         step = max(1, PIECE_BYTES // row_bytes)
         for low in range(0, count, step):
             yield table[rows[low : low + step]].tobytes()
 
     def write(self, requests: Iterator[bytes], context: Any) -> bytes:
         """Replace a part of a weight."""
-        number, index, start, stop, _ = HEADER.unpack(next(requests))
-        held = self._stores[number]
+        number, index, start, stop, _ = _header(next(requests, b""), context)
+        held = self._store(number, context)
         with held.lock:
-            value = held.values[index]
+            value = _value(held.values, index, context)
+            _check_range(start, stop, value.size, context)
             if held.snapshot.get(index) is value:  # the snapshot keeps what it has
                 value = aligned_buffer(value.size)
                 if stop - start < value.size:
                     value[:] = held.values[index]
                 held.values[index] = value
         for piece in requests:
+            _check_range(start, start + len(piece), stop, context)
             value[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
             start += len(piece)
         if start != stop:
             context.abort(grpc.StatusCode.DATA_LOSS, f"a write ended at byte {start} instead of {stop}")
         return b""
 
-    def hold(self, request: bytes, _context: Any) -> bytes:
+    def hold(self, request: bytes, context: Any) -> bytes:
         """Keep the weights as they are now."""
-        held = self._stores[HEADER.unpack(request)[0]]
+        held = self._store(_header(request, context)[0], context)
         held.snapshot = dict(held.values)
         return b""
 
-    def release(self, request: bytes, _context: Any) -> bytes:
+    def release(self, request: bytes, context: Any) -> bytes:
         """Release one weight of the snapshot."""
-        number, index, *_ = HEADER.unpack(request)
-        self._stores[number].snapshot.pop(index, None)
+        number, index, *_ = _header(request, context)
+        self._store(number, context).snapshot.pop(index, None)
         return b""
 
-    def end_hold(self, request: bytes, _context: Any) -> bytes:
+    def end_hold(self, request: bytes, context: Any) -> bytes:
         """Release the snapshot."""
-        self._stores[HEADER.unpack(request)[0]].snapshot = {}
+        self._store(_header(request, context)[0], context).snapshot = {}
         return b""
 
-    def close(self, request: bytes, _context: Any) -> bytes:
+    def close(self, request: bytes, context: Any) -> bytes:
         """Free a store."""
-        self._stores.pop(HEADER.unpack(request)[0], None)
+        self._stores.pop(_header(request, context)[0], None)
         return b""
+
+    def _store(self, number: int, context: Any) -> Held:
+        if number not in self._stores:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"there is no store {number}")
+        return self._stores[number]
+
+
+def _header(request: bytes, context: Any) -> tuple[int, int, int, int, int]:
+    if len(request) != HEADER.size:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a call begins with {HEADER.size} bytes, not {len(request)}")
+    number, index, start, stop, is_held = HEADER.unpack(request)
+    return number, index, start, stop, is_held
+
+
+def _value(values: dict[int, Bytes], index: int, context: Any) -> Bytes:
+    if index not in values:
+        context.abort(grpc.StatusCode.NOT_FOUND, f"there is no weight {index}")
+    return values[index]
+
+
+def _check_range(start: int, stop: int, size: int, context: Any) -> None:
+    if not start <= stop <= size:
+        context.abort(grpc.StatusCode.OUT_OF_RANGE, f"bytes {start} to {stop} are not in {size}")
+
+
+def _sizes(request: bytes, context: Any) -> dict[int, int]:
+    """Return the weights that a store asks for: index -> bytes."""
+    try:
+        sizes = {int(index): int(size) for index, size in json.loads(request).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        sizes = {-1: -1}
+    if min(sizes.values(), default=0) < 0:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "weights are named as JSON: their index -> their bytes")
+    return sizes
 
 
 def start(host: str, token: str) -> tuple[grpc.Server, int]:
@@ -152,7 +206,7 @@ def start(host: str, token: str) -> tuple[grpc.Server, int]:
         "EndHold": unary(_guarded(ours.end_hold, token)),
         "Close": unary(_guarded(ours.close, token)),
     }
-    server = grpc.server(ThreadPoolExecutor(THREADS), options=[*UNLIMITED, ("grpc.so_reuseport", 0)])
+    server = grpc.server(ThreadPoolExecutor(THREADS), options=LIMITED)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port(f"{host}:0")
     server.start()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import numpy as np
@@ -138,8 +139,68 @@ def test_the_server_process_needs_no_tensorflow() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_unknown_stores_are_refused() -> None:
+KEY = ((weight_server_process.TOKEN_KEY, TOKEN),)
+HUGE = 2**64 - 1
+
+
+def header(*values: int) -> bytes:
+    return weight_server_process.HEADER.pack(*values)
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("Hold", header(9, 0, 0, 0, 0)),
+        ("Hold", b""),
+        ("Hold", b"short"),
+        ("EndHold", header(HUGE, 0, 0, 0, 0)),
+        ("Release", header(9, 0, 0, 0, 0)),
+        ("Open", b""),
+        ("Open", b"[]"),
+        ("Open", b'{"a": 1}'),
+        ("Open", b'{"0": -1}'),
+        ("Open", b"[" * 100_000),
+        ("Read", header(9, 0, 0, 8, 0)),
+        ("Read", header(1, 7, 0, 8, 0)),
+        ("Read", header(1, 1, 0, HUGE, 0)),
+        ("Read", header(1, 1, 8, 0, 0)),
+        ("Read", header(1, 1, 0, 8, 1)),
+        ("Gather", header(1, 1, 0, 1, 0) + bytes(8)),
+        ("Gather", header(1, 1, 12, HUGE, 0)),
+        ("Gather", header(1, 1, 12, 1, 0) + np.int64(5).tobytes()),
+        ("Gather", header(1, 1, 12, 1, 0) + np.int64(-1).tobytes()),
+        ("Gather", header(1, 1, 7, 1, 0) + bytes(8)),
+        ("Write", []),
+        ("Write", [b""]),
+        ("Write", [header(1, 1, 0, HUGE, 0)]),
+        ("Write", [header(1, 1, 0, 4, 0), bytes(8)]),
+        ("Write", [header(1, 1, 56, 64, 0), bytes(8)]),
+        ("Write", [header(1, 1, 0, 8, 0), bytes(4)]),
+    ],
+)
+def test_a_message_that_makes_no_sense_is_refused_with_a_reason(name: str, sent: Any) -> None:
     with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as channel:
-        call = channel.unary_unary(f"/{weight_server_process.SERVICE}/Hold")
-        with pytest.raises(grpc.RpcError):
-            call(weight_server_process.HEADER.pack(9, 0, 0, 0, 0), metadata=((weight_server_process.TOKEN_KEY, TOKEN),))
+        store = ServerStore([SPECS[1], SPECS[1]], servers)
+        store.write(1, np.ones((5, 3), np.float32))
+        store.flush()
+        path = f"/{weight_server_process.SERVICE}/{name}"
+        with pytest.raises(grpc.RpcError) as told:
+            if name == "Write":
+                channel.stream_unary(path)(iter(sent), metadata=KEY, timeout=60)
+            elif name in ("Read", "Gather"):
+                list(channel.unary_stream(path)(sent, metadata=KEY, timeout=60))
+            else:
+                channel.unary_unary(path)(sent, metadata=KEY, timeout=60)
+        assert told.value.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
+        if told.value.code() is not grpc.StatusCode.DATA_LOSS:
+            np.testing.assert_array_equal(store.read(1), np.ones((5, 3)))
+        store.close()
+
+
+def test_a_large_message_without_a_token_is_not_taken_in() -> None:
+    options = weight_server_process.UNLIMITED
+    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target, options=options) as channel:
+        call = channel.unary_unary(f"/{weight_server_process.SERVICE}/Open")
+        with pytest.raises(grpc.RpcError) as told:
+            call(bytes(65 << 20), timeout=120)
+        assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

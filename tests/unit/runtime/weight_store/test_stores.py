@@ -23,6 +23,8 @@ SPECS = (
     WeightSpec("b", "bfloat16", (4,), 8),
     WeightSpec("c", "float32", (), 4),
     WeightSpec("d", "float32", (512, 1024), 2 << 20),
+    WeightSpec("no rows", "float32", (0, 4), 0),
+    WeightSpec("no columns", "float32", (5, 0), 0),
 )
 
 
@@ -136,6 +138,17 @@ def test_a_snapshot_keeps_what_was_there_when_lent_rows_are_written_over(store: 
     np.testing.assert_array_equal(held.view(np.float32).reshape(5, 3), value)
     snapshot.close()
     np.testing.assert_array_equal(store.read(0)[1:4], np.full((3, 3), -1))
+
+
+def test_weights_without_elements_are_weights_too(store: WeightStore) -> None:
+    for index in (4, 5):
+        value = np.zeros(SPECS[index].shape, np.float32)
+        store.write(index, value)
+        store.flush()
+        assert store.read(index).shape == store.read_private(index).shape == value.shape
+    assert store.read_rows(5, np.array([[4, 0]])).shape == (1, 2, 0)
+    store.write_slice(5, 1, np.zeros((2, 0), np.float32))
+    assert store.read_slice(5, 1, 3).shape == (2, 0)
 
 
 @pytest.mark.parametrize("bad", [5, -1])
