@@ -201,8 +201,12 @@ class MappedStore(WeightStore):
 
     @override
     def close(self) -> None:
+        if self._lifetime.is_closed:
+            return
         self._lifetime.close()
-        self._values = []  # the mapping goes with the last array that refers to it
+        # The mapping goes with the last array that refers to it. TensorFlow's graph may keep this store for longer.
+        self._values = []
+        del self._mapping
         self._folder.close()
 
     @override

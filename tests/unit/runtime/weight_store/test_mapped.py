@@ -176,6 +176,16 @@ def test_a_store_closed_while_a_snapshot_is_open_leaves_its_folder_and_the_snaps
     again.close()
 
 
+def test_a_closed_store_keeps_no_file_open_while_something_refers_to_it(tmp_path: Path) -> None:
+    store = MappedStore(SPECS, tmp_path / "store")
+    store.write(0, filled(0, 1))
+    store.snapshot().close()
+    store.close()
+    store.close()
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    assert not [link for link in links if os.path.lexists(link) and str(tmp_path) in os.readlink(link)]
+
+
 def test_values_outlive_a_dropped_cache(store: MappedStore, tmp_path: Path) -> None:
     store.write_slice(1, 3, filled(1, 8)[:2])
     expected = store.read(1).copy()
