@@ -1,4 +1,7 @@
-"""Compiled Programs on disk, in `<compile_dir>/tfcs_<checksum>/`. The checksum covers all inputs of the compilation."""
+"""Compiled Programs on disk, in `<compile_dir>/tfcs_<checksum>/`. The checksum covers all inputs of the compilation.
+
+A Program is a graph, which may read and write files: only one that this user has signed is used (see signature.py).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from pathlib import Path
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from cerebras_tensorflow import files
+from cerebras_tensorflow.compiler import signature
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.graph.nodes import GraphDef
@@ -21,7 +26,8 @@ from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, W
 logger = logging.getLogger(__name__)
 
 VERSION = 10  # raised whenever the compiler's output or the format changes, so that older Programs are not used
-_GRAPH, _MANIFEST = "program.pb", "program.json"
+_GRAPH, _MANIFEST, _SIGNATURE = "program.pb", "program.json", "program.sig"
+_MAX_MANIFEST_BYTES = 1 << 30
 
 
 def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
@@ -67,7 +73,9 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     (partial / _GRAPH).write_bytes(graph)
-    (partial / _MANIFEST).write_text(json.dumps(manifest))
+    content = json.dumps(manifest).encode()
+    (partial / _MANIFEST).write_bytes(content)
+    (partial / _SIGNATURE).write_text(signature.sign(path.name, graph, content) or "")
     for name, text in texts.items():
         (partial / name).write_text(text, encoding="utf-8")
     shutil.rmtree(path, ignore_errors=True)
@@ -82,10 +90,13 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
 def load(path: Path) -> Program | None:
     """Return the Program of a folder; None if there is none, or if it cannot be read."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
+        text = files.read_regular(path / _MANIFEST, _MAX_MANIFEST_BYTES)
+        graph = (path / _GRAPH).read_bytes()
+        if not signature.is_signed((path / _SIGNATURE).read_text(), path.name, graph, text):
+            raise ValueError("it is not signed by this user, or has changed since")
+        manifest = json.loads(text)
         if manifest["version"] != VERSION:
             raise ValueError(f"it has format {manifest['version']}, expected {VERSION}")
-        graph = (path / _GRAPH).read_bytes()
         if hashlib.sha256(graph).hexdigest() != manifest["graph_sha256"]:
             raise ValueError(f"{_GRAPH} is not what was written")
         graph_def = GraphDef.FromString(graph)
@@ -109,7 +120,7 @@ def load(path: Path) -> Program | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, DecodeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, DecodeError) as error:
         logger.warning("the compiled program in %s cannot be read (%s); compiling again", path, error)
         return None
 

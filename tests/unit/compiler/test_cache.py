@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from cerebras_tensorflow.compiler import cache
+from cerebras_tensorflow.compiler import cache, signature
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, WeightSpec
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("CEREBRAS_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture
@@ -72,4 +79,40 @@ def test_a_program_of_another_format_is_not_used(
 
 
 def test_nothing_there_is_no_program(tmp_path: Path) -> None:
+    assert cache.load(tmp_path / "tfcs_1") is None
+
+
+def test_a_program_that_somebody_else_signed_is_not_used(program: Program, private_home: Path, tmp_path: Path) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {})
+    (private_home / signature.KEY_FILE).unlink()
+    assert cache.load(tmp_path / "tfcs_1") is None
+
+
+def test_a_program_stays_in_its_folder(program: Program, tmp_path: Path) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {})
+    (tmp_path / "tfcs_1").rename(tmp_path / "tfcs_2")
+    assert cache.load(tmp_path / "tfcs_2") is None
+
+
+def test_the_key_is_the_users_alone(program: Program, private_home: Path, tmp_path: Path) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {})
+    key = private_home / signature.KEY_FILE
+    assert key.stat().st_mode & 0o777 == 0o600
+    key.chmod(0o644)
+    assert cache.load(tmp_path / "tfcs_1") is None
+
+
+def test_a_home_that_cannot_be_written_costs_the_cache_alone(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CEREBRAS_HOME", str(tmp_path / "file" / "home"))
+    cache.save(tmp_path / "tfcs_1", program, {})
+    assert cache.load(tmp_path / "tfcs_1") is None
+    assert (tmp_path / "tfcs_1" / "program.pb").exists()
+
+
+def test_a_deeply_nested_manifest_is_not_read(program: Program, tmp_path: Path) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {})
+    (tmp_path / "tfcs_1" / "program.json").write_text("[" * 100_000)
     assert cache.load(tmp_path / "tfcs_1") is None

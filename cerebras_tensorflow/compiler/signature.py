@@ -1,0 +1,71 @@
+"""Signatures of cached Programs: a graph may write files, so only one that this user compiled is run."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from cerebras_tensorflow import files
+from cerebras_tensorflow.config import env
+
+logger = logging.getLogger(__name__)
+
+KEY_FILE = "program.key"
+_KEY_BYTES = 32
+
+
+def sign(folder_name: str, *contents: bytes) -> str | None:
+    """Return the signature of the files of one folder; None without a key.
+
+    Args:
+        folder_name: The folder's name has the checksum of what was compiled, so that a Program stays in its folder.
+        contents: Of the files.
+    """
+    key = _key()
+    if key is None:
+        return None
+    digest = hmac.new(key, folder_name.encode(), hashlib.sha256)
+    for content in contents:
+        digest.update(hashlib.sha256(content).digest())
+    return digest.hexdigest()
+
+
+def is_signed(signature: str, folder_name: str, *contents: bytes) -> bool:
+    """Whether a signature is this user's."""
+    own = sign(folder_name, *contents)
+    return own is not None and hmac.compare_digest(own.encode(), signature.strip().encode())
+
+
+def _key() -> bytes | None:
+    """Return the user's key, made on first use; None if CEREBRAS_HOME cannot keep one that only the user reads."""
+    path = env.read().home / KEY_FILE
+    try:
+        if not path.exists():
+            _make(path)
+        status = path.stat()
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            logger.warning("%s can be read by others: compiled programs are not reused. Remove the file.", path)
+            return None
+        key = files.read_regular(path, _KEY_BYTES)
+    except OSError as error:
+        logger.info("compiled programs are not reused: %s cannot be kept (%s)", path, error)
+        return None
+    return key if len(key) == _KEY_BYTES else None
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    with open(files.open_new(draft, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_KEY_BYTES))
+    try:
+        os.link(draft, path)  # the first of two processes wins
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
