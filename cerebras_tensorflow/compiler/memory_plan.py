@@ -13,7 +13,7 @@ class MemoryPlan:
 
     Attributes:
         resident_bytes: Variables that stay in memory, and all of a store that is mapped into memory.
-        window_bytes: Streamed weights in memory at the busiest moment.
+        window_bytes: Streamed weights, and values that are loaded ahead, at the busiest op.
         activation_bytes: Most bytes of values between ops.
         overhead_bytes: What kernels, queues and allocators take beside these.
         store_bytes: Streamed weights in the store, and values that are spilled to it.
@@ -38,7 +38,7 @@ def plan_memory(program: Program) -> MemoryPlan:
     in_memory = (*program.variables, *(program.stored if program.residence is Residence.MAPPED_FILE else ()))
     return MemoryPlan(
         resident_bytes=sum(spec.num_bytes for spec in in_memory),
-        window_bytes=program.window_bytes if program.residence is Residence.STORE else 0,
+        window_bytes=program.moved_bytes if program.residence is Residence.STORE else 0,
         activation_bytes=program.value_bytes,
         overhead_bytes=program.overhead_bytes,
         store_bytes=0 if program.residence is Residence.HOST_MEMORY else sum(spec.num_bytes for spec in program.stored),

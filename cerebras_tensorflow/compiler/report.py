@@ -39,7 +39,7 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
     """Return the memory plan."""
     rows = [
         ("variables in memory", plan.resident_bytes, f"{len(program.variables)} variables"),
-        ("streamed weights, at most", plan.window_bytes, "of those in the store, at a time"),
+        ("streamed weights, at most", plan.window_bytes, "with values loaded ahead, at the busiest op"),
         ("values between ops, at most", plan.activation_bytes, "from static shapes"),
         ("kernels, queues, allocators", plan.overhead_bytes, "estimated"),
         ("peak, beside the process itself", plan.peak_bytes, "sum of the four"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 
@@ -114,6 +115,7 @@ class Program:
         residence: Where the streamed weights lie.
         order: Names of the ops in the order that the schedule is made for; empty if it was not needed.
         value_curve: Bytes of values between ops while each op of the order runs, from static shapes.
+        held_curve: Most bytes that moves hold beside these while each op of the order runs; empty if nothing moves.
         notes: Large variables that stay in memory, and why.
     """
 
@@ -128,6 +130,7 @@ class Program:
     notes: tuple[Note, ...] = ()
     spilled: tuple[WeightSpec, ...] = ()
     value_curve: tuple[int, ...] = ()
+    held_curve: tuple[int, ...] = ()
     overhead_bytes: int = 0
     residence: Residence = Residence.STORE
 
@@ -135,6 +138,14 @@ class Program:
     def value_bytes(self) -> int:
         """Most bytes of values between ops at a time; 0 if their sizes were not known."""
         return max(self.value_curve, default=0)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that moves add to the values between ops at the op where both together take most."""
+        if not self.held_curve:
+            return 0
+        values = self.value_curve or (0,) * len(self.held_curve)
+        return max(map(add, values, self.held_curve)) - self.value_bytes
 
     @property
     def variables(self) -> tuple[WeightSpec, ...]:

@@ -32,6 +32,8 @@ class StepPlan:
     Attributes:
         program: The Program.
         memory: Its memory plan.
+        process_bytes: Memory of the process without the step, as the plan counts it against a budget; 0 without one.
+        memory_budget: Most bytes of memory that the process may take; None: no limit.
         cs2: Simulated speed on a CS-2.
         batch_size: Samples in a step.
         num_parameters: Elements of the trained variables.
@@ -43,6 +45,8 @@ class StepPlan:
 
     program: Program
     memory: MemoryPlan
+    process_bytes: int
+    memory_budget: int | None
     cs2: Estimate
     batch_size: int
     num_parameters: int
@@ -102,6 +106,8 @@ def plan_step(
     return StepPlan(
         program=program,
         memory=plan_memory(program),
+        process_bytes=options.process_bytes,
+        memory_budget=options.memory_budget,
         cs2=estimate(program, inputs.batch_size, batch_bytes, num_flops),
         batch_size=inputs.batch_size,
         num_parameters=num_parameters,

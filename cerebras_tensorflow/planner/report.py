@@ -32,6 +32,9 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
         "",
         memory_plan_text(plan.program, plan.memory),
     ]
+    if plan.memory_budget is not None:
+        total = format_bytes(plan.process_bytes + plan.memory.peak_bytes)
+        parts += [f"With the process: {total} of the memory budget of {format_bytes(plan.memory_budget)}.", ""]
     if rates is not None and line is not None:
         whole_s, compute_s = step_s(line)
         moves_s = line.busy_s((LOAD, STORE))
@@ -59,6 +62,8 @@ def plan_values(plan: StepPlan, rates: Rates | None, line: Timeline | None) -> d
         "written_bytes": plan.written_bytes,
         "store_bytes": plan.memory.store_bytes,
         "planned_peak_bytes": plan.memory.peak_bytes,
+        "process_bytes": plan.process_bytes,
+        "memory_budget": plan.memory_budget,
         "simulated_cs2_step_s": plan.cs2.step_s,
     }
     if rates is not None and line is not None:

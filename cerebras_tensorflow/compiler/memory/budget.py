@@ -12,8 +12,9 @@ then hardly grows with the depth of a model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cerebras_tensorflow.compiler.memory.liveness import Value
@@ -89,8 +90,10 @@ def spill_within(
     outputs: Mapping[str, Sequence[Output]],
     traffic: Traffic,
     options: StreamingOptions,
+    resident_bytes: int = 0,
+    most_value_bytes: int | None = None,
 ) -> SpillPlan:
-    """Choose what to spill.
+    """Choose what to spill. Whether the step then fits into the budget is for check_budget, when all moves are known.
 
     Args:
         values: Of the step.
@@ -98,28 +101,65 @@ def spill_within(
         outputs: Of each op.
         traffic: Of its weights.
         options: The budget, and what else is chosen about spilling.
-
-    Raises:
-        CompileError: If the budget is too small.
+        resident_bytes: Variables that stay in memory.
+        most_value_bytes: Most bytes of values at a time under a budget; None: what the budget leaves.
     """
     plan = partial(plan_spills, values, length, outputs, min_bytes=options.min_spill_bytes)
     least = plan(0)
-    memory_budget, process_bytes = options.memory_budget, options.process_bytes
-    if memory_budget is None:
+    if options.memory_budget is None:
         return _spill_little(plan, least, int(options.spill_share * traffic.step_bytes))
-    fixed = process_bytes + traffic.peak_bytes
-    overhead = overhead_bytes(values, least.peak_bytes, traffic)
-    needed = (fixed + least.peak_bytes + overhead) / _PLANNED_SHARE
-    if needed > memory_budget:
-        raise CompileError(
-            f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
-            f"{format_bytes(process_bytes)} for the process, {format_bytes(traffic.peak_bytes)} for weights on the "
-            f"move, {format_bytes(least.peak_bytes)} for the values of its largest ops with everything else spilled, "
-            f"{format_bytes(overhead)} for kernels, queues and allocators, and some to spare. Raise memory_budget to "
-            "that, or make the batch or the sequence smaller"
-        )
-    free = _PLANNED_SHARE * memory_budget - fixed - overhead_bytes(values, 0, traffic)
-    return plan(max(least.peak_bytes, int(free / (1 + _POOL_SHARE))))
+    fixed = options.process_bytes + resident_bytes + traffic.peak_bytes + overhead_bytes(values, 0, traffic)
+    limit = int((_PLANNED_SHARE * options.memory_budget - fixed) / (1 + _POOL_SHARE))
+    if most_value_bytes is not None:
+        limit = min(limit, most_value_bytes)
+    return plan(limit) if limit > least.peak_bytes else replace(least, is_least=True)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The memory of a step whose moves are known.
+
+    Attributes:
+        process_bytes: The process without the step.
+        resident_bytes: Variables that stay.
+        value_bytes: Values between ops, at most.
+        moved_bytes: What moves add to these at the busiest op.
+        overhead_bytes: Kernels, queues and allocators.
+    """
+
+    process_bytes: int
+    resident_bytes: int
+    value_bytes: int
+    moved_bytes: int
+    overhead_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of all parts."""
+        parts = (self.process_bytes, self.resident_bytes, self.value_bytes, self.moved_bytes, self.overhead_bytes)
+        return sum(parts)
+
+    def excess_bytes(self, memory_budget: int) -> int:
+        """Return by how much the step is above the share of a budget that may be planned for; at most 0 if it fits."""
+        return math.ceil(self.total_bytes - _PLANNED_SHARE * memory_budget)
+
+
+def budget_error(memory_budget: int, least: Footprint) -> CompileError:
+    """Return the refusal of a budget.
+
+    Args:
+        memory_budget: The budget.
+        least: The footprint with everything spilled that can be.
+    """
+    needed = least.total_bytes / _PLANNED_SHARE
+    return CompileError(
+        f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
+        f"{format_bytes(least.process_bytes)} for the process, {format_bytes(least.moved_bytes)} for weights on the "
+        f"move, {format_bytes(least.value_bytes)} for the values of its largest ops with everything else spilled, "
+        f"{format_bytes(least.resident_bytes)} for variables that stay, {format_bytes(least.overhead_bytes)} for "
+        "kernels, queues and allocators, and some to spare. Raise memory_budget to that, or make the batch or the "
+        "sequence smaller"
+    )
 
 
 def _spill_little(plan: Callable[[int | None], SpillPlan], least: SpillPlan, free_bytes: int) -> SpillPlan:

@@ -49,10 +49,12 @@ class SpillPlan:
     Attributes:
         spills: In the order of their first late use.
         curve: Bytes of values between ops at each position of the order, after spilling.
+        is_least: Whether nothing more can be spilled.
     """
 
     spills: tuple[Spill, ...]
     curve: NDArray[np.int64]
+    is_least: bool = False
 
     @property
     def peak_bytes(self) -> int:

@@ -6,8 +6,9 @@ memory (plan.py), rewrite the graph (rewriting.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
+from cerebras_tensorflow.compiler.memory.budget import Footprint, budget_error
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.streaming.choice import choose_streamed, is_large, order_without_cycles
 from cerebras_tensorflow.compiler.streaming.plan import StreamPlan, plan_step_memory
@@ -18,6 +19,8 @@ from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
 from cerebras_tensorflow.graph.program import Note, Program, Residence, WeightSpec, resident_access_nodes
 from cerebras_tensorflow.graph.variables import Variable, find_variables
 from cerebras_tensorflow.graph.weight_casts import cast_for_each_use
+
+_MOST_ATTEMPTS = 4  # at a plan within the memory budget; the last one spills everything
 
 
 def compile_weight_streaming(
@@ -49,11 +52,49 @@ def compile_weight_streaming(
     variables = find_variables(table)
     streamed, obstacles = choose_streamed(table, variables.values(), weights, options)
     all_uses, order, ties = order_without_cycles(table, streamed, sources)
-    plan = plan_step_memory(table, order, all_uses, outputs, options, roots)
-    rewritten = rewrite(plan, train_node)
-    moved = {uses.variable.handle for uses in plan.uses}
+    moved = {uses.variable.handle for uses in all_uses}
     resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
+    resident_bytes = sum(variable.num_bytes for variable in resident)
+
+    def attempt(most_value_bytes: int | None) -> tuple[StreamPlan, Rewritten]:
+        plan = plan_step_memory(table, order, all_uses, outputs, options, roots, resident_bytes, most_value_bytes)
+        return plan, rewrite(plan, train_node)
+
+    plan, rewritten = _within_budget(attempt, options, resident_bytes)
     return _program(plan, rewritten, resident, roots, train_node, [*obstacles, *ties])
+
+
+def _within_budget(
+    attempt: Callable[[int | None], tuple[StreamPlan, Rewritten]], options: StreamingOptions, resident_bytes: int
+) -> tuple[StreamPlan, Rewritten]:
+    """Return the first of some attempts that fits into the memory budget, each with fewer bytes of values.
+
+    What moves hold beside the values is known only when the graph has been rewritten.
+
+    Args:
+        attempt: From the most bytes of values (None: what the budget leaves) to a plan and its graph.
+        options: The budget.
+        resident_bytes: Variables that stay in memory.
+
+    Raises:
+        CompileError: If the step does not fit with all values spilled that can be.
+    """
+    plan, rewritten = attempt(None)
+    if options.memory_budget is None or plan.residence is not Residence.STORE:
+        return plan, rewritten
+    for number in range(1, _MOST_ATTEMPTS + 1):
+        peak_bytes = int((plan.restores.curve + rewritten.held_curve).max(initial=0))
+        value_bytes = int(plan.restores.curve.max(initial=0))
+        footprint = Footprint(
+            options.process_bytes, resident_bytes, value_bytes, peak_bytes - value_bytes, plan.overhead_bytes
+        )
+        excess_bytes = footprint.excess_bytes(options.memory_budget)
+        if excess_bytes <= 0:
+            return plan, rewritten
+        if plan.is_least:
+            raise budget_error(options.memory_budget, footprint)
+        plan, rewritten = attempt(max(0, value_bytes - excess_bytes) if number < _MOST_ATTEMPTS - 1 else 0)
+    raise AssertionError("the last attempt spills everything")
 
 
 def _program(
@@ -72,8 +113,10 @@ def _program(
     graph_def.node.extend(resident_access_nodes(in_session, dtypes))
     # A new node in the order stands where the values are those of the original op that it comes before.
     placed = [
-        (name, num_bytes)
-        for original, num_bytes in zip(plan.order, plan.restores.curve.tolist(), strict=True)
+        (name, value_bytes, held_bytes)
+        for original, value_bytes, held_bytes in zip(
+            plan.order, plan.restores.curve.tolist(), rewritten.held_curve.tolist(), strict=True
+        )
         for name in (*rewritten.inserted.get(original, ()), original)
     ]
     return Program(
@@ -85,9 +128,10 @@ def _program(
         resident=tuple(WeightSpec.of(variable) for variable in resident),
         events=rewritten.events,
         window_bytes=rewritten.window_bytes,
-        value_curve=tuple(num_bytes for _, num_bytes in placed),
+        value_curve=tuple(num_bytes for _, num_bytes, _ in placed),
+        held_curve=tuple(num_bytes for _, _, num_bytes in placed),
         overhead_bytes=plan.overhead_bytes,
         residence=plan.residence,
-        order=tuple(name for name, _ in placed),
+        order=tuple(name for name, _, _ in placed),
         notes=tuple(notes),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cerebras_tensorflow.compiler.nodes.emission import Emission
 from cerebras_tensorflow.compiler.nodes.ops import barrier_node
-from cerebras_tensorflow.compiler.streaming.schedule import find_waits
+from cerebras_tensorflow.compiler.streaming.schedule import find_waits, held_curve
 
 
-def add_gates(emission: Emission, window_bytes: int) -> int:
+def add_gates(emission: Emission, window_bytes: int) -> tuple[int, NDArray[np.int64]]:
     """Chain the moves by gates, and let each move wait for its gate.
 
     Args:
@@ -15,7 +18,7 @@ def add_gates(emission: Emission, window_bytes: int) -> int:
         window_bytes: Bytes of weights in memory at a time.
 
     Returns:
-        Most bytes that the moves hold at a time.
+        Most bytes that the moves hold at a time, and the most while each op of the order runs.
     """
     events = emission.schedule()
     waits, most_held_bytes = find_waits(events, window_bytes)
@@ -28,4 +31,4 @@ def add_gates(emission: Emission, window_bytes: int) -> int:
             earlier = [*alive, *([previous] if previous else [])]
             previous = emission.add(barrier_node(f"cs_gate/{number}", earlier))
         emission.wait_for(event.node, [previous])
-    return most_held_bytes
+    return most_held_bytes, held_curve(events, waits, len(emission.position))

@@ -37,6 +37,7 @@ class StreamPlan:
         assigns: Groups of assigns that are done in slices.
         restores: How each value that leaves memory comes back.
         overhead_bytes: What kernels, queues and allocators take beside values and weights.
+        is_least: Whether every value is spilled that can be.
     """
 
     table: NodeTable
@@ -49,6 +50,7 @@ class StreamPlan:
     assigns: tuple[SlicedAssign, ...]
     restores: Restores
     overhead_bytes: int
+    is_least: bool
 
     @cached_property
     def regions(self) -> Mapping[str, str]:
@@ -73,6 +75,8 @@ def plan_step_memory(
     outputs: Mapping[str, Sequence[Output]],
     options: StreamingOptions,
     roots: Container[str],
+    resident_bytes: int = 0,
+    most_value_bytes: int | None = None,
 ) -> StreamPlan:
     """Choose the window, the slices, and the values that leave memory.
 
@@ -83,9 +87,8 @@ def plan_step_memory(
         outputs: Of each op; without them nothing can be spilled.
         options: What the user chose.
         roots: Names of all ops that a run may ask for.
-
-    Raises:
-        CompileError: If the step cannot be done within the memory budget.
+        resident_bytes: Variables that stay in memory.
+        most_value_bytes: Most bytes of values at a time under a budget; None: what the budget leaves.
     """
     sizes = tuple(uses.variable.num_bytes for uses in all_uses)
     window_bytes = options.window_bytes or max(_SMALLEST_WINDOW_BYTES, 2 * _median_by_bytes(sizes))
@@ -100,7 +103,7 @@ def plan_step_memory(
     if traffic is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
-        spilling = spill_within(values, len(order), outputs, traffic, options)
+        spilling = spill_within(values, len(order), outputs, traffic, options, resident_bytes, most_value_bytes)
     reads = {read.node for uses in all_uses for read in uses.reads}
     restores = recompute_where_cheaper(table, order, values, spilling, outputs, reads)
     return StreamPlan(
@@ -114,6 +117,7 @@ def plan_step_memory(
         assigns=tuple(assigns),
         restores=restores,
         overhead_bytes=overhead_bytes(values, int(restores.curve.max(initial=0)), traffic),
+        is_least=spilling.is_least,
     )
 
 

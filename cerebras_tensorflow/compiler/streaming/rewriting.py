@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cerebras_tensorflow.compiler.memory.restores import make_restore_nodes
 from cerebras_tensorflow.compiler.nodes.emission import Emission
 from cerebras_tensorflow.compiler.nodes.ops import barrier_node
@@ -27,12 +30,14 @@ class Rewritten:
         graph_def: Its graph.
         events: The schedule, in order.
         window_bytes: Most bytes of weights that the schedule lets be in memory at a time.
+        held_curve: Most bytes that moves hold while each original node runs.
         inserted: Original node -> new ones before it in the order.
     """
 
     graph_def: GraphDef
     events: tuple[Event, ...]
     window_bytes: int
+    held_curve: NDArray[np.int64]
     inserted: Mapping[str, Sequence[str]]
 
 
@@ -58,12 +63,12 @@ def rewrite(plan: StreamPlan, train_node: str | None) -> Rewritten:
         updates.apply_in_slices(apply, plan.family(apply.handles))
     for assign in plan.assigns:
         updates.assign_in_slices(assign, plan.family(assign.handles))
-    window_bytes = add_gates(emission, plan.window_bytes)
+    window_bytes, held = add_gates(emission, plan.window_bytes)
     if train_node:
         emission.add(barrier_node(STEP_NODE, [train_node, *emission.ends]))
     is_on_host = plan.residence is Residence.HOST_MEMORY
     on_host = {uses.variable.handle for uses in plan.uses if is_on_host}
-    return Rewritten(emission.graph_def(on_host), tuple(emission.schedule()), window_bytes, emission.inserted)
+    return Rewritten(emission.graph_def(on_host), tuple(emission.schedule()), window_bytes, held, emission.inserted)
 
 
 def _demand(plan: StreamPlan, emission: Emission) -> Iterator[tuple[int, int]]:

@@ -14,6 +14,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cerebras_tensorflow.graph.program import Event
 
 
@@ -63,6 +66,18 @@ def split_uses(uses: Sequence[int], demand: Demand, window_bytes: int) -> list[l
     return groups
 
 
+def _held_until(event: Event) -> tuple[float, list[str]]:
+    """Return the position, and the ops there, until which an event's bytes count against the window.
+
+    A spilled value counts until its first late use only. From there on it is one of the values between ops, whose
+    memory is planned for; else a value with many late uses would let others be loaded long before they are used.
+    """
+    if event.kind == "fill" and event.finishers:
+        node, position = event.finishers[0]
+        return position, [node]
+    return event.last, [node for node, _ in event.finishers]
+
+
 def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[str]], int]:
     """Return what each event must wait for in addition to earlier events' waits, and the most bytes held at once.
 
@@ -70,7 +85,9 @@ def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[st
         events: In order of first use.
         window_bytes: Bytes of weights in memory at a time. A single larger weight is in memory alone.
 
-    An event of no bytes (a gather) waits for nothing.
+    Returns:
+        For each event, the ops to wait for; an event of no bytes (a gather) waits for nothing. And the most bytes that
+        events hold at a time.
     """
     waits: list[list[str]] = []
     open_events: list[Event] = []
@@ -80,8 +97,9 @@ def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[st
         needed: list[str] = []
         still_open: list[Event] = []
         for other in open_events:
-            if event.num_bytes and held + event.num_bytes > window_bytes and other.last < event.first:
-                needed.extend(node for node, _ in other.finishers)
+            last, nodes = _held_until(other)
+            if event.num_bytes and held + event.num_bytes > window_bytes and last < event.first:
+                needed.extend(nodes)
                 held -= other.num_bytes
             else:
                 still_open.append(other)
@@ -89,3 +107,30 @@ def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[st
         most = max(most, held + event.num_bytes)
         waits.append(list(dict.fromkeys(needed)))
     return waits, most
+
+
+def held_curve(events: Sequence[Event], waits: Sequence[Sequence[str]], length: int) -> NDArray[np.int64]:
+    """Return the most bytes that moves can hold while each op of the order runs: shape (length,), int64.
+
+    A move can start as soon as the computation has passed what it, or an earlier move, waits for. It then holds its
+    bytes until its last use; a spilled value only until its first late use, since from there on it is one of the values
+    between ops.
+
+    Args:
+        events: In order of first use.
+        waits: What each event waits for, from find_waits.
+        length: Of the step's order.
+    """
+    # A move that waits for an op starts after it. The slices of an update lie before the next op.
+    free_from = {
+        node: int(position) + (event.kind != "update") for event in events for node, position in event.finishers
+    }
+    change = np.zeros(length + 1, np.int64)
+    reached = 0
+    for event, nodes in zip(events, waits, strict=True):
+        reached = max([reached, *(free_from[node] for node in nodes)])
+        end = int(event.first) if event.kind == "fill" else int(event.last) + 1
+        if end > reached:
+            change[reached] += event.num_bytes
+            change[end] -= event.num_bytes
+    return np.cumsum(change[:-1])

@@ -39,6 +39,7 @@ def program() -> Program:
         notes=(Note("v", 8, "op (Op) takes it as a whole", ("op",)),),
         spilled=(WeightSpec("b:1", "bfloat16", (3, 2), 12),),
         value_curve=(7, 12, 0),
+        held_curve=(1, 0, 5),
         overhead_bytes=5,
         residence=Residence.MAPPED_FILE,
     )

@@ -24,6 +24,7 @@ STREAMED = Program(
     order=("a", "b", "c"),
     spilled=(VALUE,),
     value_curve=(10, 7000, 20),
+    held_curve=(64, 4_000_000, 4_000_900),
     overhead_bytes=300,
 )
 

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cerebras_tensorflow.compiler.memory.budget import Traffic, overhead_bytes, spill_within
+from cerebras_tensorflow.compiler.memory.budget import Footprint, Traffic, budget_error, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.memory.liveness import find_values
 from cerebras_tensorflow.compiler.memory.spilling import SpillPlan
 from cerebras_tensorflow.compiler.options import StreamingOptions
@@ -35,7 +35,15 @@ def layers(count: int = 20, num_bytes: int = 32 * MEGABYTE) -> OpList:
 
 def spill(step: OpList, traffic: Traffic = TRAFFIC, **options: Any) -> SpillPlan:
     values = find_values(step.table, step.order, step.outputs)
-    return spill_within(values, len(step.order), step.outputs, traffic, StreamingOptions(**options))
+    chosen = spill_within(values, len(step.order), step.outputs, traffic, StreamingOptions(**options))
+    budget = options.get("memory_budget")
+    if budget is not None:
+        overhead = overhead_bytes(values, chosen.peak_bytes, traffic)
+        parts = Footprint(options.get("process_bytes", 0), 0, chosen.peak_bytes, traffic.peak_bytes, overhead)
+        if parts.excess_bytes(budget) > 0:
+            assert chosen.is_least
+            raise budget_error(budget, parts)
+    return chosen
 
 
 def needed_bytes(step: OpList, chosen: SpillPlan, traffic: Traffic = TRAFFIC) -> int:

@@ -7,7 +7,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from cerebras_tensorflow.compiler.streaming.schedule import Demand, find_waits, split_uses
+from cerebras_tensorflow.compiler.streaming.schedule import Demand, find_waits, held_curve, split_uses
 from cerebras_tensorflow.graph.program import Event
 
 EVENTS = st.lists(
@@ -69,3 +69,26 @@ def test_uses_stay_together_exactly_where_what_moves_between_fits(
     for before, after in itertools.pairwise(uses):
         between = sum(size for place, size in demand if before < place < after)
         assert (after in starts) == (between > window)
+
+
+def test_a_spilled_value_counts_against_the_window_until_its_first_late_use() -> None:
+    fills = [
+        Event("fill", number, f"load_{number}", 50, number, 100 + number, ((f"use_{number}", number), ("end", 100)))
+        for number in range(1, 5)
+    ]
+    waits, most = find_waits(fills, 50)
+    assert waits == [[], ["use_1"], ["use_2"], ["use_3"]]
+    assert most == 50
+    assert held_curve(fills, waits, 6).tolist() == [50, 0, 0, 0, 0, 0]
+
+
+def test_bytes_count_from_the_position_that_a_move_waits_for_to_its_last_use() -> None:
+    loads = [
+        Event("load", 0, "a", 30, 1, 3, (("x", 1), ("y", 3))),
+        Event("load", 1, "b", 30, 4, 5, (("z", 5),)),
+        Event("load", 2, "c", 30, 6, 6, (("end", 6),)),
+    ]
+    waits, most = find_waits(loads, 60)
+    assert waits == [[], [], ["x", "y"]]
+    assert held_curve(loads, waits, 8).tolist() == [60, 60, 60, 60, 60, 60, 30, 0]
+    assert most == 60
