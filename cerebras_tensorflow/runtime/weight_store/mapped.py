@@ -38,6 +38,8 @@ class MappedStore(WeightStore):
 
     While a snapshot holds the one slot, new values go to the other.
 
+    The class has more than 20 methods: half of them are WeightStore's, the others share the slots, locks and checksums.
+
     Args:
         specs: The weights.
         folder: Where the file goes, see folder.py; made if it is missing.
