@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import GraphDef, parse_input, prune
 from cerebras_tensorflow.graph.program import Program, read_name
+from cerebras_tensorflow.graph.sums import fix_order_of_sums
 from cerebras_tensorflow.runtime.stored_ops import call_store
 
 _SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # of the Program, that ops beside the step may take
@@ -172,7 +173,8 @@ class FetchedGraph:
         Raises:
             CompileError: If it takes a weight in the store in a way that has no counterpart there.
         """
-        wanted = prune(self._original.as_graph_def(), [name])
+        # As the step's own sums and functions are; a function may not come in two versions.
+        wanted, _ = fix_order_of_sums(prune(self._original.as_graph_def(), [name]))
         missing = [node for node in wanted.node if not has_node(self.graph, node.name)]
         missing = call_store(missing, self._streamed, self._specs)
         new = {node.name for node in missing}

@@ -11,8 +11,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import function as defun
 
+from cerebras_tensorflow.compiler.options import StreamingOptions
+from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
+from cerebras_tensorflow.runtime.session import ProgramSession
 
 v1 = tf.compat.v1
 X = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
@@ -173,3 +176,15 @@ def test_the_gradient_of_a_value_that_is_used_five_times_has_one_order() -> None
     assert [list(node.attr["_class"].list.s) for node in additions] == [list(summed.attr["_class"].list.s)] * 4
     values = run(fixed, [f"{name}:0" for name in summed.input])
     np.testing.assert_array_equal(run(fixed, ["gradient:0"])[0], chain_sum(values))
+
+
+def test_an_op_made_after_compiling_can_be_fetched_beside_a_function_with_a_sum() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, X.shape, name="x")
+        total = in_tf_function(x)
+        step = Step(graph.as_graph_def(), [total.op.name], None, ["x"], None, [])
+        later = tf.identity(tf.add_n([total, total, total]), name="later")
+    session = ProgramSession(compile_step(step, "pipelined", StreamingOptions()), graph)
+    values = session.run([total, later], {x: X})
+    np.testing.assert_array_equal(values[1], values[0] + values[0] + values[0])
+    session.close()
