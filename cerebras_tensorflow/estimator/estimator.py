@@ -30,7 +30,7 @@ from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.warm_start import warm_start_settings
 from cerebras_tensorflow.estimator.user_functions import parameters_of
-from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.logs import run_log, show_run_lines
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 
@@ -145,6 +145,7 @@ class CerebrasEstimator:
         for listener in saving_listeners or ():
             if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
                 raise TypeError(f"All saving_listeners must be `CheckpointSaverListener` instances, given: {listener}")
+        show_run_lines()
         target = self._target(use_cs, ModeKeys.TRAIN)
         if sparsifier is not None and target.mode != WEIGHT_STREAMING:
             run_log.warning(
@@ -199,6 +200,7 @@ class CerebrasEstimator:
         if steps is not None and steps <= 0:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
         _check_hooks(hooks)
+        show_run_lines()
         target = self._target(use_cs, ModeKeys.EVAL)
         restrictions.check_evaluation_steps(self._settings, target.is_cs, steps)
         _make_folder(self._model_dir)

@@ -18,6 +18,7 @@ from cerebras_tensorflow.errors import CheckpointError, StoreError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.graph.program import dtype_from_name
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
@@ -71,7 +72,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         CorruptCheckpointError: If a value is damaged.
     """
     specs = {spec.name: spec for spec in session.weights() if spec.name in keys}
-    with open_checkpoint(path) as reader:
+    with open_checkpoint(path) as reader, contextlib.ExitStack() as stack:
         present = {name: reader_key(reader, keys[name]) for name in specs}
         if "global_step" in present and present["global_step"] is None:
             del present["global_step"]  # a checkpoint that no training wrote starts at 0
@@ -79,8 +80,10 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         missing = [keys[name] for name, key in present.items() if key is None]
         if missing:
             raise CheckpointError(_other_model(path, missing, [*reader.names()], set(keys.values())))
+        progress = stack.enter_context(Progress("Loading weights", sum(spec.num_bytes for spec in specs.values())))
         for name, key in present.items():
             assert key is not None
+            progress.advance(specs[name].num_bytes)
             shape = reader.entry(key).shape
             if shape != specs[name].shape:
                 raise CheckpointError(f"{path}: {key} has shape {shape}, the model's has {specs[name].shape}")

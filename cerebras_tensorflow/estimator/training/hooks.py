@@ -65,11 +65,11 @@ class TrainingHook(SessionRunHook):
         """Check and log the loss; end the run after the last step or a signal.
 
         Raises:
-            NanLossError: If the loss is not finite.
+            NanLossError: If the loss is NaN, or infinite in a run of a CerebrasEstimator.
         """
         loss = float(run_values.results)
         step = self.step = run_context.session.global_step
-        if not math.isfinite(loss):
+        if math.isnan(loss) or (self._run.request.is_cerebras and math.isinf(loss)):  # tf.estimator lets inf pass
             raise NanLossError(step, loss, self._newest_checkpoint())
         self.final_loss = loss
         self._run.meter.count_step()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +17,14 @@ from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
-from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
+from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver, NamedValue
 from cerebras_tensorflow.estimator.training.initialize import initial_rows
 from cerebras_tensorflow.estimator.training.ops import TrainingOps, training_ops
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.signals import StopSignals
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.meter import Meter
+from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 
@@ -108,7 +111,8 @@ def prepare(
     initial: str | None = None
     if start is None and target.mode == WEIGHT_STREAMING:
         begin = time.perf_counter()
-        initial = saver.prewrite(initial_rows(model, request.warm_start))
+        with Progress("Initializing weights", compiled.program.weight_bytes) as progress:
+            initial = saver.prewrite(_counted(initial_rows(model, request.warm_start), progress))
         run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
         model = _call_model(request, pipeline)
         ops = training_ops(model)
@@ -129,6 +133,13 @@ def prepare(
         cleanup=cleanup,
         unused_store=unused_store,
     )
+
+
+def _counted(values: Iterable[NamedValue], progress: Progress) -> Iterator[NamedValue]:
+    """Yield the values of variables, and count their bytes."""
+    for name, dtype, shape, value in values:
+        yield name, dtype, shape, value
+        progress.advance(math.prod(shape) * dtype.itemsize)
 
 
 def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
