@@ -9,6 +9,15 @@ from cerebras_tensorflow.config import env
 LOOPBACK = "127.0.0.1"
 
 
+def target(address: str, port: int) -> str:
+    """Return an IP address and a port as gRPC writes them.
+
+    >>> target("10.0.0.1", 9), target("fd00::1", 9)
+    ('10.0.0.1:9', '[fd00::1]:9')
+    """
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def listen_address(environment: env.Environment | None = None) -> str:
     """Return the IP address on which a server of this launch listens, and by which the chief finds it.
 

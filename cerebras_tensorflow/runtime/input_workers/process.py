@@ -17,7 +17,7 @@ import grpc
 import tensorflow as tf
 
 from cerebras_tensorflow.runtime.host.announcement import announce, new_token
-from cerebras_tensorflow.runtime.host.network import listen_address
+from cerebras_tensorflow.runtime.host.network import listen_address, target
 from cerebras_tensorflow.runtime.input_workers.parts import part
 from cerebras_tensorflow.runtime.input_workers.protocol import (
     PIPELINE_ERROR_KEY,
@@ -68,7 +68,7 @@ def start(address: str, token: str) -> tuple[grpc.Server, int]:
     server = grpc.server(ThreadPoolExecutor(THREADS), options=OPTIONS, maximum_concurrent_rpcs=THREADS)
     handlers = {"Batches": grpc.unary_stream_rpc_method_handler(InputWorker(token).batches)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port(f"[{address}]:0" if ":" in address else f"{address}:0")
+    port = server.add_insecure_port(target(address, 0))
     server.start()
     return server, port
 
@@ -98,8 +98,7 @@ def main(argv: Sequence[str]) -> None:
     folder, index = Path(argv[0]), int(argv[1])
     address, token = listen_address(), new_token()
     server, port = start(address, token)
-    target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    announce(worker_file(folder, index), {"target": target, "token": token, "pid": os.getpid()})
+    announce(worker_file(folder, index), {"target": target(address, port), "token": token, "pid": os.getpid()})
     server.wait_for_termination()
 
 

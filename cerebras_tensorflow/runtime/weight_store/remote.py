@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +21,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.host.announcement import read_announcement
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
@@ -76,14 +76,14 @@ def start_weight_servers(environment: env.Environment | None = None) -> list[Ser
         return []
     (folder / REQUEST_FILE).touch()
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not all(server_file(folder, index).exists() for index in range(count)):
+    while None in (announced := [read_announcement(server_file(folder, index)) for index in range(count)]):
         if time.monotonic() > deadline:
             raise StoreError(
                 f"the {count} weight servers of this launch have not all started within {START_TIMEOUT_S:.0f} s; their "
                 f"logs are {folder}/weight-server-*.log. Set weight_store to memory or file to do without them"
             )
         time.sleep(POLL_S)
-    return [ServerAddress(index, **_read(server_file(folder, index))) for index in range(count)]
+    return [ServerAddress(index, **about) for index, about in enumerate(announced) if about is not None]
 
 
 def have_room(servers: Sequence[ServerAddress], num_bytes: int) -> bool:
@@ -304,8 +304,3 @@ class _Link:
                 f"weight server {self._address.index} at {self._address.target} fails: {exc.details()}. Without its "
                 "share of the weights the run cannot go on; start again, and it goes on from the last checkpoint"
             ) from exc
-
-
-def _read(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-import socket
 import struct
 import sys
 import threading
@@ -30,9 +29,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from cerebras_tensorflow import files
-from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.host.announcement import announce, new_token
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
+from cerebras_tensorflow.runtime.host.network import listen_address, target
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer
 
 SERVICE = "cerebras_tensorflow.WeightServer"
@@ -208,7 +207,7 @@ def start(host: str, token: str) -> tuple[grpc.Server, int]:
     }
     server = grpc.server(ThreadPoolExecutor(THREADS), options=LIMITED)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = server.add_insecure_port(f"{host}:0")
+    port = server.add_insecure_port(target(host, 0))
     server.start()
     return server, port
 
@@ -228,13 +227,10 @@ def _guarded(answer: Callable[[Any, Any], Any], token: str) -> Callable[[Any, An
 def main(argv: Sequence[str]) -> None:
     """Serve the weights of one launch."""
     folder, index = Path(argv[0]), int(argv[1])
-    has_nodes = env.read().is_under_slurm
-    token = secrets.token_hex(16)
-    server, port = start("0.0.0.0" if has_nodes else "127.0.0.1", token)
-    host = socket.gethostname() if has_nodes else "127.0.0.1"
-    path = server_file(folder, index)
-    about = {"target": f"{host}:{port}", "token": token, "free_bytes": free_memory_bytes()}
-    files.write_text(path, json.dumps(about), 0o600)
+    address, token = listen_address(), new_token()
+    server, port = start(address, token)
+    about = {"target": target(address, port), "token": token, "free_bytes": free_memory_bytes()}
+    announce(server_file(folder, index), about)
     server.wait_for_termination()
 
 
