@@ -1,4 +1,4 @@
-"""What tests of every package share: a private CEREBRAS_HOME, golden files, the launchers as commands."""
+"""Fixtures for the tests of all packages: a private CEREBRAS_HOME, golden files, the launchers as commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# How long an example takes says something about the machine, not about the code.
+# The duration of an example depends on the machine, not on the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
@@ -35,14 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """Undoes what a shell does to commands in the background: they ignore Ctrl-C, and so would what we start."""
+    """Restores Ctrl-C: a shell makes background commands ignore it, and the processes we start would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CEREBRAS_HOME of its own, also for the processes that the test starts."""
+    """A private CEREBRAS_HOME for the test and the processes that it starts."""
     folder = tmp_path / "cerebras_home"
     monkeypatch.setenv("CEREBRAS_HOME", str(folder))
     for name in ("CEREBRAS_EXECUTION_MODE", "CSRUN_JOB_ID", "CSRUN_ROLE", "CSRUN_TASK", "CSRUN_LAYOUT", "K8S_CS_IP"):
@@ -54,7 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def argv() -> Callable[..., list[str]]:
-    """The words that start one of our commands, whether or not it is installed on PATH."""
+    """Returns the command line of one of our commands. The command need not be on PATH."""
 
     def words(command: str, *arguments: str) -> list[str]:
         module, function = COMMANDS[command].split(":")
@@ -75,7 +75,7 @@ def run(home: Path, argv: Callable[..., list[str]]) -> Callable[..., subprocess.
 
 @pytest.fixture
 def as_nobody(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts a script that defines `attack()` as another user of this machine; its imports are done before."""
+    """Starts a script and calls its `attack()` as another user. The script's imports run before the switch."""
     if os.getuid() != 0:
         pytest.skip("needs root, to become another user")
     for folder in (tmp_path, *tmp_path.parents):
@@ -106,7 +106,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A real Slurm of four nodes: the one that SLURM_CONF names, else a lab of its own for this session."""
+    """A real Slurm of four nodes: the one of SLURM_CONF if set, else a private one for this session."""
     if os.environ.get("SLURM_CONF"):
         yield
         return

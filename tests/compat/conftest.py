@@ -1,4 +1,4 @@
-"""What the compatibility suites share: a private CEREBRAS_HOME, and one trained estimator."""
+"""Fixtures of the compatibility suites: a private CEREBRAS_HOME, and one trained estimator."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_dnn_classifier_trains_evaluates_and_predicts(tmp_path: Path, api: Any
 
 
 @pytest.mark.parametrize("api", [v1.estimator, tf.estimator], ids=["v1", "v2"])
-def test_an_embedding_streams_with_the_bits_of_the_pipelined_mode(
+def test_a_canned_estimator_trains_to_the_same_weights_in_both_modes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: Any
 ) -> None:
     weights = {}
@@ -49,7 +49,7 @@ def test_an_embedding_streams_with_the_bits_of_the_pipelined_mode(
         estimator = api.DNNClassifier([4], columns(), str(tmp_path / mode), config=config).train(batches)
         weights[mode] = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
     assert any("embedding" in name for name in weights[env.PIPELINED])
-    # As TensorFlow's Saver names them: not dnn/logits/kernel/part_0, in which the v1 estimators keep it.
+    # TensorFlow's Saver drops the partition: the v1 variable dnn/logits/kernel/part_0 is saved without part_0.
     assert {"dnn/hiddenlayer_0/kernel", "dnn/logits/kernel"} <= set(weights[env.PIPELINED])
     assert set(weights[env.PIPELINED]) == set(weights[env.WEIGHT_STREAMING])
     for name, value in weights[env.PIPELINED].items():
@@ -92,7 +92,7 @@ def test_a_tpu_estimator_runs_without_a_tpu(tmp_path: Path) -> None:
     assert estimator.config.replace(tpu_config=None, tf_random_seed=3).tpu_config is None
 
 
-def test_a_tpu_is_refused_with_what_to_do_instead() -> None:
+def test_use_tpu_is_refused_and_the_error_names_the_alternative() -> None:
     tpu = v1.estimator.tpu
     with pytest.raises(NotImplementedError, match="use_tpu=False"):
         tpu.TPUEstimator(tpu_model, config=tpu.RunConfig(), train_batch_size=2)
@@ -121,7 +121,7 @@ print("right")
 """
 
 
-def test_the_names_of_tensorflow_1_are_there_whatever_is_imported_first() -> None:
+def test_names_of_tensorflow_1_resolve_in_any_import_order() -> None:
     root = str(Path(cerebras_tensorflow.__file__).parents[1])
     environ = {"PYTHONPATH": root, "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": ""}
     words = [sys.executable, "-W", "ignore", "-c", SCRIPT]

@@ -18,7 +18,7 @@ V1 = tf.compat.v1.train
 
 
 class Recorder(V1.SessionRunHook):
-    """Counts the calls that a hook gets."""
+    """Records the calls that a hook gets."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -94,7 +94,7 @@ def test_two_model_dirs_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["constructor", "config", "both"])
-def test_model_dir_may_come_from_either(where: str, tmp_path: Path) -> None:
+def test_model_dir_may_come_from_the_constructor_or_the_config(where: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "m")
     config = tf.estimator.RunConfig(model_dir=folder if where != "constructor" else None)
     estimator = tf.estimator.Estimator(models.linear, folder if where != "config" else None, config)
@@ -131,7 +131,7 @@ def test_new_and_private_members_are_allowed_in_a_subclass() -> None:
     assert kind(models.linear).more() == 3
 
 
-def test_the_check_can_be_switched_off_as_old_scripts_do() -> None:
+def test_a_script_can_disable_the_override_check() -> None:
     kind = type("Changed", (cerebras_tensorflow.CerebrasEstimator,), {"train": lambda self: 3})
     kind._assert_members_are_not_overridden = lambda self: None  # type: ignore[attr-defined]
     assert kind(models.linear).train() == 3
@@ -171,7 +171,7 @@ def test_steps_are_relative_and_max_steps_absolute(fresh: Any) -> None:
     assert step_of(fresh) == 5
 
 
-def test_training_without_a_number_ends_with_the_input(fresh: Any) -> None:
+def test_training_without_steps_ends_with_the_input(fresh: Any) -> None:
     assert step_of(fresh.train(models.once)) == 4
 
 
@@ -273,7 +273,7 @@ def test_model_fn_sees_mode_params_and_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 3, {"loss": 1}], ids=["none", "int", "dict"])
-def test_another_return_of_model_fn_is_refused(tmp_path: Path, value: Any) -> None:
+def test_model_fn_must_return_a_spec(tmp_path: Path, value: Any) -> None:
     estimator = tf.estimator.Estimator(lambda features, labels, mode: value, str(tmp_path))
     with pytest.raises(ValueError, match="model_fn should return an EstimatorSpec"):
         estimator.train(models.repeated, steps=1)
@@ -314,7 +314,7 @@ def test_input_fn_may_take_and_return_what_is_documented(fresh: Any, input_fn: C
 
 
 @pytest.mark.parametrize("result", [(1, 2, 3), [1]], ids=["three", "one"])
-def test_an_input_fn_of_another_length_is_refused(fresh: Any, result: Any) -> None:
+def test_input_fn_must_return_features_and_labels(fresh: Any, result: Any) -> None:
     with pytest.raises(ValueError, match="input_fn should return"):
         fresh.train(lambda: result, steps=1)
 
@@ -340,12 +340,12 @@ def test_the_loss_is_the_mean_over_batches(trained: Any) -> None:
     assert trained.evaluate(models.once)["loss"] == pytest.approx(errors.reshape(4, -1).mean(1).mean(), rel=1e-5)
 
 
-def test_the_global_step_is_the_checkpoints(trained: Any) -> None:
+def test_evaluate_returns_the_global_step_of_the_checkpoint(trained: Any) -> None:
     assert trained.evaluate(models.once)["global_step"] == 20
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 9])
-def test_evaluation_takes_at_most_the_steps(trained: Any, steps: int) -> None:
+def test_evaluation_ends_after_steps_or_with_the_input(trained: Any, steps: int) -> None:
     hook = Recorder()
     trained.evaluate(models.once, steps=steps, hooks=[hook])
     assert hook.calls.count("after_run") == min(steps, 4)
@@ -364,7 +364,7 @@ def test_an_older_checkpoint_can_be_evaluated(trained: Any) -> None:
 
 
 @pytest.mark.parametrize("name, folder", [(None, "eval"), ("dev", "eval_dev")])
-def test_evaluations_have_event_files_of_their_own(trained: Any, name: str | None, folder: str) -> None:
+def test_each_evaluation_has_its_own_event_files(trained: Any, name: str | None, folder: str) -> None:
     trained.evaluate(models.once, name=name)
     assert trained.eval_dir(name) == f"{trained.model_dir}/{folder}"
     assert list(Path(trained.eval_dir(name)).glob("events.out.tfevents.*"))
@@ -427,7 +427,7 @@ def test_predict_takes_hooks(trained: Any) -> None:
     assert hook.calls.count("after_run") == 4
 
 
-def test_predictions_that_are_no_dict(tmp_path: Path) -> None:
+def test_predictions_may_be_a_single_tensor(tmp_path: Path) -> None:
     def model(features: Any, labels: Any, mode: str) -> Any:
         tf.compat.v1.get_variable("v", [])
         return tf.estimator.EstimatorSpec(mode, predictions=features["x"])
@@ -438,7 +438,7 @@ def test_predictions_that_are_no_dict(tmp_path: Path) -> None:
         list(estimator.predict(models.once, predict_keys=["p"]))
 
 
-def test_num_samples_is_the_cerebras_classs_own(trained: Any) -> None:
+def test_only_cerebras_estimator_takes_num_samples(trained: Any) -> None:
     estimator = cerebras_tensorflow.CerebrasEstimator(models.linear, trained.model_dir, params={})
     assert len(list(estimator.predict(models.once, num_samples=5))) == 5
     with pytest.raises(TypeError):
@@ -457,7 +457,7 @@ def test_checkpoints_are_named_as_tensorflow_names_them(trained: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["w", "b", "global_step"])
-def test_variables_are_those_that_tensorflow_reads(trained: Any, name: str) -> None:
+def test_variable_values_equal_those_of_tensorflows_reader(trained: Any, name: str) -> None:
     assert name in trained.get_variable_names()
     reader = tf.train.load_checkpoint(trained.latest_checkpoint())
     assert np.array_equal(reader.get_tensor(name), trained.get_variable_value(name))
@@ -469,7 +469,7 @@ def test_variables_need_a_checkpoint(fresh: Any, method: str, arguments: tuple[A
         getattr(fresh, method)(*arguments)
 
 
-def test_latest_checkpoint_of_nothing_is_none(fresh: Any) -> None:
+def test_latest_checkpoint_of_an_untrained_model_is_none(fresh: Any) -> None:
     assert fresh.latest_checkpoint() is None
 
 
@@ -567,7 +567,7 @@ def test_a_pattern_takes_trainable_variables_only(tmp_path: Path) -> None:
     assert again.get_variable_value("count") == 1.0
 
 
-def test_a_mapped_name_that_is_no_variable_is_refused(trained: Any, tmp_path: Path) -> None:
+def test_a_mapped_name_must_be_a_variable(trained: Any, tmp_path: Path) -> None:
     settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), var_name_to_prev_var_name={"q": "w"})
     with pytest.raises(
         ValueError, match=r"in var_name_to_prev_var_name that were not used: \{'q'\}.  Perhaps you missp"
@@ -578,7 +578,7 @@ def test_a_mapped_name_that_is_no_variable_is_refused(trained: Any, tmp_path: Pa
 @pytest.mark.parametrize(
     "pattern, text", [([3], "it must be all `Variable` or all `str`"), (3, "must be a `list` or `str`.  Given type is")]
 )
-def test_other_patterns_are_refused(trained: Any, tmp_path: Path, pattern: Any, text: str) -> None:
+def test_vars_to_warm_start_must_be_strings_or_variables(trained: Any, tmp_path: Path, pattern: Any, text: str) -> None:
     settings = tf.estimator.WarmStartSettings(trained.latest_checkpoint(), vars_to_warm_start=pattern)
     with pytest.raises(ValueError, match=text):
         started(models.linear, tmp_path, settings)
@@ -621,7 +621,7 @@ def test_warm_start_does_not_touch_a_run_that_resumes(trained: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("value", [3, ["path"], {"a": 1}], ids=["int", "list", "dict"])
-def test_another_warm_start_is_refused(value: Any) -> None:
+def test_warm_start_from_must_be_a_path_or_settings(value: Any) -> None:
     with pytest.raises(ValueError, match="warm_start_from must be a string or a WarmStartSettings, instead got"):
         tf.estimator.Estimator(models.linear, warm_start_from=value)
 
@@ -635,11 +635,11 @@ def test_warm_start_settings_need_a_checkpoint() -> None:
 
 
 def tags(folder: str) -> set[str]:
-    found = set()
+    names = set()
     for path in Path(folder).glob("events.out.tfevents.*"):
         for event in V1.summary_iterator(str(path)) if hasattr(V1, "summary_iterator") else ():
-            found.update(value.tag for value in event.summary.value)
-    return found
+            names.update(value.tag for value in event.summary.value)
+    return names
 
 
 def with_summary(features: Any, labels: Any, mode: str, params: Any) -> Any:
@@ -655,7 +655,7 @@ def test_summaries_reach_event_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_the_summaries_contexts_switch_the_models_own(tmp_path: Path, is_enabled: bool) -> None:
+def test_the_summary_contexts_enable_and_disable_model_summaries(tmp_path: Path, is_enabled: bool) -> None:
     from cerebras_tensorflow.estimator import summaries
 
     config = tf.estimator.RunConfig(save_summary_steps=1)

@@ -38,7 +38,7 @@ def complete(mode: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(FIELDS)))
-def test_fields_stand_in_the_documented_order(number: int, name: str) -> None:
+def test_fields_are_in_the_documented_order(number: int, name: str) -> None:
     assert Spec._fields[number] == name
     assert inspect.getfullargspec(Spec.__new__).args[number + 1] == name
 
@@ -65,7 +65,7 @@ def test_mode_keys(mode: str, value: str) -> None:
         ("infer", "predictions", "Missing predictions"),
     ],
 )
-def test_what_a_mode_needs_is_asked_for(mode: str, field: str, text: str) -> None:
+def test_a_spec_without_a_field_that_its_mode_needs_is_refused(mode: str, field: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         complete(mode, **{field: None})
 
@@ -74,12 +74,12 @@ def test_what_a_mode_needs_is_asked_for(mode: str, field: str, text: str) -> Non
     "mode, field",
     [("eval", "train_op"), ("infer", "train_op"), ("infer", "loss"), ("train", "predictions"), ("eval", "predictions")],
 )
-def test_what_a_mode_does_not_need_may_be_left_out(mode: str, field: str) -> None:
+def test_fields_that_a_mode_does_not_need_are_optional(mode: str, field: str) -> None:
     assert getattr(complete(mode, **{field: None}), field) in (None, {})
 
 
 @pytest.mark.parametrize("mode", ["TRAIN", "test", "", None, 3, "predict"])
-def test_an_unknown_mode_is_left_to_who_calls_model_fn(mode: Any) -> None:
+def test_a_spec_accepts_an_unknown_mode(mode: Any) -> None:
     assert complete(mode).mode == mode
 
 
@@ -115,7 +115,7 @@ def test_train_op_may_be_an_op_or_a_tensor(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [1, "op", [1], {}], ids=["int", "str", "list", "dict"])
-def test_another_train_op_is_refused(value: Any) -> None:
+def test_train_op_must_be_an_op_or_a_tensor(value: Any) -> None:
     with pytest.raises(TypeError, match="train_op must be Operation or Tensor"):
         complete("train", train_op=value)
 
@@ -135,7 +135,7 @@ def test_predictions_may_be_tensors_and_dicts_of_them(make: Callable[[], Any]) -
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, {"a": "x"}, {"a": [1.0]}, 3.0, {"a": None}])
-def test_other_predictions_are_refused(value: Any) -> None:
+def test_predictions_must_be_tensors(value: Any) -> None:
     with pytest.raises(TypeError, match="must be Tensor"):
         complete("infer", predictions=value)
 
@@ -149,13 +149,13 @@ def test_eval_metric_ops_default_to_an_empty_dict() -> None:
 
 
 @pytest.mark.parametrize("value", [[1], 3, "accuracy", (1, 2)])
-def test_eval_metric_ops_that_are_no_dict_are_refused(value: Any) -> None:
+def test_eval_metric_ops_must_be_a_dict(value: Any) -> None:
     with pytest.raises(TypeError, match="eval_metric_ops must be a dict"):
         complete("eval", eval_metric_ops=value)
 
 
 @pytest.mark.parametrize("value", [1, "x", (1,), (1, 2, 3), None], ids=str)
-def test_metrics_that_are_no_pair_are_refused(value: Any) -> None:
+def test_a_metric_must_be_a_pair(value: Any) -> None:
     with pytest.raises(TypeError, match=r"Values of eval_metric_ops must be \(metric_value, update_op\)"):
         complete("eval", eval_metric_ops={"m": value})
 
@@ -199,13 +199,13 @@ def test_a_scaffold_is_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [1, "s", object()], ids=["int", "str", "object"])
-def test_another_scaffold_is_refused(value: Any) -> None:
+def test_scaffold_must_be_a_scaffold(value: Any) -> None:
     with pytest.raises(TypeError, match=r"scaffold must be tf\.train\.Scaffold"):
         complete("train", scaffold=value)
 
 
 @pytest.mark.parametrize("value", [[1], "x", 3], ids=["list", "str", "int"])
-def test_export_outputs_that_are_no_dict_are_refused(value: Any) -> None:
+def test_export_outputs_must_be_a_dict(value: Any) -> None:
     with pytest.raises(TypeError, match="must be dict"):
         complete("infer", export_outputs=value)
 
@@ -318,7 +318,7 @@ def test_a_host_call_may_return_a_sequence(kind: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [3, "x", None], ids=["int", "str", "none"])
-def test_another_return_of_a_host_call_is_refused(value: Any) -> None:
+def test_a_host_call_must_return_metrics(value: Any) -> None:
     if isinstance(value, str):
         value = 1.5
     with pytest.raises(ValueError, match="Invalid `eval_metric_ops` of type"):

@@ -34,7 +34,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     ids=["deepctr", "tensorflow-ranking"],
 )
 def test_a_public_package_runs_unmodified(tmp_path: Path, package: str, script: str, printed: tuple[str, ...]) -> None:
-    """Each runs under plain python, which knows us by the start-up hook alone."""
+    """The script runs under plain python; only the start-up hook loads our package."""
     folder = tmp_path / "packages"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), package]
     if subprocess.run(pip, capture_output=True).returncode != 0:

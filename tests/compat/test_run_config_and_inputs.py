@@ -75,7 +75,7 @@ def test_values_out_of_range_are_refused(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["tf_random_seed", "save_summary_steps", "keep_checkpoint_max", "log_step_count_steps"]
 )
-def test_none_is_taken(name: str) -> None:
+def test_a_setting_may_be_none(name: str) -> None:
     assert getattr(Config(**{name: None}), name) is None
 
 
@@ -127,7 +127,7 @@ def test_tf_config(monkeypatch: pytest.MonkeyPatch, kind: str, index: int, is_ch
     assert config.cluster_spec.as_dict() == CLUSTER
 
 
-def test_runs_on_a_system_are_seeded_unless_told_otherwise() -> None:
+def test_cs_run_config_defaults_to_seed_1() -> None:
     assert Config().tf_random_seed is None
     assert cerebras_tensorflow.CSRunConfig().tf_random_seed == 1
     assert cerebras_tensorflow.CSRunConfig(tf_random_seed=None).tf_random_seed is None
@@ -141,7 +141,7 @@ def test_an_evaluator_is_outside_the_cluster(monkeypatch: pytest.MonkeyPatch) ->
     assert config.cluster_spec.as_dict() == {}
 
 
-def test_the_task_index_names_the_files_of_bert() -> None:
+def test_cs_run_config_has_task_id_0() -> None:
     assert cerebras_tensorflow.CSRunConfig(cs_ip="10.0.0.1:9000").task_id == 0
 
 
@@ -177,11 +177,11 @@ def test_numpy_inputs_keep_their_form(x: Any, y: Any) -> None:
 
 
 @pytest.mark.parametrize("size, epochs, lengths", [(2, 1, [2, 2, 1]), (5, 1, [5]), (4, 2, [4, 4, 2]), (10, 3, [10, 5])])
-def test_batches_go_on_over_epochs(size: int, epochs: int, lengths: list[int]) -> None:
+def test_batches_continue_across_epochs(size: int, epochs: int, lengths: list[int]) -> None:
     assert [len(batch) for batch in rows(numpy_input_fn(X, None, size, epochs, False))] == lengths
 
 
-def test_shuffled_rows_are_all_there() -> None:
+def test_shuffling_keeps_all_rows() -> None:
     values = np.concatenate(rows(numpy_input_fn(np.arange(100), None, 7, 1, True)))
     assert sorted(values) == list(range(100))
     assert list(values) != list(range(100))

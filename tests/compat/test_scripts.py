@@ -95,7 +95,7 @@ def test_release_1_6_warm_starts_from_a_path(tmp_path: Path) -> None:
     [
         (["CPU"], "model.ckpt-6.index"),
         (["CSX", "pipeline"], "model.ckpt-6.index"),
-        (["CSX", "weight_streaming"], "model-ckpt-6.h5"),  # which its scripts read with CheckpointReader
+        (["CSX", "weight_streaming"], "model-ckpt-6.h5"),  # 1.8's scripts read it with CheckpointReader
     ],
     ids=["cpu", "pipeline", "weight_streaming"],
 )
@@ -118,7 +118,7 @@ def test_release_1_8_compiles(tmp_path: Path, strategy: str, option: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interpreter", ["python", "python-ws"])
-def test_a_script_for_tensorflow_1_that_knows_no_cs_system(tmp_path: Path, interpreter: str) -> None:
+def test_a_plain_tensorflow_1_script_runs(tmp_path: Path, interpreter: str) -> None:
     script = str(SCRIPTS / "plain_estimator.py")
     text = run(
         tmp_path, [sys.executable, "-c", LAUNCH, interpreter, script, "--model_dir", str(tmp_path / "model")], [ROOT]
@@ -133,16 +133,18 @@ def test_a_script_for_tensorflow_1_that_knows_no_cs_system(tmp_path: Path, inter
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", ["segmentation", "translation"])
-def test_models_with_other_parts_give_the_same_losses_in_both_modes(tmp_path: Path, name: str, policy: str) -> None:
+def test_segmentation_and_translation_give_the_same_losses_in_both_modes(
+    tmp_path: Path, name: str, policy: str
+) -> None:
     script = str(SCRIPTS / f"{name}.py")
-    found = {}
+    printed = {}
     for interpreter in ("python", "python-ws"):
         folder = str(tmp_path / interpreter)
         words = [sys.executable, "-c", LAUNCH, interpreter, script, "--policy", policy, "-o", folder]
         text = run(tmp_path, [*words, "-m", "train"], [ROOT])
         losses = re.findall(r"loss = ([\d.]+) \(", text)
         text = run(tmp_path, [*words, "-m", "eval_all"], [ROOT])
-        found[interpreter] = [*losses, *(line for line in text.splitlines() if line.startswith("RESULT"))]
+        printed[interpreter] = [*losses, *(line for line in text.splitlines() if line.startswith("RESULT"))]
     # keep_checkpoint_max is 0: as in TensorFlow, the state then lists the newest checkpoint only.
-    assert len(found["python"]) == 4 + 1
-    assert found["python"] == found["python-ws"]
+    assert len(printed["python"]) == 4 + 1
+    assert printed["python"] == printed["python-ws"]

@@ -48,7 +48,7 @@ def estimator_in(folder: Path, every: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_train_spec_refuses_max_steps(value: int) -> None:
+def test_train_spec_refuses_max_steps_below_1(value: int) -> None:
     with pytest.raises(ValueError, match=f"Must specify max_steps > 0, given: {value}"):
         TrainSpec(models.once, max_steps=value)
 
@@ -62,7 +62,7 @@ def test_input_fn_must_be_callable(kind: Any, value: Any) -> None:
 
 @pytest.mark.parametrize("kind", [TrainSpec, EvalSpec], ids=["train", "eval"])
 @pytest.mark.parametrize("value", [[3], ["hook"], [object()]], ids=["int", "str", "object"])
-def test_hooks_must_be_hooks(kind: Any, value: Any) -> None:
+def test_hooks_must_be_session_run_hooks(kind: Any, value: Any) -> None:
     with pytest.raises(TypeError, match="All hooks must be `SessionRunHook` instances"):
         kind(models.once, hooks=value)
 
@@ -140,7 +140,7 @@ def test_evaluations_follow_checkpoints_and_the_end(tmp_path: Path) -> None:
     assert exports == [f"{tmp_path}/export/mine|model.ckpt-5"]
 
 
-def test_throttle_leaves_the_last_evaluation(tmp_path: Path) -> None:
+def test_throttling_keeps_the_last_evaluation(tmp_path: Path) -> None:
     exporter = Exporter("mine")
     spec = EvalSpec(models.once, steps=None, exporters=exporter, throttle_secs=600)
     tf.estimator.train_and_evaluate(estimator_in(tmp_path), TrainSpec(models.repeated, max_steps=6), spec)
@@ -162,7 +162,7 @@ def test_without_max_steps_the_input_ends_the_loop(tmp_path: Path) -> None:
     assert result["global_step"] == 4
 
 
-def test_nothing_left_to_train_evaluates_nothing(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_evaluated_again(tmp_path: Path) -> None:
     estimator = estimator_in(tmp_path)
     estimator.train(models.repeated, max_steps=2)
     assert tf.estimator.train_and_evaluate(
@@ -182,7 +182,7 @@ def test_training_is_the_same_with_evaluations_in_between(tmp_path: Path) -> Non
 
 
 class TrainsOn(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc,name-defined]
-    """Trains to further steps, one at the end of each evaluation: the other process of an evaluator."""
+    """Stands in for the chief's process: after each evaluation, trains to the next of the given steps."""
 
     def __init__(self, estimator: Any, steps: list[int]) -> None:
         self._estimator = estimator
@@ -209,7 +209,7 @@ def test_an_evaluator_evaluates_checkpoints_until_the_last(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("delay", [0, 0.1])
-def test_an_evaluator_waits_and_says_so(
+def test_an_evaluator_logs_that_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, delay: float
 ) -> None:
     chief = estimator_in(tmp_path).train(models.repeated, max_steps=2)
@@ -225,7 +225,7 @@ def test_an_evaluator_waits_and_says_so(
     assert slept[:1] == ([0.1] if delay else [])
 
 
-def test_an_evaluator_without_a_checkpoint_says_so(
+def test_an_evaluator_logs_that_it_waits_for_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     chief = estimator_in(tmp_path)
@@ -238,14 +238,16 @@ def test_an_evaluator_without_a_checkpoint_says_so(
 
 
 @pytest.mark.parametrize("task", ["evaluator", "ps"])
-def test_tasks_that_train_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+def test_evaluators_and_parameter_servers_refuse_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
     cluster = {"chief": ["a:1"], "ps": ["b:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": task, "index": 0}}))
     with pytest.raises(ValueError, match="Train has been called wrong configuration"):
         estimator_in(tmp_path).train(models.repeated, max_steps=2)
 
 
-def test_a_chief_trains_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chief_trains_without_evaluating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_task(monkeypatch, "chief")
     exporter = Exporter("mine")
     estimator = estimator_in(tmp_path)
@@ -254,7 +256,7 @@ def test_a_chief_trains_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (exporter.calls, estimator.get_variable_value("global_step")) == ([], 4)
 
 
-def test_a_task_without_a_cluster_does_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_a_cluster_trains_and_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "worker", "index": 0}}))
     metrics, _ = tf.estimator.train_and_evaluate(
         estimator_in(tmp_path), TrainSpec(models.repeated, 2), EvalSpec(models.once)
@@ -297,7 +299,9 @@ def test_exporters_in_the_loop(tmp_path: Path, kind: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("loss, exports", [(0.0, False), (1e9, True)])
-def test_the_best_exporter_knows_earlier_runs(trained: Any, tmp_path: Path, loss: float, exports: bool) -> None:
+def test_the_best_exporter_reads_results_of_earlier_runs(
+    trained: Any, tmp_path: Path, loss: float, exports: bool
+) -> None:
     exporter = tf.estimator.BestExporter("e", models.serving, event_file_pattern="eval_earlier/*.tfevents.*")
     folder = Path(trained.model_dir) / "eval_earlier"
     with tf.Graph().as_default():
@@ -314,7 +318,7 @@ def test_the_best_exporter_knows_earlier_runs(trained: Any, tmp_path: Path, loss
 
 
 @pytest.mark.parametrize("best, current, smaller", [(2.0, 1.0, True), (1.0, 2.0, False), (1.0, 1.0, False)])
-def test_the_loss_decides_by_default(best: float, current: float, smaller: bool) -> None:
+def test_results_are_compared_by_loss_by_default(best: float, current: float, smaller: bool) -> None:
     assert loss_is_smaller({"loss": best}, {"loss": current}) == smaller
 
 
@@ -337,7 +341,7 @@ def test_a_saved_model_gives_the_predictions(trained: Any, tmp_path: Path, as_te
     np.testing.assert_allclose(served["p"], predicted, rtol=1e-5, atol=1e-6)
 
 
-def test_exports_get_folders_of_their_own(trained: Any, tmp_path: Path) -> None:
+def test_each_export_has_its_own_folder(trained: Any, tmp_path: Path) -> None:
     paths = {trained.export_saved_model(str(tmp_path), models.serving) for _ in range(3)}
     assert len(paths) == 3
     assert all(entry.name.isdigit() for entry in tmp_path.iterdir())
@@ -509,7 +513,7 @@ def test_an_early_stopping_hook_needs_an_estimator() -> None:
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_an_early_stopping_hook_asks(fresh: Any, stops: bool) -> None:
+def test_an_early_stopping_hook_calls_its_condition(fresh: Any, stops: bool) -> None:
     hook = tf.estimator.experimental.make_early_stopping_hook(fresh, lambda: stops, None, 1)
     fresh.train(models.repeated, hooks=[hook], max_steps=3)
     assert int(fresh.get_variable_value("global_step")) == (1 if stops else 3)
@@ -547,7 +551,7 @@ def test_metrics_stop_a_run(fresh: Any, tmp_path: Path, name: str, argument: flo
     assert (int(fresh.get_variable_value("global_step")) < 3) == stops
 
 
-def test_min_steps_hold_a_stop_back(fresh: Any, tmp_path: Path) -> None:
+def test_min_steps_delays_early_stopping(fresh: Any, tmp_path: Path) -> None:
     write_metrics(tmp_path, {1: 9.0})
     hook = tf.estimator.experimental.stop_if_higher_hook(
         fresh, "m", 5.0, eval_dir=str(tmp_path), min_steps=2, run_every_secs=None, run_every_steps=1
@@ -564,7 +568,7 @@ def test_metrics_of_evaluations_are_read_by_step(tmp_path: Path) -> None:
 # evaluations in memory
 
 
-def test_an_in_memory_evaluator_evaluates_what_is_trained(tmp_path: Path) -> None:
+def test_an_in_memory_evaluator_evaluates_the_current_weights(tmp_path: Path) -> None:
     config = tf.estimator.RunConfig(save_checkpoints_steps=100)
     estimator = tf.estimator.Estimator(models.linear, str(tmp_path), config, {"rate": 0.1})
     hook = tf.estimator.experimental.InMemoryEvaluatorHook(estimator, models.once, name="mine", every_n_iter=2)
@@ -589,7 +593,7 @@ def test_an_in_memory_evaluator_refuses(fresh: Any, change: Any, error: type[Exc
         tf.estimator.experimental.InMemoryEvaluatorHook(fresh, models.once, **change)
 
 
-def test_an_in_memory_evaluator_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_in_memory_evaluator_refuses_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"chief": ["a:1"], "worker": ["b:2"]}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
     estimator = tf.estimator.Estimator(models.linear, str(tmp_path))
@@ -597,7 +601,7 @@ def test_an_in_memory_evaluator_is_for_one_process(tmp_path: Path, monkeypatch: 
         tf.estimator.experimental.InMemoryEvaluatorHook(estimator, models.once)
 
 
-def test_an_in_memory_evaluator_knows_no_custom_savers(tmp_path: Path) -> None:
+def test_an_in_memory_evaluator_refuses_a_custom_init_fn(tmp_path: Path) -> None:
     def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
         spec = models.linear(features, labels, mode, params)
         return spec._replace(scaffold=tf.compat.v1.train.Scaffold(init_fn=lambda *given: None))

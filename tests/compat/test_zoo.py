@@ -1,4 +1,4 @@
-"""Scripts in the style of the public model codes, three releases and older, run as their users ran them."""
+"""Scripts in the style of the public model codes of releases 1.2 to 1.8, started as their users started them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ZOO = Path(__file__).parent / "zoo"
 LAUNCH = "import sys; from csrun.cli import csrun_wse; sys.exit(csrun_wse())"
 MODELS = ("fc_mnist", "gpt2", "gptj", "bert", "classifier", "token_classifier", "qa", "linformer", "t5", "transformer")
 BOTH = ("fc_mnist", "gpt2", "gptj")
-"""Models for which the model codes name both execution strategies."""
+"""The model codes run these models with both execution strategies."""
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data of all models."""
+    """A folder with the data of all models."""
     path = tmp_path_factory.mktemp("zoo")
     data.write_records(str(path))
     data.write_text(str(path))
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Zoo:
-    """Starts the scripts of a release; returns what they print."""
+    """Starts the scripts of a release and returns their output."""
 
     def __init__(self, folder: Path, tmp_path: Path) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ def test_1_6_trains_and_evaluates_gpt2(zoo: Zoo) -> None:
     assert results(text) == ["RESULT 4 ['eval/accuracy', 'eval/lm_perplexity', 'global_step', 'loss']"]
 
 
-def test_1_7_trains_bert_by_weight_streaming_names(zoo: Zoo) -> None:
+def test_1_7_trains_gpt2_in_weight_streaming_mode(zoo: Zoo) -> None:
     assert "DONE model-ckpt-3 True" in zoo.csrun("python-ws", "gpt2", "-m", "train", "--max_steps", "3", release="1_7")
 
 
@@ -119,7 +119,7 @@ def test_1_6_trains_and_evaluates_in_pipelined_mode(zoo: Zoo, model: str) -> Non
     # keep_checkpoint_max is 0: as in TensorFlow, the state then lists the newest checkpoint only.
     text = zoo.csrun("python", model, "-m", "eval_all")
     assert [line.split()[1] for line in results(text)] == ["4"]
-    # Resumed: the input goes on where the run before ended.
+    # The resumed run continues the input where the last run ended.
     text = zoo.csrun("python", model, "-m", "train", "--max_steps", "5")
     assert "SKIP 4" in text
     assert "DONE model.ckpt-5 False" in text
@@ -178,7 +178,7 @@ def test_each_optimizer_trains(zoo: Zoo, interpreter: str, optimizer: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("interpreter", ["python", "python-ws"])
 @pytest.mark.parametrize("model", ["gpt2", "bert"])
-def test_labels_of_minus_one_train(zoo: Zoo, interpreter: str, model: str) -> None:
+def test_models_with_labels_of_minus_one_train(zoo: Zoo, interpreter: str, model: str) -> None:
     assert "ckpt-3" in zoo.csrun(interpreter, model, "-m", "train", "--max_steps", "3", "--set", "model.use_vsl=true")
 
 
@@ -221,7 +221,7 @@ def test_1_6_runs_on_a_system_by_its_address(zoo: Zoo, way: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interpreter", ["python", "python-ws"])
-def test_summaries_and_casts_are_there_when_asked_for(zoo: Zoo, interpreter: str) -> None:
+def test_model_summaries_are_written_only_when_enabled(zoo: Zoo, interpreter: str) -> None:
     words = ["--set", "model.boundary_casting=true", "--set", "model.tf_summary=true"]
     words += ["--set", "runconfig.save_summary_steps=1"]
     tags = []
@@ -249,7 +249,7 @@ def test_files_are_sharded_by_tf_config(zoo: Zoo, sharded: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_sparsifier_is_noted(zoo: Zoo) -> None:
+def test_a_run_with_a_sparsifier_trains(zoo: Zoo) -> None:
     assert "ckpt-2" in zoo.csrun("python-ws", "gpt2", "-m", "train", "--max_steps", "2", "--sparsifier")
 
 

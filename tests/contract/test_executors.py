@@ -80,22 +80,22 @@ def started(
 
 def wait_for_line(child: subprocess.Popen[str], line: str) -> None:
     assert child.stdout is not None
-    for found in child.stdout:
-        if found.strip() == line:
+    for printed in child.stdout:
+        if printed.strip() == line:
             return
     raise AssertionError(f"{line!r} never came")
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
-def test_the_exit_code_is_the_command_s(wse, code: int) -> None:
+def test_the_launcher_exits_with_the_exit_code_of_the_command(wse, code: int) -> None:
     assert wse("python", "-c", f"import sys; sys.exit({code})").returncode == code
 
 
-def test_a_command_that_a_signal_ends_gives_the_code_that_a_shell_gives(wse) -> None:
+def test_a_command_killed_by_a_signal_exits_with_128_plus_its_number(wse) -> None:
     assert wse("bash", "-c", "kill -KILL $$").returncode == 137
 
 
-def test_a_command_that_is_not_there_gives_127_and_is_on_record(wse, home: Path) -> None:
+def test_a_missing_command_exits_with_127_and_is_recorded(wse, home: Path) -> None:
     done = wse("no_such_program_anywhere")
     assert done.returncode == 127
     assert "no_such_program_anywhere: command not found" in done.stderr
@@ -105,7 +105,7 @@ def test_a_command_that_is_not_there_gives_127_and_is_on_record(wse, home: Path)
     assert (chief["exit_code"], chief["message"]) == (127, "no_such_program_anywhere: command not found")
 
 
-def test_output_passes_through_and_is_kept(wse, home: Path) -> None:
+def test_output_is_printed_and_logged(wse, home: Path) -> None:
     done = wse("python", "-c", "import sys; print('to out'); print('to err', file=sys.stderr)")
     assert done.stdout.splitlines()[-1] == "to out"
     assert "to err" in done.stderr
@@ -113,7 +113,7 @@ def test_output_passes_through_and_is_kept(wse, home: Path) -> None:
     assert "to out" in log and "to err" in log
 
 
-def test_the_launch_is_announced_as_published(wse) -> None:
+def test_the_launch_prints_the_published_lines(wse) -> None:
     # Slurm itself prints the two lines for every job of several components.
     done = wse("--total-nodes", "2", "true")
     assert done.stdout.startswith("Launching: ")
@@ -122,7 +122,7 @@ def test_the_launch_is_announced_as_published(wse) -> None:
     assert re.search(r"wsjob-[a-z0-9]{22}", done.stderr)
 
 
-def test_arguments_arrive_as_they_are(wse, tmp_path: Path) -> None:
+def test_arguments_reach_the_command_unchanged(wse, tmp_path: Path) -> None:
     words = ["$(touch evil)", "; touch evil", "a b", "`touch evil`", "'", '"', "*", "é", "--nodes=3", "a\nb"]
     done = wse("--job-labels", "name=$(touch evil)", "python", "-c", "import sys; print(sys.argv[1:])", *words)
     assert done.stdout.splitlines()[-1] == repr(words)
@@ -162,8 +162,8 @@ def test_ctrl_c_at_the_terminal_reaches_the_command_once(
     assert jobs.listed(home, jobs.FINISHED)[0].phase == "CANCELLED"
 
 
-def test_a_second_signal_kills(started, home: Path) -> None:
-    # Deaf to both: a launcher that gets them together sees the one with the lower number first.
+def test_a_second_signal_kills_the_command(started, home: Path) -> None:
+    # Ignores both signals: if the launcher gets them together, it handles the lower number first.
     deaf = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "print('deaf', flush=True); signal.pause()"
@@ -192,7 +192,7 @@ def test_one_job_at_a_time_in_the_order_of_submission(started, home: Path, tmp_p
     assert diary.read_text().split("\n")[:-1] == [f"{word} {index}" for index in range(5) for word in ("in", "out")]
 
 
-def test_a_system_in_standby_refuses_with_the_command_that_activates_it(wse, home: Path) -> None:
+def test_a_system_in_standby_refuses_and_names_the_activate_command(wse, home: Path) -> None:
     registry.find()
     registry.change(home, "cs2-embedded", state.to_standby, "standby")
     done = wse("python", "-c", "raise SystemExit(3)")
@@ -200,7 +200,7 @@ def test_a_system_in_standby_refuses_with_the_command_that_activates_it(wse, hom
     assert 'cs --system cs2-embedded -c "system activate"' in done.stderr
 
 
-def test_a_system_in_the_other_mode_refuses_with_the_command_that_changes_it(wse, home: Path) -> None:
+def test_a_system_in_the_other_mode_refuses_and_names_the_setup_command(wse, home: Path) -> None:
     registry.create(home, "lab", "10.0.0.1")
     done = wse("python-ws", "run.py", "--cs_ip", "10.0.0.1:9000")
     assert done.returncode == 1
@@ -221,7 +221,7 @@ LAUNCHES = {
 SITE = "DEF_NODES=2\nDEF_TASKS_PER_NODE=2\nDEF_CPUS_PER_TASK=1\nLOCAL_TASKS=8\n"
 
 
-TOLD = {
+CHIEF_VARIABLES = {
     "nothing": {
         "CSRUN_LAYOUT": '{"nodes": 1, "tasks_per_node": 1, "single_task_nodes": 0, "cpus_per_task": null, '
         '"is_cyclic": false, "weight_servers": 0, "tasks": 1}',
@@ -259,10 +259,10 @@ TOLD = {
         "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
     },
 }
-"""The variables that tell the chief of each plan about its launch, under every executor; written out by hand."""
+"""Variables that the chief of each plan gets under every executor, written by hand."""
 
 
-def told(launch: str, home: Path, job: jobs.Job) -> dict[str, str]:
+def chief_variables(launch: str, home: Path, job: jobs.Job) -> dict[str, str]:
     return {
         "CSRUN_JOB_ID": str(job.number),
         "CSRUN_ROLE": "chief",
@@ -272,12 +272,12 @@ def told(launch: str, home: Path, job: jobs.Job) -> dict[str, str]:
         "SLURM_PROCID": "0",
         "SLURM_NODEID": "0",
         "SLURM_LOCALID": "0",
-        **TOLD[launch],
+        **CHIEF_VARIABLES[launch],
     }
 
 
 @pytest.mark.parametrize("launch", [*LAUNCHES, "site"])
-def test_every_task_of_the_plan_has_its_role_and_the_chief_is_told_the_same(wse, home: Path, launch: str) -> None:
+def test_tasks_and_the_chiefs_variables_match_the_plan(wse, home: Path, launch: str) -> None:
     if launch == "site":
         options, request = (), Request(2, 2, 1)
         home.mkdir()
@@ -291,8 +291,8 @@ def test_every_task_of_the_plan_has_its_role_and_the_chief_is_told_the_same(wse,
     assert "folded" not in done.stderr
     (job,) = jobs.listed(home, jobs.FINISHED)
     seen = ast.literal_eval(done.stdout.splitlines()[-1])
-    expected = told(launch, home, job)
-    if launch in ("nothing", "one-node"):  # as many CPUs as this machine has, or as Slurm gives
+    expected = chief_variables(launch, home, job)
+    if launch in ("nothing", "one-node"):  # the CPUs depend on this machine or on Slurm
         seen["CSRUN_LAYOUT"] = json.dumps({**json.loads(seen["CSRUN_LAYOUT"]), "cpus_per_task": request.cpus_per_task})
     assert {name: seen.get(name) for name in expected} == expected
     ends = [json.loads(path.read_text()) for path in jobs.job_folder(home, job.id).glob("task-*.json")]
@@ -301,7 +301,7 @@ def test_every_task_of_the_plan_has_its_role_and_the_chief_is_told_the_same(wse,
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_a_task_that_is_killed_stops_the_launch_with_its_role_and_host_and_what_to_do(
+def test_a_killed_task_stops_the_launch_and_the_error_names_role_host_and_log(
     started, home: Path, tmp_path: Path, rank: int
 ) -> None:
     options = ("--input-workers", "1", "--weight-servers", "1", "--cpus-per-task", "1", "--local-tasks", "1")
@@ -320,7 +320,7 @@ def test_a_task_that_is_killed_stops_the_launch_with_its_role_and_host_and_what_
     assert job.phase == "FAILED" and name in job.message
 
 
-# Asks for the weight servers as a weight-streaming run does, then waits like the script above.
+# Requests the weight servers, as a weight-streaming run does, then waits like the script above.
 ASKING = (
     """
 import os, pathlib
@@ -332,9 +332,7 @@ while not (folder / "weight-server-0.json").exists(): os.sched_yield()
 )
 
 
-def test_a_server_that_is_killed_stops_the_launch_with_its_log_after_the_chief_has_saved(
-    started, home: Path, tmp_path: Path
-) -> None:
+def test_a_killed_weight_server_stops_the_launch_after_the_chief_has_saved(started, home: Path, tmp_path: Path) -> None:
     options = ("--weight-servers", "1", "--cpus-per-task", "1", "--local-tasks", "1")
     child = started(*options, "python", "-c", ASKING, str(tmp_path / "checkpoint"), stderr=subprocess.STDOUT)
     wait_for_line(child, "step 1")
@@ -346,13 +344,13 @@ def test_a_server_that_is_killed_stops_the_launch_with_its_log_after_the_chief_h
     server.kill()
     output, _ = child.communicate(timeout=60)
     assert child.returncode not in (0, None)
-    told = rf"weight server 0 \(task 1 on \S+\) was ended by SIGKILL; its log is {folder}/weight-server-0\.log\. "
-    assert re.search(told + ".*the same command resumes from it", output), output
+    error = rf"weight server 0 \(task 1 on \S+\) was ended by SIGKILL; its log is {folder}/weight-server-0\.log\. "
+    assert re.search(error + ".*the same command resumes from it", output), output
     assert (tmp_path / "checkpoint").read_text() == "saved\n"
     assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
 
 
-def test_a_chief_that_is_killed_is_told_with_its_log_and_what_to_do(wse, home: Path) -> None:
+def test_the_error_of_a_killed_chief_names_the_log_and_how_to_resume(wse, home: Path) -> None:
     done = wse("bash", "-c", "kill -KILL $$")
     assert done.returncode == 137
     (job,) = jobs.listed(home, jobs.FINISHED)
@@ -360,7 +358,7 @@ def test_a_chief_that_is_killed_is_told_with_its_log_and_what_to_do(wse, home: P
     assert f"the log is {job.log}. " in done.stderr and "the same command resumes from it" in done.stderr
 
 
-def test_an_exit_code_beyond_128_is_no_signal(wse, home: Path) -> None:
+def test_an_exit_code_above_128_is_not_reported_as_a_signal(wse, home: Path) -> None:
     done = wse("bash", "-c", "exit 140")
     assert done.returncode == 140
     assert "was ended by" not in done.stderr and "checkpoint" not in done.stderr
@@ -369,13 +367,13 @@ def test_an_exit_code_beyond_128_is_no_signal(wse, home: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "name"), [(130, "SIGINT"), (143, "SIGTERM")])
-def test_an_exit_code_that_means_a_request_to_stop_is_a_cancelled_job(wse, home: Path, code: int, name: str) -> None:
+def test_exit_codes_of_stop_signals_record_a_cancelled_job(wse, home: Path, code: int, name: str) -> None:
     assert wse("bash", "-c", f"exit {code}").returncode == code
     (job,) = jobs.listed(home, jobs.FINISHED)
     assert (job.phase, job.message) == ("CANCELLED", f"exit code {code}: stopped by {name}")
 
 
-def test_a_dry_run_says_what_this_executor_would_start_and_the_srun_line(wse, home: Path, executor: str) -> None:
+def test_a_dry_run_prints_the_launch_of_the_executor_and_the_srun_line(wse, home: Path, executor: str) -> None:
     done = wse("--total-nodes", "4", "--tasks-per-node", "3", "--local-tasks", "2", "--dry-run", "true")
     launching, *others = done.stdout.splitlines()
     assert launching.startswith("Launching: srun ") == (executor == "slurm")
@@ -402,7 +400,7 @@ def test_sizes_that_contradict_each_other_are_refused(wse, home: Path) -> None:
     assert "with --total-nodes the input workers are the tasks of the nodes with several" in done.stderr
 
 
-def test_how_a_launch_ended_is_on_record(wse, home: Path) -> None:
+def test_labels_and_outcome_of_a_launch_are_recorded(wse, home: Path) -> None:
     wse("--job-labels", "model=gptj,run=1", "true")
     wse("false")
     first, second = jobs.listed(home, jobs.FINISHED)

@@ -17,7 +17,7 @@ from reference_implementations.common.run import PATH_KEYS, run
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(reference_implementations.__file__).parent
-# A model is covered by having a tiny config.
+# Every model with a tiny config is tested.
 CONFIGS = sorted(FOLDER.glob("**/configs/params_tiny.yaml"))
 
 
@@ -42,7 +42,7 @@ def test_both_modes_train_evaluate_and_predict_alike(
     content["csconfig"] = {"min_stream_bytes": 4096}
     params = tmp_path / "params.yaml"
     params.write_text(yaml.safe_dump(content))
-    found = {}
+    weights_by_mode = {}
     for mode in ("pipelined", "weight_streaming"):
         monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", mode)
         folder = tmp_path / mode
@@ -53,8 +53,8 @@ def test_both_modes_train_evaluate_and_predict_alike(
         assert run(model, [*words, "--mode", "eval_all"]) == 0
         assert run(model, [*words, "--mode", "predict"]) == 0
         with np.load(folder / "predictions.npz") as predictions:
-            found[mode] = weights(folder) | {f"predicted {key}": value for key, value in predictions.items()}
-    assert found["pipelined"].keys() == found["weight_streaming"].keys()
-    assert found["pipelined"]["global_step"] == 4
-    for key, value in found["pipelined"].items():
-        assert value.tobytes() == found["weight_streaming"][key].tobytes(), key
+            weights_by_mode[mode] = weights(folder) | {f"predicted {key}": value for key, value in predictions.items()}
+    assert weights_by_mode["pipelined"].keys() == weights_by_mode["weight_streaming"].keys()
+    assert weights_by_mode["pipelined"]["global_step"] == 4
+    for key, value in weights_by_mode["pipelined"].items():
+        assert value.tobytes() == weights_by_mode["weight_streaming"][key].tobytes(), key

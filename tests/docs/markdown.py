@@ -1,4 +1,4 @@
-"""What the documents hold: code blocks, headings and links, as CommonMark reads them."""
+"""Reads code blocks, headings and links of the documents, as CommonMark defines them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MADE = ("_build", "generated", "build", "model_dir")
 class Block:
     """One fenced code block.
 
-    The words behind the language say how it is tested:
+    The words after the language say how the block is tested:
         slow: it takes minutes.
         slurm: it needs a running Slurm.
         file=NAME: its text is the content of that file; it is written, not run.
         exits=N: it ends with exit code N instead of 0.
-        output: it is what the block before it prints, where `...` stands for anything.
+        output: it is the expected output of the block before it; `...` stands for any text.
         norun="REASON": it cannot run in a test.
 
     Attributes:
         page: The document.
-        line: Of its first line.
+        line: Number of its first line.
         language: First word of the fence's info; empty if there is none.
         options: The other words; a word without a value has an empty one.
         text: The code.
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where it stands, for messages."""
+        """File and line, for messages."""
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
@@ -67,7 +67,7 @@ def tokens(path: Path) -> list[Token]:
 
 
 def blocks(path: Path) -> list[Block]:
-    """Return the fenced code blocks of a document; directives of the site such as ```{toctree} are left out."""
+    """Return the fenced code blocks of a document, without directives of the site such as ```{toctree}."""
     fences = [token for token in tokens(path) if token.type == "fence" and not token.info.startswith("{")]
     return [_block(path, token) for token in fences]
 

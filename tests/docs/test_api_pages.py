@@ -1,4 +1,4 @@
-"""The API pages cover every name of ours that old code imports (NAMES.md), and every public name of the package."""
+"""The API pages cover all our names in NAMES.md, which old code imports, and all public names of the package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def documented() -> set[str]:
 
 
 def resolve(name: str) -> Any:
-    """The object of a full name, whose first words are a module."""
+    """Return the object of a full name such as package.module.Class.method."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         try:
@@ -50,7 +50,7 @@ def test_every_name_of_ours_in_names_md_is_on_an_api_page() -> None:
     missing = set()
     for row in TABLE:
         is_ours = row.home.startswith("cerebras_tensorflow") and not row.home.startswith(NOT_ON_PAGES)
-        # The wheel's inner modules are other paths to the same names, and to helpers of its own.
+        # The inner modules of tensorflow_estimator only repeat names, or hold helpers of that wheel.
         if row.status == ABSENT or not row.name or not is_ours or row.module.startswith("tensorflow_estimator."):
             continue
         home = home_of(row)

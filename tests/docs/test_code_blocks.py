@@ -1,8 +1,8 @@
 """Every code block of README and docs runs when it is pasted.
 
-The blocks of a page run in order, in one shell after the other with the same folder and variables, in a copy of the
-checkout. What a block prints is compared with the block of its output behind it. tests/docs/markdown.py lists the words
-behind a fence that say how its block is tested.
+The blocks of a page run in order in a copy of the checkout. Each block gets a new shell with the folder and variables
+that the last one left. If an `output` block follows, the printed text must match it. tests/docs/markdown.py lists the
+words after a fence that say how its block is tested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPTIONS = {"slow", "slurm", "file", "exits", "output", "norun"}
 TIMEOUT_S = 900
 # Pages that start TensorFlow many times.
 SLOW_PAGES = {"checkpoints.md", "porting.md", "quickstart.md", "training-what-does-not-fit.md"}
-# As little as a reader may find that cannot be tested.
+# Limit on blocks that no test runs.
 MOST_THAT_DO_NOT_RUN = 10
 
 # The state of the shell that a block leaves to the next one.
@@ -77,10 +77,10 @@ def checkout(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     for item in ROOT.iterdir():
         if item.is_file() and not item.name.startswith("."):
             shutil.copy(item, folder / item.name)
-    # model_dir is also a package of ours, which the pattern above leaves out.
+    # The pattern above also drops our package saver/model_dir, so copy the whole package again.
     shutil.rmtree(folder / "cerebras_tensorflow")
     shutil.copytree(ROOT / "cerebras_tensorflow", folder / "cerebras_tensorflow")
-    # Installing is not what the blocks are tested for: this environment stands for the one they would make.
+    # Skip the installation: this environment replaces the one that the blocks would make.
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "scripts" / "setup_venv.sh").write_text("#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -134,7 +134,7 @@ class Page:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether the lines of a text stand in an output, in their order; `...` in a line stands for anything.
+    """Whether an output contains the lines of a text in order; `...` in a line stands for any text.
 
     >>> matches("loss = ...", "step 1\\nloss = 2.5\\n")
     True

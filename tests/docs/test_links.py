@@ -11,7 +11,7 @@ from tests.docs.markdown import ROOT, anchors, documents, links
 
 
 def problem(path: Path, link: str) -> str | None:
-    """What is wrong with a link of a document; None: nothing. Addresses of other hosts are not asked."""
+    """Return what is wrong with a link of a document, or None. Links to other hosts are not checked."""
     parts = urlsplit(link)
     if parts.scheme in ("http", "https", "mailto"):
         return None

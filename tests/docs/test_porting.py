@@ -1,4 +1,4 @@
-"""The successors of tf.contrib that the porting page names are there."""
+"""The porting page names successors of tf.contrib; all of them exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = re.findall(r"^\| `tf\.contrib[^|]*\|([^|]*)\|$", PAGE, flags=re.MULTILINE
 SUCCESSORS = sorted({name for row in ROWS for name in re.findall(r"`(tf\.[\w.]+)", row)})
 
 
-def test_the_successors_are_there_in_a_script_with_keras_2(home: Path) -> None:
+def test_the_successors_exist_in_a_script_with_keras_2(home: Path) -> None:
     assert len(SUCCESSORS) > 10
     script = "import cerebras_tensorflow\nimport tensorflow as tf\n" + "\n".join(SUCCESSORS)
     environ = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}

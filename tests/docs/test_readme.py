@@ -1,4 +1,4 @@
-"""README stays a first page."""
+"""README stays short and links to every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a training step in README shows what the compiler makes of that step today."""
+"""The picture of a training step in README matches the current compiler."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python budget_run.py FOLDER BUDGET LAYERS WIDTH` trains a deep network whose gradients wait for their global norm.
 
-Prints one JSON object: the most memory that the process took [B].
+Prints one JSON object: the peak memory of the process [B].
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// Preloaded into a process: writes to files whose path has FAULT_MATCH in it fail with errno FAULT_ERRNO,
-// from the moment on at which the file FAULT_WHEN exists (from the start, if it is not set).
+// Preload this library into a process: writes to files whose path contains FAULT_MATCH fail with errno FAULT_ERRNO.
+// If FAULT_WHEN is set, they fail only once that file exists.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

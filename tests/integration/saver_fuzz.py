@@ -1,7 +1,7 @@
 """Feeds mutated checkpoints to the readers: python saver_fuzz.py SECONDS [CORPUS].
 
-A file is fine if it is read, or refused with an error of ours. Each distinct end (where in our code it was refused) is
-a kind. With CORPUS, one mutated file of each kind is kept there; the default tests replay the corpus.
+A mutated file passes if it is read, or refused with one of our errors. Its end is the error and the line that raised
+it. With CORPUS, one mutated file of each distinct end is kept there; the default tests replay the corpus.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ TIMEOUT_S = 20
 ODD_JSON = b'-1 0 2147483648 9223372036854775807 1e308 NaN null [] {} "x" "../x" true 3.5 "string"'.split()
 ODD_JSON += [b"18446744073709551616", b"[" * 2000]
 
-# Opens each file named on its standard input, reads all of it, and says where that ended. Any error but ours ends it,
-# and so does the want of more memory than any of these small files can need.
+# Opens each file named on standard input, reads all of it, and prints how that ended. The process ends on any error
+# that is not ours, and if it needs more memory than such small files justify.
 _READ = """
 import faulthandler, resource, sys, traceback
 from cerebras_tensorflow.saver.hdf5 import foreign as h5_foreign
@@ -143,7 +143,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_json(text: bytes, rng: random.Random) -> bytes:
-    """Return JSON with a number, a string or a bracket replaced by something that does not belong there."""
+    """Return JSON with a number, a string or a list replaced by an unexpected value."""
     odd = rng.choice(ODD_JSON)
     places = [match.span() for match in re.finditer(rb'-?\d+|"[^"]*"|\[[^\[\]]*\]', text)]
     start, stop = rng.choice(places)
@@ -151,7 +151,7 @@ def mutated_json(text: bytes, rng: random.Random) -> bytes:
 
 
 def mutated_zip(data: bytes, rng: random.Random) -> bytes:
-    """Return a zip file in which the bytes of one member are changed, its checksum fitting them."""
+    """Return a zip file with changed bytes in one member and a valid checksum."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(out, "w") as target:
         chosen = rng.choice([name for name in source.namelist() for _ in range(1 + 8 * name.endswith(".pkl"))])
@@ -162,7 +162,7 @@ def mutated_zip(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate(data: bytes, name: str, rng: random.Random) -> bytes:
-    """Return a mutated file; half the time past the checksums, as somebody who wants to do harm would write it."""
+    """Return a mutated file; half the time with valid checksums, as an attacker would write it."""
     if rng.random() < 0.5:
         return mutated(data, rng)
     if name.endswith(".index"):
@@ -186,16 +186,16 @@ def mutate(data: bytes, name: str, rng: random.Random) -> bytes:
 
 
 class Reader:
-    """A process that reads files and says how that ended; a new one when libhdf5 has taken it down."""
+    """A process that reads files and reports how that ended. A new process starts after libhdf5 crashed the last."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def end_of(self, path: Path) -> str:
-        """Return how reading ended; "libhdf5" if that took the process down or did not end.
+        """Return how reading ended; "libhdf5" if libhdf5 crashed or hung.
 
         Raises:
-            AssertionError: If it ended with an error that is not ours, or not at all.
+            AssertionError: If reading ended with an error that is not ours, or hung outside h5py.
         """
         if self._process is None:
             environment = dict(os.environ, MALLOC_ARENA_MAX="1", PYTHONPATH=os.pathsep.join(sys.path))
@@ -211,7 +211,7 @@ class Reader:
             return line.strip()
         self._process = None
         _, error = process.communicate()
-        # A traceback is ours to mend; a signal is libhdf5's, and so is an endless loop inside h5py.
+        # A traceback is our bug. A signal, or an endless loop inside h5py, is a bug of libhdf5.
         loops = error.startswith("Timeout") and "h5py" in error.splitlines()[2]
         assert (process.returncode < 0 or loops) and path.suffix == ".h5", f"{path}: exit {process.returncode}\n{error}"
         return "libhdf5"
@@ -242,7 +242,7 @@ def mutants(folder: Path, seconds: float, seed: int) -> Iterator[tuple[str, Path
 
 
 def fuzz(folder: Path, seconds: float, seed: int, corpus: Path | None = None) -> tuple[int, int, dict[str, int]]:
-    """Feed mutants to the readers; return (files tried, those that took libhdf5 down, how often each end came)."""
+    """Feed mutants to the readers; return (files tried, crashes of libhdf5, count of each end)."""
     reader, tried, ends = Reader(), 0, dict[str, int]()
     try:
         for name, path, target in mutants(folder, seconds, seed):
@@ -265,7 +265,7 @@ def fuzz(folder: Path, seconds: float, seed: int, corpus: Path | None = None) ->
 
 
 def replay(folder: Path, corpus: Path) -> int:
-    """Read every file of a corpus in place of the seed's; return how many there are."""
+    """Read every file of a corpus in place of its seed file; return the number of files."""
     originals = folder / "seeds"
     originals.mkdir()
     write_seeds(originals)
@@ -290,6 +290,6 @@ if __name__ == "__main__":
         start_seed = int(time.time())
         where = Path(sys.argv[2]) if len(sys.argv) > 2 else None
         number, died, counted = fuzz(Path(scratch), float(sys.argv[1]), start_seed, where)
-    print(f"seed {start_seed}: {number} files, {died} took libhdf5 down, {len(counted)} different ends")
+    print(f"seed {start_seed}: {number} files, {died} crashed libhdf5, {len(counted)} different ends")
     for label, count in sorted(counted.items()):
         print(f"{count:6} {label}")

@@ -1,7 +1,7 @@
-"""Does checkpoint work in child processes and hurts them: python saver_hurt.py WHAT KIND FOLDER COUNT SEED.
+"""Writes checkpoints in child processes and kills them or fills their disk.
 
-Children are forked, so that hundreds of them take seconds. What is wrong with what they leave ends this process with a
-traceback.
+`python saver_hurt.py WHAT KIND FOLDER COUNT SEED`. Children are forked, so hundreds of them take seconds. If a
+checkpoint is lost or damaged, this process ends with a traceback.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ELEMENTS = 30_000
 
 
 def values(step: int) -> dict[str, np.ndarray]:
-    """Tensors that say which step they are of."""
+    """Return tensors filled with the number of the step."""
     return {name: np.full(ELEMENTS, step) for name in ("a", "b", "c")}
 
 
@@ -48,7 +48,7 @@ def save(kind: str, path: Path, step: int) -> None:
 
 
 def prepare(kind: str, folder: Path) -> None:
-    """Write what `work` changes."""
+    """Write the files that `work` changes."""
     if kind.startswith("update"):
         save(kind, folder / "c.h5", 0)
     for parity in range(2) if kind.startswith("to_") else ():
@@ -59,7 +59,7 @@ def prepare(kind: str, folder: Path) -> None:
 
 
 def work(kind: str, folder: Path, step: int) -> None:
-    """Do one step: save and retire, update in place, or convert over what stands there."""
+    """Do one step: save and delete old checkpoints, update in place, or convert over the last result."""
     if kind in SAVED:
         path = folder / f"model-ckpt-{step}{'' if kind == 'bundle' else '.h5'}"
         save(kind, path, step)
@@ -75,7 +75,7 @@ def work(kind: str, folder: Path, step: int) -> None:
 
 
 def steps_in(path: str | Path) -> set[int]:
-    """The steps that a checkpoint's values are of, read against every checksum."""
+    """Return the steps in the values of a checkpoint, with every checksum verified."""
     with open_checkpoint(path) as reader:
         reader.verify()
         return {int(step) for name in ("a", "b", "c") for step in np.unique(reader.read(name))}
@@ -84,14 +84,14 @@ def steps_in(path: str | Path) -> set[int]:
 def check(kind: str, folder: Path, done: int) -> int:
     """Check that nothing complete is lost and nothing partial has a final name; return the newest step."""
     if kind in SAVED:
-        found = checkpoints_newest_first(folder)
-        assert all(is_complete(path) for path in found), found
+        paths = checkpoints_newest_first(folder)
+        assert all(is_complete(path) for path in paths), paths
         stored = set()
-        for path in found:
+        for path in paths:
             (step,) = steps_in(path)
             assert f"-{step}" in path
             stored.add(step)
-        # The last two that were entered are kept, or already one more.
+        # The last two recorded checkpoints exist, and perhaps a newer one.
         assert done < 2 or {done - 1, done} <= stored or {done, done + 1} <= stored, (done, stored)
         return max(stored, default=0)
     result = "c" if kind == "to_tensorflow" else "c.h5"
@@ -106,7 +106,7 @@ def check(kind: str, folder: Path, done: int) -> int:
 
 
 def in_child(run: Callable[[int], object]) -> tuple[int, int]:
-    """Run a function in a child; return its process and the end of the pipe that the function writes to."""
+    """Run a function in a child; return the child's process id and the pipe to read what the function writes."""
     reading, writing = os.pipe()
     process = os.fork()
     if process:
@@ -118,7 +118,7 @@ def in_child(run: Callable[[int], object]) -> tuple[int, int]:
     except CheckpointError as error:
         os.write(writing, str(error).encode())
         os._exit(2)
-    except BaseException as error:  # noqa: BLE001 - a forked child tells whatever it was
+    except BaseException as error:  # noqa: BLE001 - a forked child reports any error
         os.write(writing, repr(error).encode())
         os._exit(1)
     finally:
@@ -126,13 +126,13 @@ def in_child(run: Callable[[int], object]) -> tuple[int, int]:
 
 
 def rest_of(pipe: int) -> bytes:
-    """All that is still to come out of a pipe."""
+    """Read a pipe to its end."""
     with open(pipe, "rb") as file:
         return file.read()
 
 
 def kill(kind: str, folder: Path, count: int, seed: int) -> None:
-    """Kill the worker at random moments; what was complete stays, and the next one goes on from there."""
+    """Kill the worker at random moments. Complete checkpoints must survive; the next worker continues from them."""
     rng = random.Random(seed)
     prepare(kind, folder)
     done = 0
@@ -158,7 +158,7 @@ def kill(kind: str, folder: Path, count: int, seed: int) -> None:
         assert os.WIFSIGNALED(status), said
         done = int.from_bytes(said[-8:], "little") if said else done
         done = check(kind, folder, done)
-        if rng.random() < 0.3:  # what a run does when it begins
+        if rng.random() < 0.3:  # as at the start of a run
             with FolderLock(str(folder)):
                 clean_up(str(folder))
             assert not list(folder.glob(".*.partial"))
@@ -166,7 +166,7 @@ def kill(kind: str, folder: Path, count: int, seed: int) -> None:
 
 
 def fill(kind: str, folder: Path, count: int, seed: int, is_disk: bool) -> None:
-    """Let the disk be full at random points: one clear error, and the folder's files as before."""
+    """Fill the disk at random points. Expect one clear error and unchanged files."""
     rng = random.Random(seed)
     prepare(kind, folder)
     work(kind, folder, 1)
@@ -203,14 +203,14 @@ def fill(kind: str, folder: Path, count: int, seed: int, is_disk: bool) -> None:
         assert "Free some space" in said, said
         assert before.items() <= after.items(), sorted(set(after) ^ set(before))
         for name in set(after) - set(before):
-            # It was saved; the disk was full when the state file was to say so.
+            # The checkpoint was saved; the disk was full when the state file was written.
             assert "/checkpoint: cannot be written" in said and is_complete(folder / name.removesuffix(".index")), said
             (folder / name).unlink()
     assert failed > count // 4, f"only {failed} of {count} limits were too small"
 
 
 def resize(folder: Path, num_bytes: int) -> None:
-    """Set the size of the tmpfs that a folder is."""
+    """Set the size of the tmpfs mounted at a folder."""
     subprocess.run(["mount", "-o", f"remount,size={num_bytes}", folder], check=True)
 
 

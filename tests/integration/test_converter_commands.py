@@ -37,13 +37,13 @@ def write(path: Path, shapes: dict[str, list[int]], key: str | None = None) -> N
 
 
 def gptj_shapes() -> dict[str, list[int]]:
-    found = {"transformer.wte.weight": [V, H], "lm_head.weight": [V, H], "lm_head.bias": [V]}
-    found |= {f"transformer.h.0.attn.{part}_proj.weight": [H, H] for part in ("q", "k", "v", "out")}
-    found |= {"transformer.h.0.mlp.fc_in.weight": [16, H], "transformer.h.0.mlp.fc_in.bias": [16]}
-    found |= {"transformer.h.0.mlp.fc_out.weight": [H, 16], "transformer.h.0.mlp.fc_out.bias": [H]}
-    found |= {f"transformer.{norm}.{kind}": [H] for norm in ("h.0.ln_1", "ln_f") for kind in ("weight", "bias")}
+    shapes = {"transformer.wte.weight": [V, H], "lm_head.weight": [V, H], "lm_head.bias": [V]}
+    shapes |= {f"transformer.h.0.attn.{part}_proj.weight": [H, H] for part in ("q", "k", "v", "out")}
+    shapes |= {"transformer.h.0.mlp.fc_in.weight": [16, H], "transformer.h.0.mlp.fc_in.bias": [16]}
+    shapes |= {"transformer.h.0.mlp.fc_out.weight": [H, 16], "transformer.h.0.mlp.fc_out.bias": [H]}
+    shapes |= {f"transformer.{norm}.{kind}": [H] for norm in ("h.0.ln_1", "ln_f") for kind in ("weight", "bias")}
     # Buffers of the published file.
-    return found | {"transformer.h.0.attn.bias": [1, 1, 6, 6], "transformer.h.0.attn.masked_bias": []}
+    return shapes | {"transformer.h.0.attn.bias": [1, 1, 6, 6], "transformer.h.0.attn.masked_bias": []}
 
 
 GPTJ = {"vocab_size": V, "n_embd": H, "n_head": 2, "n_layer": 1, "n_positions": 6, "rotary": True, "rotary_dim": 2}
@@ -68,7 +68,7 @@ def test_gptj_from_hugging_face(tmp_path: Path) -> None:
     assert (model["hidden_size"], model["position_embedding_type"], model["filter_size"]) == (4, "rotary", 16)
 
 
-def test_gpt2_to_hugging_face_lies_beside_its_inputs(tmp_path: Path) -> None:
+def test_gpt2_to_hugging_face_is_written_beside_its_inputs(tmp_path: Path) -> None:
     block = "transformer_decoder.layers.0"
     shapes = {"embedding_layer.word_embeddings.weight": [V, H], "embedding_layer.position_embeddings.weight": [6, H]}
     shapes |= {f"{block}.self_attn.proj_{part}_dense_layer.weight": [H, H] for part in ("q", "k", "v", "output")}
@@ -77,7 +77,7 @@ def test_gpt2_to_hugging_face_lies_beside_its_inputs(tmp_path: Path) -> None:
     shapes |= {f"{block}.ffn.ffn.1.linear_layer.weight": [H, 16], f"{block}.ffn.ffn.1.linear_layer.bias": [H]}
     norms = (f"{block}.norm1", f"{block}.norm3", "transformer_decoder.norm", "ln_f")
     shapes |= {f"{norm}.{kind}": [H] for norm in norms for kind in ("weight", "bias")} | {"lm_head.weight": [V, H]}
-    # As a run of 1.8 saves it: names with a prefix, a counter beside them.
+    # As a run of 1.8 saves it: prefixed names and a step counter.
     shapes = {f"model.{name}": shape for name, shape in shapes.items()}
     write(tmp_path / "model_dir" / "checkpoint_10000.mdl", shapes, key="model")
     model = {"vocab_size": V, "hidden_size": H, "num_heads": 2, "num_hidden_layers": 1, "max_position_embeddings": 6}
@@ -113,7 +113,7 @@ def test_gpt2_to_hugging_face_lies_beside_its_inputs(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_configs_of_an_older_release(name: str, model: dict, expected: dict, tmp_path: Path) -> None:
+def test_configs_of_release_1_7_are_converted(name: str, model: dict, expected: dict, tmp_path: Path) -> None:
     (tmp_path / "params_train.yaml").write_text(yaml.safe_dump({"model": model}))
     line = f"{TOOL} convert-config --model {name} --src-fmt cs-1.7 --tgt-fmt cs-1.8 params_train.yaml"
     done = shell(tmp_path, line)

@@ -24,7 +24,7 @@ import numpy as np
 from cerebras.appliance.saver.h5_saver import H5Saver
 from cerebras.appliance.storage import DeserializationContext, StorageReader
 
-def told(value):
+def described(value):
     value = np.asarray(getattr(value, "value", value))
     return [value.dtype.name, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
 
@@ -34,9 +34,9 @@ reader = StorageReader.get(path)
 current = {}
 for name in legacy:
     key = urllib.parse.quote(name, safe="")
-    found, metadata = reader.read(key)
-    current[name] = DeserializationContext(key, metadata).deserialize(found)
-print(json.dumps([{n: told(v) for n, v in values.items()} for values in (legacy, current)]))
+    content, metadata = reader.read(key)
+    current[name] = DeserializationContext(key, metadata).deserialize(content)
+print(json.dumps([{n: described(v) for n, v in values.items()} for values in (legacy, current)]))
 """
 HIDDEN, VOCABULARY = 8, 11
 
@@ -77,4 +77,4 @@ def test_both_published_readers_accept_a_converted_checkpoint(tmp_path: Path) ->
     }.items():
         expected = ours[name]
         assert current[key] == ["float32", list(expected.shape), hashlib.sha256(expected.tobytes()).hexdigest()]
-    assert len(current) == len(ours) + 2  # the last norm's scale and shift lie there twice
+    assert len(current) == len(ours) + 2  # scale and shift of the last norm are stored twice

@@ -39,7 +39,7 @@ def job(home: Path, argv: Callable[..., list[str]]) -> Iterator[subprocess.Popen
         child.kill()
 
 
-def test_the_seed_s_table(run, job: subprocess.Popen[str]) -> None:
+def test_get_jobs_prints_the_documented_table(run, job: subprocess.Popen[str]) -> None:
     header, row = run("csctl", "get", "jobs").stdout.splitlines()
     assert header.split() == ["NAME", "AGE", "PHASE", "SYSTEMS", "USER", "LABELS"]
     assert re.fullmatch(r"wsjob-[a-z0-9]{22}  \d+s +RUNNING  cs2-embedded +\S+", row)
@@ -53,7 +53,7 @@ def test_cancel_lets_the_job_stop(run, home: Path, job: subprocess.Popen[str]) -
     assert jobs.find(home, job_id).phase == "CANCELLED"
 
 
-def test_cancel_takes_a_waiting_job_out_of_the_queue(run, home: Path, argv, job: subprocess.Popen[str]) -> None:
+def test_cancel_removes_a_waiting_job_from_the_queue(run, home: Path, argv, job: subprocess.Popen[str]) -> None:
     with subprocess.Popen(
         argv("csrun_wse", "true"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as waiting:
@@ -68,7 +68,7 @@ def test_cancel_takes_a_waiting_job_out_of_the_queue(run, home: Path, argv, job:
 
 
 @pytest.mark.slow
-def test_cancel_kills_what_does_not_stop_within_half_a_minute(run, home: Path, argv) -> None:
+def test_cancel_kills_a_job_that_does_not_stop_within_half_a_minute(run, home: Path, argv) -> None:
     with subprocess.Popen(
         argv("csrun_wse", "python", "-c", STUBBORN), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as child:
@@ -107,7 +107,7 @@ def test_an_exported_log_does_not_hold_the_token_of_a_weight_server(run, home: P
         assert archive.namelist() == ["job.json", "weight-server-0.log"]
 
 
-def test_errors_are_one_line_and_code_1(run) -> None:
+def test_errors_are_one_line_with_exit_code_1(run) -> None:
     for words in (("get", "foo"), ("get", "job", "nope"), ("cancel", "job", "nope"), ("label", "job", "nope", "a=1")):
         done = run("csctl", *words)
         assert done.returncode == 1
@@ -143,7 +143,9 @@ def call(address: str, name: str, request, token: str = "", channel=None):
         return getattr(stub, name)(request, metadata=(("auth-uid", "0"), ("auth-token", token)), timeout=20)
 
 
-def test_a_wrong_token_neither_reads_nor_changes(serve, home: Path, tmp_path: Path, job: subprocess.Popen[str]) -> None:
+def test_a_wrong_token_can_neither_read_nor_change_jobs(
+    serve, home: Path, tmp_path: Path, job: subprocess.Popen[str]
+) -> None:
     import grpc
 
     from csrun.csctl.server import api
@@ -169,7 +171,7 @@ def test_a_wrong_token_neither_reads_nor_changes(serve, home: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "[::]"])
-def test_beyond_loopback_needs_tls_and_a_token(run, host: str) -> None:
+def test_serving_beyond_loopback_needs_tls_and_a_token(run, host: str) -> None:
     done = run("cs-system", "serve", "--listen", f"{host}:0")
     assert done.returncode == 1
     assert "that needs --tls-cert, --tls-key and --token-file" in done.stderr

@@ -1,4 +1,4 @@
-"""A disk that is full or fails under CEREBRAS_HOME: no launch is lost by it, and the user is told once."""
+"""A full or failing disk under CEREBRAS_HOME loses no launch, and each problem is reported once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.exit(3)
 """
 WRITES = ("systems.sqlite", "jobs.sqlite", "/jobs", ".alive", "output.log", "task-0", "/done")
 AT_START = ("systems.sqlite", "jobs.sqlite", "/jobs", ".alive")
-"""What is written before anything runs. Without the right to write it, a launch is refused; nothing is lost then."""
+"""Files written before anything runs. Without permission to write them, a launch is refused and nothing is lost."""
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ def launch(home, argv: Callable[..., list[str]], tmp_path: Path) -> Callable[...
 )
 @pytest.mark.parametrize("match", WRITES)
 @pytest.mark.parametrize("when", ["fresh", "start", "running"])
-def test_no_write_that_fails_costs_a_run(
+def test_a_failing_write_never_loses_a_run(
     launch, shim: Path, home: Path, tmp_path: Path, match: str, number: int, when: str
 ) -> None:
     if when != "fresh":
@@ -76,7 +76,9 @@ def test_no_write_that_fails_costs_a_run(
     done = launch(**faults)
     assert "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith(("csrun: ", "ERROR: "))]
-    told = [line for line in lines if "cannot" in line or "not recorded" in line or "lacks" in line or "no log" in line]
+    reports = [
+        line for line in lines if "cannot" in line or "not recorded" in line or "lacks" in line or "no log" in line
+    ]
     refusals = (errno.EACCES, errno.EROFS)
     if done.returncode == 1:
         assert match in AT_START and number in refusals and when != "running"
@@ -87,11 +89,11 @@ def test_no_write_that_fails_costs_a_run(
     assert (tmp_path / "checkpoint").read_text() == "saved"
     assert done.stdout.endswith("step 1\n")
     assert "a warning" in done.stderr
-    # The log, the record of the task and that of the job: each is told once.
-    assert len(set(told)) == len(told) <= 3, told
+    # At most three problems (log, task record, job record), each reported once.
+    assert len(set(reports)) == len(reports) <= 3, reports
 
 
-def test_a_full_standard_output_costs_no_run(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_full_standard_output_loses_no_run(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> None:
     words = argv("csrun_wse", "--executor", "embedded", "python", "-c", SAVING, str(tmp_path))
     with open("/dev/full", "wb") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -113,7 +115,7 @@ def full_home(home: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("is_fresh", [True, False])
-def test_a_full_file_system_costs_no_run(launch, full_home: Path, tmp_path: Path, is_fresh: bool) -> None:
+def test_a_full_file_system_loses_no_run(launch, full_home: Path, tmp_path: Path, is_fresh: bool) -> None:
     if not is_fresh:
         assert launch().returncode == 3
         (tmp_path / "checkpoint").unlink()

@@ -1,4 +1,4 @@
-"""What a new user meets first: versions, typos, a reader that goes away, TensorFlow's noise."""
+"""What a new user meets first: versions, typos, closed pipes, TensorFlow's log lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_command_has_a_version(run, command: str) -> None:
         ("cs", ["-c", "sytem show"], "did you mean 'system show'?"),
     ],
 )
-def test_a_typo_names_the_near_word_and_queues_nothing(
+def test_a_typo_gets_a_suggestion_and_queues_nothing(
     run, home: Path, command: str, words: list[str], meant: str
 ) -> None:
     done = run(command, *words)
@@ -53,16 +53,14 @@ def test_a_typo_names_the_near_word_and_queues_nothing(
 @pytest.mark.parametrize(
     "words", [["csctl", "get", "jobs", "--all_states"], ["cs-system", "serve", "--tls_cert=x", "-h"]]
 )
-def test_options_take_underscores_too(run, words: list[str]) -> None:
+def test_options_may_have_underscores(run, words: list[str]) -> None:
     assert run(*words).returncode == 0
 
 
 @pytest.mark.parametrize(
     "words", [["csrun_wse", "--help"], ["csctl", "get", "jobs"], ["cs-system", "list"], ["cs", "-c", "help"]]
 )
-def test_a_reader_that_goes_away_sees_no_traceback(
-    home: Path, argv: Callable[..., list[str]], words: list[str]
-) -> None:
+def test_a_closed_output_pipe_causes_no_traceback(home: Path, argv: Callable[..., list[str]], words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(argv(*words), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -72,7 +70,7 @@ def test_a_reader_that_goes_away_sees_no_traceback(
 
 
 @pytest.mark.parametrize("command", ["csrun_wse", "csrun_cpu"])
-def test_tensorflow_is_quiet_in_a_launch_though_the_script_imports_it_first(
+def test_tensorflow_is_quiet_in_a_launch_even_if_imported_first(
     run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)

@@ -49,7 +49,7 @@ def attack():
 """
 
 
-def test_another_user_of_the_machine_neither_reads_nor_cancels(home: Path, server: str, as_nobody) -> None:
+def test_another_user_can_neither_read_nor_cancel_jobs(home: Path, server: str, as_nobody) -> None:
     job = jobs.submit(home, "lab", "pipelined")
     assert (home / "serve_token").stat().st_mode & 0o777 == 0o600
     output, errors = as_nobody(ATTACK, server, job.id).communicate(timeout=60)
@@ -57,11 +57,11 @@ def test_another_user_of_the_machine_neither_reads_nor_cancels(home: Path, serve
     assert not job.record.is_cancel_requested
 
 
-def test_this_user_needs_no_settings(home: Path, server: str) -> None:
+def test_the_same_user_needs_no_token_settings(home: Path, server: str) -> None:
     assert remote.find(server) is not None
 
 
-def test_the_token_is_not_shown_to_a_listener_of_another_user(home: Path, as_nobody) -> None:
+def test_the_token_is_not_sent_to_another_users_server(home: Path, as_nobody) -> None:
     token.make(home)
     script = """
 import socket, sys
@@ -77,7 +77,7 @@ def attack():
 
 
 @pytest.mark.parametrize("has_token", [False, True])
-def test_silent_streams_do_not_take_the_server(home: Path, server: str, has_token: bool) -> None:
+def test_silent_streams_do_not_block_the_server(home: Path, server: str, has_token: bool) -> None:
     secret = token.read(home / "serve_token")
     metadata = (("auth-token", secret),) if has_token else ()
     messages = protocol.load(remote.PROTO).messages
@@ -95,7 +95,7 @@ def test_silent_streams_do_not_take_the_server(home: Path, server: str, has_toke
             method(silence(), metadata=metadata) for method in (call, unary) for _ in range(60 if has_token else 140)
         ]
         show = protocol.load(remote.PROTO).services["Systems"].stub(own).Show
-        # A full server refuses, and has room again once the silent ones have had their time.
+        # A full server refuses calls until the silent streams time out.
         shown = None
         deadline = time.monotonic() + 60
         while shown is None and time.monotonic() < deadline:
@@ -111,7 +111,7 @@ def test_silent_streams_do_not_take_the_server(home: Path, server: str, has_toke
     ("content", "mode", "text"),
     [("secret", 0o644, "others may read"), ("secret", 0o660, "others may read"), ("", 0o600, "is empty or too short")],
 )
-def test_a_token_that_others_know_is_refused(run, tmp_path: Path, content: str, mode: int, text: str) -> None:
+def test_a_readable_or_empty_token_file_is_refused(run, tmp_path: Path, content: str, mode: int, text: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(mode)
@@ -120,7 +120,7 @@ def test_a_token_that_others_know_is_refused(run, tmp_path: Path, content: str, 
     assert text in done.stderr
 
 
-def test_an_export_follows_no_link_and_waits_for_no_pipe(home: Path, tmp_path: Path) -> None:
+def test_an_export_skips_links_and_pipes(home: Path, tmp_path: Path) -> None:
     job = jobs.submit(home, "lab", "pipelined")
     secret = tmp_path / "secret"
     secret.write_text("top secret")
@@ -135,7 +135,7 @@ def test_an_export_follows_no_link_and_waits_for_no_pipe(home: Path, tmp_path: P
         assert sorted(archive.namelist()) == ["job.json", "output.log", "restart-1/output.log"]
 
 
-def test_an_export_replaces_no_file_through_a_link(home: Path, tmp_path: Path) -> None:
+def test_an_export_does_not_write_through_a_link(home: Path, tmp_path: Path) -> None:
     job = jobs.submit(home, "lab", "pipelined")
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -154,7 +154,7 @@ def test_a_job_folder_that_is_a_link_is_not_exported(home: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("value", [0, False, [], {}, 1, ["x"], {"a": "b"}, "\x1b[31m", "x" * 64])
-def test_a_label_is_a_text_that_is_allowed(home: Path, value: object) -> None:
+def test_a_malformed_label_is_refused(home: Path, value: object) -> None:
     job = jobs.submit(home, "lab", "pipelined")
     with pytest.raises(ResourceError, match="is not a label"):
         actions.label(home, job.id, {"key": value})
@@ -162,7 +162,7 @@ def test_a_label_is_a_text_that_is_allowed(home: Path, value: object) -> None:
 
 
 @pytest.mark.parametrize("changes", [[], "text", 5, None, {str(number): "x" for number in range(100)}])
-def test_labels_are_pairs_and_few(home: Path, changes: object) -> None:
+def test_labels_must_be_at_most_64_pairs(home: Path, changes: object) -> None:
     job = jobs.submit(home, "lab", "pipelined")
     with pytest.raises(ResourceError, match="at most 64 pairs"):
         actions.label(home, job.id, changes)
@@ -185,7 +185,7 @@ def test_names_with_terminal_escapes_are_shown_escaped(home: Path, run) -> None:
         assert "\x1b" not in run("cs", "-c", command).stdout
 
 
-def test_bytes_that_are_no_utf8_reach_the_command_and_spoil_no_record(home: Path, argv) -> None:
+def test_arguments_that_are_not_utf8_reach_the_command_and_are_recorded(home: Path, argv) -> None:
     code = "import sys, os; os.write(1, os.fsencode(sys.argv[1]))"
     words = [*argv("csrun_wse", "--executor", "embedded", "python", "-c", code), b"caf\xe9"]
     done = subprocess.run(words, capture_output=True, timeout=60)
@@ -194,7 +194,7 @@ def test_bytes_that_are_no_utf8_reach_the_command_and_spoil_no_record(home: Path
     assert jobs.listed(home, jobs.FINISHED)[0].description.endswith(r"'caf\xe9'")
 
 
-def test_a_cancelled_job_whose_record_names_another_process_leaves_that_one_alone(home: Path, run) -> None:
+def test_cancel_does_not_kill_a_foreign_process_named_in_a_record(home: Path, run) -> None:
     from cerebras_tensorflow.system import database
 
     job = jobs.submit(home, "lab", "pipelined")
@@ -207,7 +207,7 @@ def test_a_cancelled_job_whose_record_names_another_process_leaves_that_one_alon
         stranger.kill()
 
 
-def test_a_folder_with_a_comma_is_not_mounted_as_two(home: Path, run, tmp_path: Path) -> None:
+def test_a_mount_folder_with_a_comma_is_refused(home: Path, run, tmp_path: Path) -> None:
     home.mkdir()
     (home / "site.conf").write_text("SINGULARITY_IMAGE=/image.sif\n")
     folder = tmp_path / "a,b"

@@ -1,4 +1,4 @@
-"""No word of a command line, a label, a name or a message is ever a shell's, a path's or a terminal's."""
+"""Arguments, labels, names and messages never reach a shell, a path or a terminal unescaped."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ OPTIONS = [
         ("cs_input_analyzer", ANALYZER_OPTIONS),
     )
     for option in options
-    if option.name != "debug"  # which asks for tracebacks
+    if option.name != "debug"  # --debug asks for tracebacks
 ]
 
 
 @pytest.fixture
 def evil(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A text that would make a file called `evil` if anything but the program it is given to read it."""
+    """A text with shell, path and terminal escapes. It creates a file `evil` if a shell evaluates it."""
     monkeypatch.chdir(tmp_path)
     target = tmp_path / "evil"
     return f"x$(touch {target});touch {target}|`touch {target}`&touch {target}\n../../evil \x1b[31m"
@@ -39,7 +39,7 @@ def check(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("program", "name"), OPTIONS)
-def test_the_value_of_an_option_stays_one_word(run, evil: str, tmp_path: Path, program: str, name: str) -> None:
+def test_no_shell_evaluates_the_value_of_an_option(run, evil: str, tmp_path: Path, program: str, name: str) -> None:
     executor = [] if program == "cs_input_analyzer" else ["--executor", "embedded"]
     for words in ([f"--{name}={evil}"], [f"--{name.replace('-', '_')}", evil]):
         done = run(program, *executor, *words, "true")
@@ -47,8 +47,8 @@ def test_the_value_of_an_option_stays_one_word(run, evil: str, tmp_path: Path, p
     check(tmp_path)
 
 
-def test_the_container_gets_its_words_as_they_are(run, evil: str, home: Path, tmp_path: Path, monkeypatch) -> None:
-    # It stands in for Singularity, which can run in no test, only to show which words it would get.
+def test_the_container_gets_its_arguments_unchanged(run, evil: str, home: Path, tmp_path: Path, monkeypatch) -> None:
+    # Stands in for Singularity, which cannot run in a test: prints its arguments.
     program = tmp_path / "bin" / "singularity"
     program.parent.mkdir()
     program.write_text("#!/usr/bin/env python3\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
@@ -58,7 +58,7 @@ def test_the_container_gets_its_words_as_they_are(run, evil: str, home: Path, tm
     image = evil.replace("\n", "")
     (home / "site.conf").write_text(f"SINGULARITY_IMAGE={shlex.quote(image)}\nEXECUTOR=embedded\n")
     done = run("csrun_cpu", "--mount-dirs", evil, "python", evil)
-    # Blanks around a folder's name are no part of it.
+    # Blanks around a folder's name are dropped.
     assert json.loads(done.stdout.splitlines()[-1]) == [
         "exec",
         "-B",
@@ -74,7 +74,7 @@ def test_the_container_gets_its_words_as_they_are(run, evil: str, home: Path, tm
     "words", [["get", "job"], ["cancel", "job"], ["log-export"], ["label", "job"], ["get"], ["get", "jobs", "-l"]]
 )
 @pytest.mark.parametrize("name", ["EVIL", "../../../etc/passwd", "' OR '1'='1", "%", "wsjob-*", "-x", ""])
-def test_a_job_s_name_is_a_name(
+def test_a_malicious_job_name_matches_no_job(
     home: Path, evil: str, tmp_path: Path, words: list[str], name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     live = jobs.submit(home, "cs2-embedded", "pipelined", labels={"a": "1"})
@@ -88,7 +88,7 @@ def test_a_job_s_name_is_a_name(
     live.finish(jobs.SUCCEEDED)
 
 
-def test_labels_descriptions_and_users_do_not_reach_the_terminal(run, evil: str, home: Path, tmp_path: Path) -> None:
+def test_labels_descriptions_and_users_are_printed_without_escapes(run, evil: str, home: Path, tmp_path: Path) -> None:
     live = jobs.submit(home, "cs2-embedded", "pipelined", evil, {"a": evil}, user=evil)
     live.wait_for_wafer(lambda: True)
     shown = [
@@ -108,7 +108,7 @@ def test_labels_descriptions_and_users_do_not_reach_the_terminal(run, evil: str,
 
 
 @pytest.mark.parametrize("words", [["create"], ["create", "lab", "--address"], ["create", "lab", "--mode"], ["remove"]])
-def test_a_system_s_name_is_a_name(run, evil: str, home: Path, tmp_path: Path, words: list[str]) -> None:
+def test_a_malicious_system_name_is_refused(run, evil: str, home: Path, tmp_path: Path, words: list[str]) -> None:
     registry.find()
     done = run("cs-system", *words, evil)
     assert done.returncode != 0

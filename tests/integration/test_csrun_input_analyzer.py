@@ -34,7 +34,7 @@ def test_the_report_has_the_measured_rate_and_a_recommendation(run, tmp_path: Pa
     assert abs(workers - 1_000_000 / rate) <= 1 + workers * 0.01
 
 
-def test_a_command_without_a_pipeline_is_told_so(run) -> None:
+def test_a_command_without_a_pipeline_is_reported(run) -> None:
     done = run("cs_input_analyzer", "true")
     assert done.returncode == 3
     assert "did not come to its input pipeline" in done.stderr

@@ -1,4 +1,4 @@
-"""Input workers of a launch: the same batches whoever computes them, and what happens when one dies."""
+"""Input workers of a launch: batches do not depend on their number, and dead workers are replaced."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(launch) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataset_that_calls_python_stays_in_the_chief_and_says_why(launch) -> None:
+def test_a_dataset_that_calls_python_stays_in_the_chief_and_the_log_says_why(launch) -> None:
     done = launch("python", "--executor", "embedded", "--input-workers", "1")
     assert result(done).split()[1] == "29"
     assert "it calls Python" in done.stderr
@@ -112,7 +112,7 @@ def announced(home: Path, index: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_is_lost_is_replaced_and_no_batch_changes(
+def test_a_lost_worker_is_replaced_without_changing_batches(
     home: Path, argv: Callable[..., list[str]], launch, tmp_path: Path, number: signal.Signals
 ) -> None:
     go = tmp_path / "go"
@@ -127,7 +127,7 @@ def test_a_worker_that_is_lost_is_replaced_and_no_batch_changes(
 
 
 @pytest.mark.slow
-def test_a_worker_that_ends_again_and_again_stops_the_launch(home: Path, argv: Callable[..., list[str]]) -> None:
+def test_a_worker_that_dies_four_times_stops_the_launch(home: Path, argv: Callable[..., list[str]]) -> None:
     with running(argv, CHIEF, "for ever") as child:
         wait_for_line(child, "five batches")
         path = announcement(home, 1)
@@ -147,7 +147,7 @@ def test_a_worker_that_ends_again_and_again_stops_the_launch(home: Path, argv: C
 
 @pytest.mark.slurm
 @pytest.mark.usefixtures("slurm")
-def test_under_slurm_the_plan_s_input_workers_serve(launch) -> None:
+def test_input_workers_serve_under_slurm(launch) -> None:
     alone = result(launch("twice", "--executor", "embedded"))
     layout = ("--total-nodes", "3", "--single-task-nodes", "2", "--tasks-per-node", "2", "--cpus-per-task", "1")
     done = launch("twice", "--executor", "slurm", *layout)

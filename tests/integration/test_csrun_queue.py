@@ -15,7 +15,7 @@ import pytest
 from cerebras_tensorflow.system import jobs, registry
 from cerebras_tensorflow.system.state import activated
 
-# Fails if another job is inside; the pause is long enough for a second one to be caught at it.
+# Fails if another job is inside. The pause gives a second job time to collide.
 ALONE = """
 import fcntl, os, sys, time
 handle = os.open(f"{sys.argv[1]}/inside", os.O_CREAT | os.O_WRONLY)
@@ -27,7 +27,7 @@ time.sleep(0.02)
 
 
 @pytest.mark.slow
-def test_fifty_launches_run_one_at_a_time_in_order_though_some_are_killed(
+def test_fifty_launches_run_one_at_a_time_in_order_even_if_some_are_killed(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     rng = random.Random(5)
@@ -46,13 +46,13 @@ def test_fifty_launches_run_one_at_a_time_in_order_though_some_are_killed(
             assert time.monotonic() < deadline
             assert all(child.poll() is None for child in children)
         pids = {job.pid: job for job in queued}
-        # While they wait, so that it is known which of them can never have run.
+        # Kill some while all wait: these can never have run.
         waiting = rng.sample(children, 8)
         for child in waiting:
             child.kill()
             child.wait()
     diary = tmp_path / "diary"
-    # And while the others run: each time that some more have been inside, one that waits or is inside.
+    # Kill one more, waiting or running, each time three more jobs have run.
     running: list[subprocess.Popen[bytes]] = []
     for passed in range(3, 24, 3):
         while len(diary.read_text().split() if diary.exists() else []) < passed:
@@ -78,7 +78,7 @@ def test_fifty_launches_run_one_at_a_time_in_order_though_some_are_killed(
 
 
 @pytest.mark.slow
-def test_two_hundred_kills_of_processes_that_change_the_state_leave_it_readable(home: Path) -> None:
+def test_the_state_stays_readable_after_two_hundred_kills(home: Path) -> None:
     rng = random.Random(7)
     code = (
         "import sys; from pathlib import Path; from cerebras_tensorflow.system import jobs, registry, state\n"
@@ -97,9 +97,9 @@ def test_two_hundred_kills_of_processes_that_change_the_state_leave_it_readable(
             while time.monotonic() < deadline:
                 continue
             child.send_signal(signal.SIGKILL)
-        found = registry.find_here().state
-        if found.is_standby:
-            registry.change(home, found.name, lambda state: activated(state, 0.0), "activate")
+        system = registry.find_here().state
+        if system.is_standby:
+            registry.change(home, system.name, lambda state: activated(state, 0.0), "activate")
         assert all(job.phase in jobs.FINISHED for job in jobs.listed(home, (*jobs.LIVE, *jobs.FINISHED)))
     with registry.find().run("pipelined") as job:
         assert job.record.phase == jobs.RUNNING

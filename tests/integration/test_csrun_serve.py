@@ -1,4 +1,4 @@
-"""A system that another host serves: found by its address, held by one run at a time, freed when the run goes away."""
+"""A system on another host: found by its address, held by one run at a time, freed when the run ends."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def hold(address: str) -> subprocess.Popen[str]:
     return child
 
 
-def test_a_run_on_a_served_system_is_a_job_there(serve, server_home: Path) -> None:
+def test_a_run_on_a_served_system_is_a_job_on_the_server(serve, server_home: Path) -> None:
     address = serve()
     with registry.find(address).run("weight_streaming", "from afar") as job:
-        found = jobs.listed(server_home)
-        assert [(one.id, one.number, one.phase) for one in found] == [(job.id, job.number, "RUNNING")]
-        assert found[0].user == f"{jobs.user_name()}@127.0.0.1"
+        listed = jobs.listed(server_home)
+        assert [(one.id, one.number, one.phase) for one in listed] == [(job.id, job.number, "RUNNING")]
+        assert listed[0].user == f"{jobs.user_name()}@127.0.0.1"
     assert jobs.find(server_home, job.id).phase == "SUCCEEDED"
     with pytest.raises(RuntimeError), registry.find(address).run("weight_streaming") as job:
         raise RuntimeError("no good")
@@ -77,14 +77,14 @@ def test_a_run_on_a_served_system_is_a_job_there(serve, server_home: Path) -> No
 def test_runs_of_several_hosts_queue(serve, server_home: Path) -> None:
     address = serve()
     first = hold(address)
-    told: list[str] = []
+    messages: list[str] = []
 
     def on_wait(line: str) -> None:
-        told.append(line)
+        messages.append(line)
         first.communicate("")
 
     with registry.find(address).run("pipelined", on_wait=on_wait):
-        assert len(told) == 1 and "is busy with job 1" in told[0]
+        assert len(messages) == 1 and "is busy with job 1" in messages[0]
 
 
 def test_named_systems_are_served_side_by_side_each_with_its_own_queue(serve, server_home: Path) -> None:
@@ -95,7 +95,7 @@ def test_named_systems_are_served_side_by_side_each_with_its_own_queue(serve, se
         assert {job.system for job in jobs.listed(server_home, (jobs.RUNNING,))} == {"cs2-embedded", "lab"}
 
 
-def test_a_client_that_is_killed_gives_the_system_back(serve, server_home: Path) -> None:
+def test_a_killed_client_frees_the_system(serve, server_home: Path) -> None:
     address = serve()
     first = hold(address)
     first.kill()
@@ -106,7 +106,7 @@ def test_a_client_that_is_killed_gives_the_system_back(serve, server_home: Path)
     assert [job.phase for job in jobs.listed(server_home, jobs.FINISHED)] == ["FAILED", "SUCCEEDED"]
 
 
-def test_the_state_of_the_served_system_counts(serve, server_home: Path) -> None:
+def test_a_served_system_refuses_runs_that_its_state_forbids(serve, server_home: Path) -> None:
     registry.create(server_home, "lab", execution_mode="pipelined")
     address = serve("--system", "lab")
     with pytest.raises(ExecModeError, match="Pipelined mode"), registry.find(address).run("weight_streaming"):
@@ -126,7 +126,7 @@ def test_a_wrong_token_finds_no_system(serve, tmp_path: Path, monkeypatch: pytes
     assert registry.find(address).name == "cs2-embedded"
 
 
-def test_a_signal_that_another_thread_gets_ends_the_server(server_home: Path, argv) -> None:
+def test_a_signal_to_another_thread_ends_the_server(server_home: Path, argv) -> None:
     environ = {**os.environ, "CEREBRAS_HOME": str(server_home)}
     command = argv("cs-system", "serve", "--listen", "127.0.0.1:0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as child:
@@ -142,7 +142,9 @@ def test_a_signal_that_another_thread_gets_ends_the_server(server_home: Path, ar
     assert child.returncode == 0
 
 
-def test_tls(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_needs_the_tls_certificate_of_the_server(
+    serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [
@@ -172,7 +174,7 @@ def test_cancelling_on_the_server_stops_the_client(serve, server_home: Path, arg
     assert jobs.listed(server_home, jobs.FINISHED)[0].phase == "CANCELLED"
 
 
-def test_the_launcher_leaves_a_served_system_to_the_run(serve, server_home: Path, run) -> None:
+def test_the_run_and_not_the_launcher_queues_on_a_served_system(serve, server_home: Path, run) -> None:
     address = serve()
     code = (
         "import sys; from cerebras_tensorflow.system import registry\n"
@@ -190,7 +192,7 @@ def test_a_process_with_tensorflow_can_hold_a_served_system(serve) -> None:
     assert done.stdout.startswith("wsjob-")
 
 
-def test_the_labels_of_a_launch_are_those_of_its_job_on_the_server(serve, server_home: Path, run) -> None:
+def test_labels_of_a_launch_reach_its_job_on_the_server(serve, server_home: Path, run) -> None:
     address = serve()
     code = (
         "import sys; from cerebras_tensorflow.system import registry\n"

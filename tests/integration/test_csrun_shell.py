@@ -34,7 +34,7 @@ def enter(shell: pexpect.spawn, line: str) -> None:
     shell.send(line + "\r")
 
 
-def test_the_quickstart_s_transcript(shell: pexpect.spawn, home: Path) -> None:
+def test_the_quickstart_transcript_works(shell: pexpect.spawn, home: Path) -> None:
     enter(shell, "config execmode show")
     shell.expect_exact("Configured Execution Mode : PIPELINED")
     enter(shell, "system standby")
@@ -57,7 +57,7 @@ def test_the_quickstart_s_transcript(shell: pexpect.spawn, home: Path) -> None:
     assert registry.find().execution_mode == "weight_streaming"
 
 
-def test_a_question_is_answered_by_typing_too(shell: pexpect.spawn) -> None:
+def test_a_question_accepts_a_typed_answer(shell: pexpect.spawn) -> None:
     enter(shell, "system standby")
     shell.expect_exact("> yes")
     shell.send("no\r")
@@ -68,7 +68,7 @@ def test_a_question_is_answered_by_typing_too(shell: pexpect.spawn) -> None:
     shell.expect_exact("is in STANDBY")
 
 
-def test_setup_while_active_says_what_to_do(shell: pexpect.spawn) -> None:
+def test_setup_while_active_names_the_standby_command(shell: pexpect.spawn) -> None:
     enter(shell, "config execmode setup")
     shell.expect_exact("Run `system standby` first")
 
@@ -119,14 +119,14 @@ def test_a_script_ends_at_the_first_refusal(run, home: Path) -> None:
     assert not registry.find_here().state.is_standby
 
 
-def test_an_unknown_system_is_named(run) -> None:
+def test_the_error_of_an_unknown_system_names_the_create_command(run) -> None:
     done = run("cs", "--system", "nope", "-c", "system show")
     assert done.returncode == 1
     assert "cs-system create" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's rights can only be tried as root")
-def test_who_is_no_administrator_may_look_but_not_change(
+def test_non_administrators_can_read_but_not_change_the_system(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     registry.find()
@@ -136,7 +136,7 @@ def test_who_is_no_administrator_may_look_but_not_change(
         if folder == Path("/tmp"):
             break
         folder.chmod(0o755)
-    # The interpreter may lie where nobody else may look, so it drops its rights once everything is loaded.
+    # Load everything before dropping rights: the other user may not be able to read the interpreter's folder.
     code = (
         "import os, sys; from csrun.shell import cli; cli.main(['-c', 'jobs'])\n"
         "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"

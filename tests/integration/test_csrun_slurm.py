@@ -41,7 +41,7 @@ _started: list[subprocess.Popen[str]] = []
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Ends what a test that failed has left."""
+    """Kills launches that a failed test left running."""
     yield
     while _started:
         child = _started.pop()
@@ -78,9 +78,9 @@ def test_slurm_places_every_task_where_the_plan_says(run, home: Path, is_cyclic:
     assert done.returncode == 0, done.stderr
     folder = jobs.job_folder(home, jobs.listed(home, jobs.FINISHED)[0].id)
     ends = [json.loads(path.read_text()) for path in folder.glob("task-*.json")]
-    found = {end["rank"]: (end["node"], end["role"]) for end in ends}
+    placed = {end["rank"]: (end["node"], end["role"]) for end in ends}
     plan = make_plan(Request(4, 3, 2, single_task_nodes=2, is_cyclic=is_cyclic), ["true"])
-    assert found == {task.rank: (f"node{task.node}", task.role) for task in plan.tasks}
+    assert placed == {task.rank: (f"node{task.node}", task.role) for task in plan.tasks}
 
 
 def test_with_many_tasks_a_signal_still_lets_the_chief_save(
@@ -108,7 +108,7 @@ def test_scancel_lets_the_chief_save(home: Path, argv: Callable[..., list[str]],
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_launch_in_slurm_s_queue_leaves_it_at_the_first_signal(
+def test_a_signal_removes_a_waiting_launch_from_slurms_queue(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path, number: signal.Signals
 ) -> None:
     blocker = subprocess.run(
@@ -133,7 +133,7 @@ def test_a_launch_in_slurm_s_queue_leaves_it_at_the_first_signal(
 
 
 def test_a_request_beyond_the_cluster_is_refused(run, home: Path) -> None:
-    # Five nodes of four: each component alone could be had, and Slurm would let the job wait for ever.
+    # Five nodes of four: each component alone fits, so Slurm would queue the job forever.
     for sizes in (("--total-nodes", "99"), ("--total-nodes", "5"), ("--cpus-per-task", "500")):
         done = run("csrun_wse", "--executor", "slurm", *sizes, "true")
         assert done.returncode == 1
@@ -141,23 +141,21 @@ def test_a_request_beyond_the_cluster_is_refused(run, home: Path) -> None:
         assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
 
 
-def test_inside_an_allocation_the_launch_has_its_own_sizes(
+def test_a_launch_inside_an_allocation_uses_its_own_sizes(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     words = argv("csrun_wse", "--executor", "slurm", *LAYOUT[:6], "python", "-c", "print('chief', 'ran')")
     script = tmp_path / "job.sh"
     quoted = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
     script.write_text(f"#!/bin/bash\nexec {quoted}\n")
-    # A heterogeneous step takes its nodes from one allocation as it stands.
+    # A heterogeneous step needs an allocation with the same components.
     sizes = ["-N1", "-n1", ":", "-N1", "-n1", ":", "-N2", "-n6"]
     done = subprocess.run(["salloc", *sizes, "bash", str(script)], capture_output=True, text=True, timeout=60)
     assert "chief ran" in done.stdout, done.stderr
     assert done.returncode == 0
 
 
-def test_a_worker_s_wrapper_that_dies_fails_the_launch(
-    home: Path, argv: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_killed_worker_task_fails_the_launch(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> None:
     child = start(argv("csrun_wse", "--executor", "slurm", *LAYOUT, "python", "-c", SAVING, str(tmp_path / "x")))
     read_until(child, "step 1")
     folder = jobs.job_folder(home, jobs.listed(home)[0].id)
@@ -182,7 +180,7 @@ def test_auto_finds_slurm(run) -> None:
 
 @contextmanager
 def lost_node(name: str) -> Iterator[None]:
-    """Stop everything of a node, so that it does not answer any more, as if its power were gone; then bring it back."""
+    """Stop all processes of a node, so that it does not answer, as after a power loss; restart it at the end."""
     conf = Path(os.environ["SLURM_CONF"])
     lost = [int((conf.parent / f"slurmd-{name}.pid").read_text())]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -265,13 +263,13 @@ TOY = str(Path(__file__).with_name("toy_run.py"))
 
 
 def state(number: str) -> str:
-    """What Slurm says of a job; empty when it has forgotten it."""
+    """The state of a job in Slurm; empty once Slurm no longer lists it."""
     asked = subprocess.run(["squeue", "-h", "-o", "%T", "-j", number], capture_output=True, text=True)
     return asked.stdout.strip()
 
 
 def newest_step(model_dir: Path) -> int:
-    """The step of the newest checkpoint that is whole; -1 before there is one."""
+    """The step of the newest complete checkpoint; -1 if there is none."""
     whole = (path for path in checkpoints_newest_first(str(model_dir)) if is_complete(path))
     return next((int(path.rpartition("-")[2]) for path in whole), -1)
 
@@ -298,7 +296,7 @@ def test_a_requeued_batch_job_resumes_from_its_last_checkpoint(
         deadline = time.monotonic() + 60
         while state(number) != "PENDING":
             assert time.monotonic() < deadline, output.read_text()
-        # Nothing runs now. Slurm would hold the job back for two minutes.
+        # Nothing runs now. Start the job at once; Slurm delays a requeued job for two minutes.
         last = newest_step(model_dir)
         assert last >= saved
         subprocess.run(["scontrol", "update", f"jobid={number}", "StartTime=now"], check=True)

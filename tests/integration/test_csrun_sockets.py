@@ -1,4 +1,4 @@
-"""Every socket that a launch and `cs-system serve` listen on: only loopback, and nobody gets in without the secret."""
+"""All sockets of a launch and of `cs-system serve` listen on loopback only and require the secret."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def refusal(call: Callable[[], object]) -> grpc.StatusCode:
     return error.value.code()
 
 
-def test_a_launch_listens_on_loopback_and_answers_nobody_without_its_token(
-    launch: subprocess.Popen[str], home: Path
-) -> None:
+def test_a_launch_listens_on_loopback_only_and_requires_its_token(launch: subprocess.Popen[str], home: Path) -> None:
     folder = jobs.job_folder(home, jobs.listed(home)[0].id)
     names = ("input-worker", "weight-server")
     announced = {name: json.loads((folder / f"{name}-0.json").read_text())["target"] for name in names}
@@ -109,9 +107,9 @@ def test_a_launch_listens_on_loopback_and_answers_nobody_without_its_token(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_another_user_reads_no_file_of_a_launch(launch: subprocess.Popen[str], home: Path) -> None:
+def test_another_user_cannot_read_files_of_a_launch(launch: subprocess.Popen[str], home: Path) -> None:
     folder = jobs.job_folder(home, jobs.listed(home)[0].id)
-    # The folders above belong to pytest; open them, so that ours is what protects the files.
+    # Open the parent folders, which pytest made, so that only our folder's permissions protect the files.
     for parent in (home, *home.parents):
         if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
             parent.chmod(parent.stat().st_mode | 0o055)
@@ -123,7 +121,7 @@ def test_another_user_reads_no_file_of_a_launch(launch: subprocess.Popen[str], h
         assert "Permission denied" in done.stderr, path
 
 
-def test_the_threads_of_an_input_worker_are_not_taken_by_silent_connections() -> None:
+def test_silent_connections_do_not_block_an_input_worker() -> None:
     server, port = input_worker.start("127.0.0.1", "secret")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         silent = [channel.stream_unary(f"/{protocol.SERVICE}/Batches") for _ in range(4 * input_worker.THREADS)]

@@ -35,7 +35,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def serve(home: Path, argv: Callable[..., list[str]], tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts `cs-system serve --ssh`, and returns the port after noting the host key."""
+    """Starts `cs-system serve --ssh`, adds its host key to known_hosts and returns the port."""
     children: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> str:
@@ -65,7 +65,7 @@ def port(serve: Callable[..., str], keys: Path) -> str:
 
 @pytest.fixture
 def ssh(tmp_path: Path, keys: Path) -> Callable[..., list[str]]:
-    """The words of an ssh client that knows the server and reads no settings of this machine."""
+    """Returns the command line of an ssh client that trusts the server and ignores this machine's settings."""
 
     def words(port: str, key: str, user: str, *command: str) -> list[str]:
         identity = ["-i", str(keys / key)] if key else []
@@ -94,7 +94,7 @@ def finished(words: list[str], stdin: str = "") -> subprocess.CompletedProcess[s
     return subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=60)
 
 
-def test_the_quickstart_s_transcript_over_ssh(port: str, ssh, home: Path) -> None:
+def test_the_quickstart_transcript_works_over_ssh(port: str, ssh, home: Path) -> None:
     shell = at_terminal(ssh(port, "admin", "admin"))
     shell.expect_exact("cs>")
     shell.send("config execmode show\r")
@@ -131,14 +131,14 @@ def test_commands_and_scripts_have_exit_codes(port: str, ssh) -> None:
     assert "is ACTIVE" in script.stdout
 
 
-def test_a_command_is_never_a_shell_s(port: str, ssh, tmp_path: Path) -> None:
+def test_ssh_commands_never_reach_a_shell(port: str, ssh, tmp_path: Path) -> None:
     target = tmp_path / "evil"
     for line in (f"$(touch {target})", f"jobs; touch {target}", f"--line=x --may-change; `touch {target}`", "-h"):
         assert finished(ssh(port, "viewer", "guest", line)).returncode == 2
     assert not target.exists()
 
 
-def test_who_is_no_administrator_may_look_but_not_change(port: str, ssh) -> None:
+def test_non_administrators_can_read_but_not_change_the_system(port: str, ssh) -> None:
     shown = finished(ssh(port, "viewer", "alice", "system show"))
     assert shown.returncode == 0
     assert "State          : ACTIVE" in shown.stdout
@@ -158,13 +158,13 @@ def test_who_is_no_administrator_may_look_but_not_change(port: str, ssh) -> None
 @pytest.mark.parametrize(
     ("key", "user"), [("stranger", "admin"), ("stranger", "guest"), ("viewer", "admin"), ("admin", "guest")]
 )
-def test_another_key_is_not_let_in(port: str, ssh, key: str, user: str) -> None:
+def test_a_key_with_the_wrong_user_or_an_unknown_key_is_refused(port: str, ssh, key: str, user: str) -> None:
     done = finished(ssh(port, key, user, "system show"))
     assert done.returncode == 255
     assert "Permission denied" in done.stderr
 
 
-def test_the_password_is_the_administrator_s(serve, ssh, tmp_path: Path) -> None:
+def test_the_password_is_valid_for_the_administrator_only(serve, ssh, tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text(PASSWORD + "\n")
     path.chmod(0o600)
@@ -181,7 +181,7 @@ def test_the_password_is_the_administrator_s(serve, ssh, tmp_path: Path) -> None
         client.expect(pexpect.EOF)
 
 
-def test_nothing_but_the_shell_is_offered(port: str, ssh, tmp_path: Path) -> None:
+def test_forwarding_and_file_copies_are_refused(port: str, ssh, tmp_path: Path) -> None:
     words = ssh(port, "admin", "admin")
     done = finished([words[0], "-N", "-o", "ExitOnForwardFailure=yes", "-R", "0:127.0.0.1:1", *words[1:]])
     assert done.returncode == 255
@@ -193,7 +193,7 @@ def test_nothing_but_the_shell_is_offered(port: str, ssh, tmp_path: Path) -> Non
     assert not (tmp_path / "passwd").exists()
 
 
-def test_a_client_that_goes_away_ends_its_shell(port: str, ssh) -> None:
+def test_the_shell_of_a_disconnected_client_ends(port: str, ssh) -> None:
     shell = at_terminal(ssh(port, "admin", "admin"))
     shell.expect_exact("cs>")
     ours = [
@@ -213,7 +213,7 @@ def test_a_client_that_goes_away_ends_its_shell(port: str, ssh) -> None:
         (("--ssh-password-file", "EMPTY"), "is empty"),
     ],
 )
-def test_a_server_that_nobody_or_everybody_could_enter_does_not_start(
+def test_a_server_without_usable_credentials_does_not_start(
     run, tmp_path: Path, words: tuple[str, ...], text: str
 ) -> None:
     files = {"OPEN": (0o644, PASSWORD), "EMPTY": (0o600, "\n")}
@@ -226,7 +226,7 @@ def test_a_server_that_nobody_or_everybody_could_enter_does_not_start(
     assert text in done.stderr
 
 
-def test_wrong_passwords_cost_a_pause_across_connections(serve, tmp_path: Path) -> None:
+def test_wrong_passwords_are_delayed_across_connections(serve, tmp_path: Path) -> None:
     import asyncio
     import time
 

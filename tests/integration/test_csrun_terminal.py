@@ -1,4 +1,4 @@
-"""csrun_wse as a person uses it: at a terminal, through a shell, stopped and continued, started in a hurry."""
+"""csrun_wse at a terminal: Ctrl-C, Ctrl-Z and fg, input, closed pipes, kills, start-up time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ctrl_z_stops_the_whole_launch_and_fg_continues_it(home: Path, argv) -> 
     shell.expect_exact("$ ")
     shell.sendline("fg")
     shell.expect_exact("bash ")
-    # The launcher has the terminal again once Ctrl-C gets through to the command.
+    # Retry: Ctrl-C reaches the command only once the launcher owns the terminal again.
     deadline = time.monotonic() + 20
     while True:
         shell.sendintr()
@@ -82,7 +82,7 @@ def test_ctrl_z_stops_the_whole_launch_and_fg_continues_it(home: Path, argv) -> 
     shell.expect(pexpect.EOF)
 
 
-def test_a_reader_that_goes_away_does_not_hang_the_launch(home: Path, argv) -> None:
+def test_a_closed_output_pipe_does_not_hang_the_launch(home: Path, argv) -> None:
     words = argv("csrun_wse", "--executor", "embedded", "python", "-c", "for i in range(100000): print(i)")
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert first.stdout is not None
@@ -91,7 +91,7 @@ def test_a_reader_that_goes_away_does_not_hang_the_launch(home: Path, argv) -> N
     assert first.wait(timeout=30) != 0
 
 
-def test_a_killed_launcher_takes_its_command_along_and_frees_the_system(home: Path, argv) -> None:
+def test_killing_the_launcher_ends_its_command_and_frees_the_system(home: Path, argv) -> None:
     words = argv("csrun_wse", "python", "-c", "import signal; print('step', 1, flush=True); signal.pause()")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
         assert first.stdout is not None
@@ -103,7 +103,7 @@ def test_a_killed_launcher_takes_its_command_along_and_frees_the_system(home: Pa
     assert [job.phase for job in jobs.listed(home, jobs.FINISHED)] == ["FAILED", "SUCCEEDED"]
 
 
-def test_no_tensorflow_and_no_delay_in_the_launcher(home: Path, argv) -> None:
+def test_the_launcher_starts_fast_and_without_tensorflow(home: Path, argv) -> None:
     code = (
         "import sys, csrun.cli, csrun.launching, csrun.system_cli; print([m for m in sys.modules if 'tensorflow' in m])"
     )

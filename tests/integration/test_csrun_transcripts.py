@@ -48,7 +48,7 @@ def shown_at_terminal(words: Sequence[str], folder: Path | None = None) -> tuple
     return terminal.before.replace("\r\n", "\n").splitlines(), terminal.exitstatus
 
 
-def test_the_quickstart_s_launch(home: Path, argv: Words, run, tmp_path: Path) -> None:
+def test_the_quickstart_launch_prints_the_documented_lines(home: Path, argv: Words, run, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(SCRIPT)
     assert run("cs-system", "create", "lab", "--address", "10.0.0.1", "--mode", "weight-streaming").returncode == 0
     lines, code = shown_at_terminal(
@@ -68,7 +68,7 @@ def test_the_quickstart_s_launch(home: Path, argv: Words, run, tmp_path: Path) -
     assert any(re.search(r"the plan's 98 tasks on 14 nodes", line) for line in lines)
 
 
-def test_the_workshop_s_queue(home: Path, argv: Words) -> None:
+def test_the_queue_looks_as_in_the_workshop(home: Path, argv: Words) -> None:
     finished = jobs.submit(home, "CS2-01-01", "pipelined", labels={"name": "custom_label_1"}, user="user1")
     finished.wait_for_wafer(lambda: True)
     finished.finish(jobs.SUCCEEDED)

@@ -1,4 +1,4 @@
-"""Weight servers of a launch: the same weights wherever they are held, and what happens when one dies."""
+"""Weight servers of a launch: weights do not depend on where they are held, and a dead server stops the launch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def outcome(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The final loss and the first weights, in hexadecimal."""
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    found = sorted({line for line in lines if "Loss for final step" in line or line.startswith("weights")})
-    assert len(found) == 2
-    return found
+    outcome_lines = sorted({line for line in lines if "Loss for final step" in line or line.startswith("weights")})
+    assert len(outcome_lines) == 2
+    return outcome_lines
 
 
 def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -70,8 +70,8 @@ def test_a_dead_weight_server_stops_the_launch_and_the_next_one_resumes(
         os.kill(server.pid, signal.SIGKILL)
         output, _ = child.communicate(timeout=120)
     assert child.returncode == 1, output[-3000:]
-    told = r"weight server [01] \(task [12] on \S+\) was ended by SIGKILL; its log is \S+\.log\. .*resumes from it"
-    assert re.search(told, output), output[-3000:]
+    message = r"weight server [01] \(task [12] on \S+\) was ended by SIGKILL; its log is \S+\.log\. .*resumes from it"
+    assert re.search(message, output), output[-3000:]
     assert jobs.listed(home, jobs.FINISHED)[0].phase == "FAILED"
     again = finished(words(options, tmp_path / "model", 60, "weight_store=servers", "epochs=100000"))
     assert again.returncode == 0, again.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""Under a memory budget, a refusal, a plan of cs-plan and a run agree, and the run takes no more than the budget."""
+"""Under a memory budget, a refusal, cs-plan and a run agree, and the run stays within the budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cerebras_tensorflow.units import parse_size
 from tests.integration.budget_run import BATCH
 
 SCRIPT = Path(__file__).with_name("budget_run.py")
-ROUNDING_BYTES = 64_000_000  # the process's memory goes into the plan in steps of this size
+ROUNDING_BYTES = 64_000_000  # the plan rounds the process's memory up to a multiple of this
 
 
 def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def planned(folder: Path, budget: str, layers: int, width: int) -> subprocess.Co
 @pytest.mark.parametrize(
     ("layers", "width"), [(24, 1024), pytest.param(40, 2048, marks=pytest.mark.slow)], ids=["small", "large"]
 )
-def test_the_smallest_budget_that_a_plan_names_is_enough_for_plan_and_run(
+def test_the_minimum_budget_in_a_refusal_suffices_for_plan_and_run(
     layers: int, width: int, tmp_path: Path, home: Path
 ) -> None:
     refused = planned(tmp_path, "1MB", layers, width)

@@ -49,9 +49,9 @@ def run_script(params: Path, model_dir: Path, mode: str, *arguments: str) -> str
 
 
 def final_loss(output: str) -> float:
-    found = re.search(r"Loss for final step: ([0-9.]+)", output)
-    assert found, output
-    return float(found[1].rstrip("."))
+    match = re.search(r"Loss for final step: ([0-9.]+)", output)
+    assert match, output
+    return float(match[1].rstrip("."))
 
 
 def weights(checkpoint: Path) -> dict[str, np.ndarray]:

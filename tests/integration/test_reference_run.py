@@ -60,8 +60,8 @@ def start(request: pytest.FixtureRequest, home: Path, params: Path, monkeypatch:
 
 def saved(folder: Path) -> dict[int, Path]:
     """The checkpoints of a folder in TensorFlow's format, of either mode, by step."""
-    found = {path.name.removesuffix(".index") for path in folder.glob("model*ckpt-*.index")}
-    return {int(name.rpartition("-")[2]): folder / name for name in found}
+    names = {path.name.removesuffix(".index") for path in folder.glob("model*ckpt-*.index")}
+    return {int(name.rpartition("-")[2]): folder / name for name in names}
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:
@@ -69,7 +69,7 @@ def weights(path: Path) -> dict[str, np.ndarray]:
         return {name: reader.read(name) for name in reader.names()}
 
 
-def test_eval_all_evaluates_every_checkpoint_and_eval_the_one_that_is_asked_for(
+def test_eval_all_evaluates_every_checkpoint_and_eval_the_chosen_one(
     start: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "out"
@@ -85,7 +85,7 @@ def test_eval_all_evaluates_every_checkpoint_and_eval_the_one_that_is_asked_for(
     assert "global step 4" not in caplog.text
 
 
-def test_predict_writes_the_batches_that_were_asked_for(start: Run, tmp_path: Path) -> None:
+def test_predict_writes_the_requested_batches(start: Run, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     assert start(folder, "--mode", "train_and_eval", "--max_steps", "2") == 0
     assert start(folder, "--mode", "predict", "--eval_steps", "5") == 0
@@ -128,7 +128,7 @@ def test_predict_is_compiled_with_the_input_of_predict(start: Run, tmp_path: Pat
     assert asked and set(asked) == {"predict"}
 
 
-def test_gradient_accumulation_goes_on_where_a_run_stopped(
+def test_a_resumed_run_with_gradient_accumulation_ends_with_the_same_weights(
     start: Run, params: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = yaml.safe_load(params.read_text())
@@ -145,7 +145,7 @@ def test_gradient_accumulation_goes_on_where_a_run_stopped(
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
 
 
-def test_a_memory_budget_too_small_is_refused_with_one_that_is_enough(
+def test_a_refused_memory_budget_names_one_that_suffices(
     start: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert start(tmp_path / "refused", "--mode", "train", "--max_steps", "1", "--memory_budget", "1MB") == 1
@@ -153,14 +153,14 @@ def test_a_memory_budget_too_small_is_refused_with_one_that_is_enough(
         r"memory_budget is 1\.0 MB, and this step needs (?:at least )?([\d.]+ [MG]B)", capsys.readouterr().err
     )
     assert match
-    # The process may have grown by what the compiler rounds its memory up to.
+    # The compiler rounds the process's memory up, and the process may have grown by one rounding step.
     budget_bytes = parse_size(match[1]) + 64_000_000
     folder = tmp_path / "enough"
     assert start(folder, "--mode", "train", "--max_steps", "1", "--memory_budget", str(budget_bytes)) == 0
     assert 1 in saved(folder)
 
 
-def test_modules_of_a_users_own_are_found_under_python_paths(home: Path, params: Path, tmp_path: Path) -> None:
+def test_python_paths_make_user_modules_importable(home: Path, params: Path, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "h7_own_model.py").write_text(
@@ -182,14 +182,14 @@ def test_modules_of_a_users_own_are_found_under_python_paths(home: Path, params:
         (["--job_labels", "gptj"], "job label 'gptj'; expected key=value"),
     ],
 )
-def test_a_folder_or_label_that_cannot_be_is_told(
+def test_a_missing_folder_or_malformed_label_is_refused(
     options: list[str], message: str, home: Path, params: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(MODEL, ["--params", str(params), "--model_dir", str(tmp_path / "out"), *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_options_of_the_cluster_reach_the_runs_config(params: Path, tmp_path: Path) -> None:
+def test_cluster_options_reach_the_run_config(params: Path, tmp_path: Path) -> None:
     words = ["--params", str(params), "--model_dir", str(tmp_path), "--num_csx", "2", "--num_wgt_servers", "3"]
     words += ["--num_act_servers", "4", "--num_workers_per_csx", "5", "--mount_dirs", str(tmp_path), "/tmp"]
     words += ["--python_paths", str(tmp_path), "--job_labels", "model=gpt2", "run=1", "--cs_ip", "10.0.0.1"]
@@ -202,15 +202,15 @@ def test_options_of_the_cluster_reach_the_runs_config(params: Path, tmp_path: Pa
         "params",
     )
     config = run_module._make_estimator(lambda features, labels, mode, params: None, loaded, settings, tmp_path).config
-    found = config.cs_config
-    assert (found.num_csx, found.max_wgt_servers, found.max_act_per_csx, found.num_workers_per_csx) == (2, 3, 4, 5)
-    assert found.mount_dirs == [str(tmp_path), "/tmp"]
-    assert found.python_paths == [str(tmp_path)]
-    assert found.job_labels == ["model=gpt2", "run=1"]
+    csx = config.cs_config
+    assert (csx.num_csx, csx.max_wgt_servers, csx.max_act_per_csx, csx.num_workers_per_csx) == (2, 3, 4, 5)
+    assert csx.mount_dirs == [str(tmp_path), "/tmp"]
+    assert csx.python_paths == [str(tmp_path)]
+    assert csx.job_labels == ["model=gpt2", "run=1"]
     assert config.cs_ip == "10.0.0.1:9000"
 
 
-def test_accumulated_batches_are_one_line_in_the_log(
+def test_the_log_has_one_line_per_accumulated_step(
     start: Run, params: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = yaml.safe_load(params.read_text())

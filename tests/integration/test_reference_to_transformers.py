@@ -1,4 +1,4 @@
-"""A GPT-2 trained here, converted, has the loss in transformers that it has here, and writes text."""
+"""A GPT-2 trained here and converted has the same loss in transformers, and generates text."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def files() -> dict[str, str]:
 
 
 def test_the_tutorial_builds_a_model_that_trains(home: Path, tmp_path: Path) -> None:
-    # A copy of what the new folder stands beside, so that the checkout stays as it is.
+    # Work in a folder of links to keep the checkout unchanged.
     for item in ("common", "gptj", "data", "__init__.py"):
         target = tmp_path / "reference_implementations" / item
         target.parent.mkdir(exist_ok=True)

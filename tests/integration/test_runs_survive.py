@@ -1,4 +1,4 @@
-"""Training runs that are killed, interrupted or fed badly lose nothing that was saved and say what happened."""
+"""Training runs that are killed, interrupted or given bad input lose no checkpoint and report what happened."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def outcome(output: str) -> list[str]:
-    """The lines that tell the final loss and weights."""
+    """The lines with the final loss and weights."""
     return [line for line in output.splitlines() if "Loss for final step" in line or line.startswith("weights")]
 
 
@@ -67,7 +67,7 @@ def test_a_signal_ends_the_step_saves_and_sets_the_exit_status(
     assert "Traceback" not in seen
 
 
-def test_ten_kills_at_random_moments_end_with_the_bits_of_an_unbroken_run(start: Start, tmp_path: Path) -> None:
+def test_a_run_killed_ten_times_ends_with_the_weights_of_an_unbroken_run(start: Start, tmp_path: Path) -> None:
     unbroken = start("weight_streaming", tmp_path / "unbroken", 120)
     expected = outcome(finish(unbroken))
     assert len(expected) == 2
@@ -84,7 +84,7 @@ def test_ten_kills_at_random_moments_end_with_the_bits_of_an_unbroken_run(start:
 
 
 @pytest.mark.parametrize("mode", [pytest.param("pipelined", marks=pytest.mark.slow), "weight_streaming"])
-def test_kills_while_hdf5_is_written_end_with_the_bits_of_an_unbroken_run(
+def test_a_run_killed_while_writing_hdf5_ends_with_the_weights_of_an_unbroken_run(
     start: Start, tmp_path: Path, mode: str
 ) -> None:
     words = ["format=h5", "save_every=1"]
@@ -98,12 +98,12 @@ def test_kills_while_hdf5_is_written_end_with_the_bits_of_an_unbroken_run(
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        found = checkpoints_newest_first(tmp_path / "broken")
-        assert all(is_complete(path) and path.endswith(".h5") for path in found)
+        paths = checkpoints_newest_first(tmp_path / "broken")
+        assert all(is_complete(path) and path.endswith(".h5") for path in paths)
     assert outcome(finish(start(mode, tmp_path / "broken", 40, *words)))[-1] == expected[-1]
 
 
-def test_a_second_signal_stops_at_once_and_leaves_no_part_of_a_checkpoint(start: Start, tmp_path: Path) -> None:
+def test_a_second_signal_stops_at_once_and_leaves_no_partial_checkpoint(start: Start, tmp_path: Path) -> None:
     process = start("weight_streaming", tmp_path, 100000, "epochs=100000", "pause_s=0.001", "save_every=1")
     seen = wait_for(process, "Saving checkpoint at global step 5")
     process.send_signal(signal.SIGTERM)
@@ -132,7 +132,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_while_loading(start: Start, tmp_
     path.write_bytes(content)
     output = finish(start("pipelined", tmp_path, 14))
     assert "model.ckpt-12" in output and "falling back to the checkpoint before it" in output
-    # The input goes on from the older step too: the run ends as if step 12 had never been saved.
+    # The input also continues from the older step: the run ends as if step 12 had never been saved.
     unbroken = finish(start("pipelined", tmp_path / "unbroken", 14))
     assert outcome(output) == outcome(unbroken) and len(outcome(output)) == 2
 
@@ -150,7 +150,7 @@ def test_a_loss_that_is_not_a_number_stops_at_its_step_and_keeps_the_last_checkp
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_input_that_ends_early_is_saved_and_said(start: Start, tmp_path: Path, mode: str) -> None:
+def test_input_that_ends_early_is_logged_and_the_last_step_saved(start: Start, tmp_path: Path, mode: str) -> None:
     process = start(mode, tmp_path, 500, "epochs=1")
     output = finish(process)
     assert process.returncode == 0, output
@@ -158,18 +158,18 @@ def test_input_that_ends_early_is_saved_and_said(start: Start, tmp_path: Path, m
     assert checkpoints_newest_first(tmp_path)[0].endswith("-40")
 
 
-def test_a_model_fn_that_returns_nothing_is_told_what_it_should_return(start: Start, tmp_path: Path) -> None:
+def test_the_error_of_a_model_fn_without_result_names_the_expected_type(start: Start, tmp_path: Path) -> None:
     output = finish(start("weight_streaming", tmp_path, 5, "returns=nothing"))
     assert "model_fn should return an EstimatorSpec. It returned None" in output
 
 
-def test_an_unknown_address_is_told_how_to_register_one(start: Start, tmp_path: Path) -> None:
+def test_the_error_of_an_unknown_address_says_how_to_register_it(start: Start, tmp_path: Path) -> None:
     output = finish(start("weight_streaming", tmp_path, 5, "cs_ip=10.9.8.7:9000"))
     assert "no simulated CS-2 answers at 10.9.8.7:9000" in output
     assert "cs-system create" in output and "leave out --cs_ip" in output
 
 
-def test_no_further_steps_says_so_and_exits_with_0(start: Start, tmp_path: Path) -> None:
+def test_a_finished_run_logs_that_it_skips_training_and_exits_with_0(start: Start, tmp_path: Path) -> None:
     finish(start("pipelined", tmp_path, 6))
     process = start("pipelined", tmp_path, 6)
     output = finish(process)
@@ -177,7 +177,7 @@ def test_no_further_steps_says_so_and_exits_with_0(start: Start, tmp_path: Path)
     assert "Skipping training since max_steps has already saved" in output
 
 
-def test_the_second_run_finds_the_compiled_program(start: Start, tmp_path: Path) -> None:
+def test_a_second_run_reuses_the_compiled_program(start: Start, tmp_path: Path) -> None:
     finish(start("weight_streaming", tmp_path, 6))
     assert "Cached compilation found for this model configuration" in finish(start("weight_streaming", tmp_path, 8))
     assert len(list(tmp_path.glob("tfcs_*"))) == 1
@@ -206,7 +206,7 @@ def test_the_log_has_the_lines_of_the_quickstart_in_order(start: Start, tmp_path
         assert any(line.startswith(wanted) for line in remaining), wanted
 
 
-def test_xla_compiles_where_it_is_asked_for(start: Start, tmp_path: Path) -> None:
+def test_use_xla_compiles_in_pipelined_mode_only(start: Start, tmp_path: Path) -> None:
     process = start("pipelined", tmp_path / "xla", 10, "use_xla=1", verbosity="0")
     output = finish(process)
     assert process.returncode == 0, output

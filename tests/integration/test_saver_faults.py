@@ -28,15 +28,15 @@ def hurt(what: str, kind: str, folder: Path, count: int, seed: int = 1) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_is_one_clear_error_and_changes_nothing(tmp_path: Path, kind: str) -> None:
-    """A limit on the size of files is what a full disk looks like to a process."""
+def test_a_full_disk_gives_one_clear_error_and_changes_nothing(tmp_path: Path, kind: str) -> None:
+    """A file size limit affects a process like a full disk."""
     hurt("limit", kind, tmp_path, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_small_disk_is_one_clear_error_and_changes_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_small_disk_gives_one_clear_error_and_changes_nothing(tmp_path: Path, kind: str) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "none", tmp_path], check=True)
     try:
         hurt("disk", kind, tmp_path, 20)
@@ -45,7 +45,7 @@ def test_a_small_disk_is_one_clear_error_and_changes_nothing(tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kill_at_random_moments_loses_nothing(tmp_path: Path, kind: str) -> None:
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path, kind: str) -> None:
     hurt("kill", kind, tmp_path, 5)
 
 
@@ -102,5 +102,5 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_minutes_of_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     tried, died, ends = saver_fuzz.fuzz(tmp_path, 600, seed=int(time.time()))
-    print(f"{tried} files, {len(ends)} different ends, {died} took libhdf5 down")
+    print(f"{tried} files, {len(ends)} different ends, {died} crashed libhdf5")
     assert died * 20 < tried

@@ -1,4 +1,4 @@
-"""Our HDF5 files in the published readers, theirs in ours, value for value. Needs the package index."""
+"""The published readers read our HDF5 files, and we read theirs, value for value. Needs the package index."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ import numpy as np
 from cerebras.appliance.saver.h5_saver import H5Saver
 from cerebras.appliance.storage import DeserializationContext, StorageReader
 
-def told(value):
+def described(value):
     value = np.asarray(getattr(value, "value", value))
     return [value.dtype.name, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
 
@@ -36,7 +36,7 @@ current = {}
 for name in legacy:
     key = urllib.parse.quote(name, safe="")
     current[name] = DeserializationContext(key, reader.read(key)[1]).deserialize(reader.read(key)[0])
-print(json.dumps([{n: told(v) for n, v in values.items()} for values in (legacy, current)]))
+print(json.dumps([{n: described(v) for n, v in values.items()} for values in (legacy, current)]))
 """
 
 _WRITE = """
@@ -73,7 +73,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
-def told(value: Any) -> list[Any]:
+def described(value: Any) -> list[Any]:
     value = np.asarray(value)
     return [value.dtype.name, list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
 
@@ -83,7 +83,7 @@ def test_both_published_readers_accept_our_files(tmp_path: Path, peer: str, comp
     bfloat16 = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
     tf_h5_saver.save(tmp_path / "c.h5", {**VALUES, "bf16": bfloat16}, compression=compression)
     done = subprocess.run([peer, "-c", _READ, str(tmp_path / "c.h5")], check=True, capture_output=True, text=True)
-    expected = {name: told(value) for name, value in VALUES.items()} | {"bf16": told(bfloat16.view(np.int16))}
+    expected = {name: described(value) for name, value in VALUES.items()} | {"bf16": described(bfloat16.view(np.int16))}
     for values in json.loads(done.stdout.splitlines()[-1]):
         assert values == expected
 
@@ -94,7 +94,7 @@ def test_each_shard_is_accepted_by_both_published_readers(tmp_path: Path, peer: 
     for path in sorted(tmp_path.glob("c-*.h5")):
         done = subprocess.run([peer, "-c", _READ, str(path)], check=True, capture_output=True, text=True)
         for values in json.loads(done.stdout.splitlines()[-1]):
-            assert values == {name: told(VALUES[name]) for name in values}
+            assert values == {name: described(VALUES[name]) for name in values}
         names |= set(values)
     assert names == set(VALUES)
 
@@ -105,5 +105,5 @@ def test_we_read_what_the_published_writer_writes(tmp_path: Path, peer: str) -> 
     with open_checkpoint(tmp_path / "c.h5") as reader:
         assert reader.names() == sorted(expected.files)
         for name in reader.names():
-            assert told(reader.read(name)) == told(expected[name])
+            assert described(reader.read(name)) == described(expected[name])
         reader.verify()

@@ -100,7 +100,7 @@ def test_we_read_object_graph_checkpoints(tf, tmp_path: Path) -> None:
         reader.verify()
 
 
-def test_our_records_are_the_bytes_that_tensorflow_writes(tf, tmp_path: Path) -> None:
+def test_our_bundles_equal_those_of_tensorflow_byte_for_byte(tf, tmp_path: Path) -> None:
     names = sorted(VALUES)
     tf.raw_ops.SaveV2(
         prefix=str(tmp_path / "theirs"),

@@ -1,4 +1,4 @@
-"""The trace of a measured step of a file store shows that moves go on beside computation, and says how much of them."""
+"""The trace of a step with a file store shows moves that overlap computation, and the log gives their share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def input_fn(params: Any) -> Any:
     return tf.data.Dataset.from_tensors((x, x)).repeat()
 
 
-def meet(some: Span, other: Span) -> bool:
+def overlap(some: Span, other: Span) -> bool:
     return some.begin_s < other.end_s and other.begin_s < some.end_s
 
 
@@ -58,13 +58,13 @@ def test_moves_of_a_file_store_overlap_computation(
     for stream in (LOAD, STORE):
         moves = [span for span in timeline.spans if span.stream == stream]
         assert len(moves) >= 3 * LAYERS
-        assert any(meet(move, other) for move in moves for other in work), stream
+        assert any(overlap(move, other) for move in moves for other in work), stream
     assert 0 < timeline.overlap() <= 1
     said = re.search(r"(\d+)% of that beside computation", caplog.text)
     assert said and int(said[1]) == pytest.approx(100 * timeline.overlap(), abs=1)
 
 
-def test_the_trace_names_values_that_were_spilled(tmp_path: Path) -> None:
+def test_the_trace_names_the_spilled_values(tmp_path: Path) -> None:
     built = build(adam)
     with opened(built, "weight_streaming", 1, lambda specs: FileStore(specs, tmp_path)) as session:
         recorder, metadata = StepRecorder(session), v1.RunMetadata()

@@ -22,7 +22,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(home: Path) -> Iterator[Start]:
-    """Starts toy_run.py with a file store; what a test leaves running is killed after it."""
+    """Starts toy_run.py with a file store; kills runs that are left after the test."""
     begun: list[subprocess.Popen[str]] = []
 
     def begin(model_dir: Path, max_steps: int, *words: str, **variables: str) -> subprocess.Popen[str]:
@@ -59,7 +59,9 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"{text!r} never came:\n{seen}")
 
 
-def test_a_killed_run_leaves_whole_checkpoints_and_its_store_goes_at_the_next(start: Start, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_complete_checkpoints_and_the_next_run_removes_its_store(
+    start: Start, tmp_path: Path
+) -> None:
     process = start(tmp_path, 5000, "pause_s=0.01", "epochs=10000")
     wait_for(process, "= 10, loss")
     process.kill()
@@ -78,7 +80,7 @@ def test_a_killed_run_leaves_whole_checkpoints_and_its_store_goes_at_the_next(st
 def test_a_flipped_bit_ends_the_run_names_the_weight_and_keeps_the_checkpoints(start: Start, tmp_path: Path) -> None:
     process = start(tmp_path, 100000, "pause_s=0.01", "epochs=100000", "save_every=100000")
     seen = wait_for(process, "= 10, loss")
-    # Every step writes the weights anew, so a single flip might be written over before it is read.
+    # Flip repeatedly: every step rewrites the weights, so one flip might be overwritten before it is read.
     with open(tmp_path / "weight_store" / "weights.scratch", "r+b", buffering=0) as file:
         while process.poll() is None:
             value = os.pread(file.fileno(), 1, 100)[0]
@@ -91,13 +93,13 @@ def test_a_flipped_bit_ends_the_run_names_the_weight_and_keeps_the_checkpoints(s
     assert not (tmp_path / "weight_store").exists()
 
 
-def test_a_flipped_bit_in_a_mapped_file_ends_a_run_also_a_resumed_one(start: Start, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_mapped_file_ends_a_resumed_run(start: Start, tmp_path: Path) -> None:
     finish(start(tmp_path, 5, "memory_budget="))
     process = start(tmp_path, 100000, "pause_s=0.01", "epochs=100000", "save_every=100000", "memory_budget=")
     seen = wait_for(process, "= 20, loss")
     with open(tmp_path / "weight_store" / "weights.scratch", "r+b", buffering=0) as file:
         value = os.pread(file.fileno(), 1, 100)[0]
-        os.pwrite(file.fileno(), bytes([value ^ 1]), 100)  # once, between two steps, whose input takes longer than they
+        os.pwrite(file.fileno(), bytes([value ^ 1]), 100)  # one flip, most likely while the run waits for input
     seen += finish(process)
     assert process.returncode != 0
     assert "Restoring parameters from" in seen
@@ -106,7 +108,7 @@ def test_a_flipped_bit_in_a_mapped_file_ends_a_run_also_a_resumed_one(start: Sta
     assert not (tmp_path / "weight_store").exists()
 
 
-def test_a_deleted_store_costs_a_warning_and_the_run_ends_well(start: Start, tmp_path: Path) -> None:
+def test_a_run_whose_store_is_deleted_warns_once_and_finishes(start: Start, tmp_path: Path) -> None:
     process = start(tmp_path, 60, "pause_s=0.01")
     seen = wait_for(process, "= 10, loss")
     shutil.rmtree(tmp_path / "weight_store")
@@ -116,11 +118,11 @@ def test_a_deleted_store_costs_a_warning_and_the_run_ends_well(start: Start, tmp
     assert checkpoints_newest_first(tmp_path)[0].endswith("-60")
 
 
-def test_two_runs_on_one_store_the_second_is_refused(start: Start, tmp_path: Path) -> None:
+def test_a_second_run_on_the_same_store_is_refused(start: Start, tmp_path: Path) -> None:
     folder = f"store_dir={tmp_path / 'scratch'}"
     first = start(tmp_path / "first", 100000, folder, "pause_s=0.01", "epochs=100000")
     wait_for(first, "= 10, loss")
-    # On a system of its own: on the first run's it would wait until that ends.
+    # Use another system: on the same one, the second run would wait in the queue.
     second = start(tmp_path / "second", 10, folder, CEREBRAS_HOME=str(tmp_path / "home"))
     output = finish(second)
     assert second.returncode != 0
@@ -134,9 +136,7 @@ def test_two_runs_on_one_store_the_second_is_refused(start: Start, tmp_path: Pat
 
 
 @pytest.mark.parametrize("form", ["tensorflow", "h5"])
-def test_a_resumed_run_that_reads_its_weights_from_the_checkpoint_has_the_bits_of_an_unbroken_one(
-    start: Start, tmp_path: Path, form: str
-) -> None:
+def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(start: Start, tmp_path: Path, form: str) -> None:
     unbroken = finish(start(tmp_path / "unbroken", 12, f"format={form}"))
     finish(start(tmp_path / "broken", 6, f"format={form}"))
     resumed = finish(start(tmp_path / "broken", 12, f"format={form}"))

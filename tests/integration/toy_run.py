@@ -32,7 +32,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
 
 
 def input_fn(params: dict[str, Any]) -> Any:
-    """Batches that depend on their number only, from the step at which the run starts."""
+    """Batches that depend on their number only, starting with the batch of the first step of this run."""
     random = np.random.default_rng(5)
     x, y = random.normal(size=(320, 16)).astype(np.float32), random.normal(size=(320, 16)).astype(np.float32)
     data = tf.data.Dataset.from_tensor_slices(({"x": x}, y)).repeat(int(params.get("epochs", 100)))
@@ -51,7 +51,7 @@ def input_fn(params: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Train, and say what the last weights are."""
+    """Train, and print the final weights."""
     model_dir, max_steps = sys.argv[1], int(sys.argv[2])
     params: dict[str, Any] = dict(word.split("=", 1) for word in sys.argv[3:])
     v1.logging.set_verbosity(v1.logging.INFO)

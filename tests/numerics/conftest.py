@@ -1,4 +1,4 @@
-"""What the comparisons with other implementations share: our graph with drawn weights, its values and gradients."""
+"""Shared by the comparisons with other implementations: runs our model with random weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 @dataclass
 class Ours:
-    """One of our models with drawn weights."""
+    """One of our models with random weights."""
 
     weights: dict[str, np.ndarray]
     values: list[np.ndarray]
@@ -25,7 +25,7 @@ def run_ours() -> Callable[..., Ours]:
     """Builds a model, draws every weight wide enough that each part shows in the output, and runs it."""
 
     def run(build: Callable[[], list[Any]], has_loss: bool = False, seed: int = 11, spread: float = 0.05) -> Ours:
-        """The last of what `build` returns is the loss where `has_loss`."""
+        """With `has_loss`, the last output of `build` is the loss."""
         rng = np.random.default_rng(seed)
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             outputs = build()
@@ -36,10 +36,10 @@ def run_ours() -> Callable[..., Ours]:
                 weights[name] = rng.normal(middle, spread, variable.shape.as_list()).astype(np.float32)
             gradients: dict[str, Any] = {}
             if has_loss:
-                found = tf.gradients(outputs[-1], list(variables.values()))
+                computed = tf.gradients(outputs[-1], list(variables.values()))
                 gradients = {
                     name: tf.convert_to_tensor(gradient)
-                    for name, gradient in zip(variables, found, strict=True)
+                    for name, gradient in zip(variables, computed, strict=True)
                     if gradient is not None
                 }
             for name, variable in variables.items():

@@ -49,7 +49,7 @@ ROW_OPS = ("Add", "Sub", "Min", "Max", "Update")
 
 
 def scattered(name: str) -> Callable[[], Any]:
-    """A variable after an update of rows, each of which comes many times."""
+    """A variable after an update in which each row occurs many times."""
 
     def build() -> Any:
         target, begun = variable(SEGMENTS, WIDTH)
@@ -81,7 +81,7 @@ SPARSE_UPDATES: dict[str, tuple[Any, ...]] = {  # slots, and the scalars before 
 
 
 def sparse_update(name: str) -> Callable[[], Any]:
-    """A variable and its slots after a sparse update in which each row comes many times."""
+    """A variable and its slots after a sparse update in which each row occurs many times."""
 
     def build() -> Any:
         slots, scalars = SPARSE_UPDATES[name]

@@ -24,7 +24,7 @@ class Layer:
 
     Attributes:
         kind: Name of a function in KINDS.
-        shared: Whether it takes the first weight of its shape that there is, instead of one of its own.
+        shared: Whether it reuses the first shared weight of its shape instead of making a new one.
         activation: Name of a function in tf.nn or tf.
     """
 

@@ -41,7 +41,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run left."""
+    """The program, losses and final variables of a run."""
 
     program: Program
     losses: list[float]
@@ -55,8 +55,8 @@ def transformer_loss(ids_BS: Any, labels_BS: Any, hidden: int = 32, layers: int 
         return v1.get_variable(name, shape, initializer=v1.random_normal_initializer(stddev=0.05))
 
     embedding_VH = weight("embedding", [VOCABULARY, hidden])
-    # The product is written over its input where TensorFlow believes that nobody else refers to it; a slice hides that
-    # it is part of a weight.
+    # TensorFlow may write the product over its input if it sees no other reference to it. A slice hides that the input
+    # is part of a weight.
     positions = weight("positions", [4 * SEQUENCE, hidden])[:SEQUENCE] * 2.0
     x_BSH = tf.cast(tf.nn.embedding_lookup(embedding_VH, ids_BS) + positions, dtype)
     for layer in range(layers):
@@ -129,11 +129,10 @@ def opened(
     threads: int = 0,
     repeats_batch: bool = False,
 ) -> Iterator[ProgramSession]:
-    """Yield a session that has the initial values and batches for some steps: others in each, or always the first one.
+    """Yield a session with the initial values and batches for some steps: a new batch per step, or always the first.
 
-    With a store, the weights are there, and every value that can be is spilled to it; a mapped file does not take any.
-    Updates are cut into slices of 4 kB, or of a 32nd of a larger window. `threads` is how many ops may run at a time;
-    0: as in a run.
+    A store holds the weights and every value that can be spilled; a mapped file holds weights only. Updates are cut
+    into slices of 4 kB, or of a 32nd of a larger window. `threads` limits the ops that run at a time; 0: as in a run.
     """
     residence = Residence.MAPPED_FILE if is_mapped else Residence.STORE
     if mode == "weight_streaming" and make_store is None:
@@ -167,7 +166,7 @@ def train(
     window_bytes: int = 40_000,
     is_mapped: bool = False,
 ) -> Trained:
-    """Train in one mode, with a folder from a file there; see `opened`."""
+    """Train in one mode. With a folder, the weights are streamed from a file there; see `opened`."""
 
     def in_folder(specs: Sequence[WeightSpec]) -> WeightStore:
         assert store_folder is not None

@@ -37,10 +37,10 @@ def their_weights(settings: BertSettings, ours: dict[str, np.ndarray]) -> dict[s
 
     def add(name: str, scope: str) -> None:
         for kind, value in {"kernel": "weight", "gamma": "weight", "bias": "bias", "beta": "bias"}.items():
-            found = ours.get(f"{scope}/{scope.rpartition('/')[2]}/{kind}")
-            if found is not None:
+            array = ours.get(f"{scope}/{scope.rpartition('/')[2]}/{kind}")
+            if array is not None:
                 # torch keeps a linear layer's weight as (outputs, inputs).
-                theirs[f"{name}.{value}"] = found.T if kind == "kernel" else found
+                theirs[f"{name}.{value}"] = array.T if kind == "kernel" else array
 
     theirs["bert.embeddings.word_embeddings.weight"] = ours["input_embedding/embedding_weights"]
     theirs["bert.embeddings.position_embeddings.weight"] = ours["position_embedding/position_embedding_weights"]

@@ -1,4 +1,4 @@
-"""Checkpoints of transformers, converted, give our models its logits; converted back they are the same."""
+"""Converted checkpoints of transformers give the same logits in our models, and convert back unchanged."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def convert(name: str, source: str, target: str, checkpoint: Path, config: Path,
 
 
 def perturbed(model: Any) -> Any:
-    """Weights that are all different, also norms and biases, which start alike."""
+    """Make all weights different, including norms and biases, which start equal."""
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -240,7 +240,7 @@ def perturbed(model: Any) -> Any:
         ("llama", True),
     ],
 )
-def test_their_checkpoint_gives_our_model_their_logits_and_comes_back_the_same(
+def test_a_converted_checkpoint_gives_the_same_logits_and_converts_back_unchanged(
     name: str, tied: bool, tmp_path: Path
 ) -> None:
     model = perturbed(OURS[name][0](tied))
@@ -256,7 +256,7 @@ def test_their_checkpoint_gives_our_model_their_logits_and_comes_back_the_same(
     convert(name, "tf", "hf", ours, tmp_path / "tf" / "config_to_tf.yaml", tmp_path / "back")
     back = torch.load(tmp_path / "back" / "model_to_tf.ckpt_to_hf.bin", weights_only=True)
     original = model.state_dict()
-    # Masks that transformers makes itself are no weights.
+    # transformers makes the masks itself; they are not weights.
     buffers = {key for key in original if key.endswith((".attn.bias", ".masked_bias"))}
     assert set(back) == set(original) - buffers
     for key, value in back.items():
@@ -293,7 +293,7 @@ def test_a_round_trip_over_the_model_zoo_changes_no_bit(name: str, cs: str, flag
         # transformers 5 renames the output layer of GPT-NeoX when it loads and saves a file.
         names = {"lm_head.weight": "embed_out.weight"} if name == "gpt-neox" else {}
         original = {names.get(key, key): value.numpy() for key, value in model.state_dict().items()}
-        # Masks and rotary tables, which transformers makes itself, are no weights.
+        # transformers makes masks and rotary tables itself; they are not weights.
         buffers = {key for key in original if key.endswith(("inv_freq", "causal_mask", ".attn.bias", "masked_bias"))}
         assert set(back.names()) == set(original) - buffers
         for key in back.names():

@@ -1,4 +1,4 @@
-"""Generated networks train to the same bits in a plain session, in both modes, wherever weights and values lie."""
+"""Generated networks train to the same bits in a plain session and in both modes, with every kind of store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STREAMED = ("memory", "mapped", "file", "servers")
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, MakeStore | None]]:
-    """What makes a store of each kind; the servers run through all tests, beside a load on the CPU."""
+    """A factory for each kind of store. The servers run during all tests, with a load on the CPU."""
     folder: Path = tmp_path_factory.mktemp("stores")
     with ExitStack() as stack:
         addresses = stack.enter_context(weight_servers(2))
@@ -105,7 +105,7 @@ def settings(count: int) -> Any:
     )
 
 
-# Two tests of 30, so that two processes share them. The networks that are drawn follow from the test's name.
+# Two tests of 30, so that two processes share them. hypothesis derives the networks from the test's name.
 @settings(30)
 @hypothesis.given(network=networks, kind=hypothesis.strategies.sampled_from(STREAMED))
 def test_thirty_networks_agree_in_every_bit(stores: dict[str, MakeStore | None], network: Network, kind: str) -> None:

@@ -1,8 +1,8 @@
-"""Where ours differs from TensorFlow 2.15: scenario -> why. A scenario that has come right leaves this table."""
+"""Where ours differs from TensorFlow 2.15: scenario -> reason. Remove a scenario here once it matches."""
 
 _OPEN = "TODO(issue 16): not yet as in 2.15"
 _OURS_TOO = "ours has Estimator.compile too, and export_savedmodel in both APIs"
-_NAMES = "differed in names of partitioned variables, mended since; TODO(issue 16): run it again"
+_NAMES = "names of partitioned variables differed; fixed since; TODO(issue 16): run it again"
 
 KNOWN: dict[str, str] = {
     "canned.baseline": "the v2 baselines fail in both, with other errors",

@@ -1,10 +1,10 @@
 """Runs the scenarios of a module under the TensorFlow of this Python, and writes what each of them did as JSON.
 
-`python runner.py MODULE.py OUTPUT.json FOLDER [SCENARIO...]`. It knows TensorFlow 2.15 and ours by nothing but
-`import cerebras_tensorflow`, which fails on 2.15, so that the same text runs on both.
+`python runner.py MODULE.py OUTPUT.json FOLDER [SCENARIO...]`. The same file runs on TensorFlow 2.15 and
+on ours; the only difference is `import cerebras_tensorflow`, which fails on 2.15.
 
-A scenario is a function of the module whose name does not begin with "_"; it takes a Run. What it returns, the type of
-an exception that leaves it, the files in its folder, the events in them and the steps in the log are compared.
+A scenario is a function of the module that takes a Run; its name does not begin with "_". The test compares its return
+value or the type of its exception, the files in its folder, their events and the steps in the log.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ MATCHES = {
     "skipped": re.compile(r"^Skipping training since max_steps has already saved"),
     "warm": re.compile(r"^Warm-starting variables only in TRAINABLE_VARIABLES"),
 }
-UNTOLD_TAGS = ("global_step/sec", "steps_per_second", "examples/sec")
+TIMING_TAGS = ("global_step/sec", "steps_per_second", "examples/sec")
 TIMES = re.compile(r"\b1\d{9}\b")
 
 
 class Run:
-    """What a scenario works with.
+    """The argument of a scenario.
 
     Attributes:
-        folder: A folder of its own.
-        values: What it wants compared, by name.
+        folder: The scenario's own folder.
+        values: Recorded values by name; the test compares them.
     """
 
     def __init__(self, folder):
@@ -62,11 +62,11 @@ class Run:
         return os.path.join(self.folder, *names)
 
     def note(self, name, value):
-        """Have a value compared."""
+        """Record a value for the comparison."""
         self.values[name] = value
 
     def attempt(self, name, function, *args, **kwargs):
-        """Have what a call returns compared, or the type of its exception."""
+        """Record what a call returns, or the type of its exception."""
         try:
             value = function(*args, **kwargs)
         except Exception as error:
@@ -97,12 +97,12 @@ class Facts(logging.Handler):
 
 
 def kinds(error):
-    """Return the names of the classes of an exception, from its own up."""
+    """Return the class names of an exception: its own, then its base classes."""
     return [kind.__name__ for kind in type(error).__mro__ if kind not in (object, BaseException)]
 
 
 def plain(value, folder):
-    """Return a value as JSON can hold it, without what differs from run to run."""
+    """Return a value as JSON types, without the parts that differ between runs."""
     if isinstance(value, (bool, int, type(None))):
         return value
     if isinstance(value, bytes):
@@ -127,7 +127,7 @@ def plain(value, folder):
 
 
 def files(folder):
-    """Return the files below a folder; the parts of names that hold a time or a host are left out."""
+    """Return the files below a folder, without times and hosts in their names."""
     listed = set()
     for top, _, names in os.walk(folder):
         for name in names:
@@ -141,25 +141,25 @@ def files(folder):
 
 
 def event_values(path):
-    """Yield [step, tag, value or kind] of an event file; its end may be in the buffer of a writer still."""
+    """Yield [step, tag, value or kind] of an event file. The end may be missing if the writer has not flushed it."""
     with contextlib.suppress(tf.errors.DataLossError):
         for event in tf.compat.v1.train.summary_iterator(path):
             for value in event.summary.value:
-                if value.tag not in UNTOLD_TAGS:
+                if value.tag not in TIMING_TAGS:
                     kind = value.WhichOneof("value")
                     yield [event.step, value.tag, value.simple_value if kind == "simple_value" else kind]
 
 
 def events(folder):
     """Return the scalars and other tags of all event files: [folder, step, tag, value or kind]."""
-    found = []
+    rows = []
     for top, _, names in os.walk(folder):
         for name in sorted(names):
             if "events.out.tfevents" not in name:
                 continue
             place = plain(os.path.relpath(top, folder), folder)
-            found += [[place, *plain(value, folder)] for value in event_values(os.path.join(top, name))]
-    return sorted(found, key=lambda event: [str(part) for part in event[:3]])
+            rows += [[place, *plain(value, folder)] for value in event_values(os.path.join(top, name))]
+    return sorted(rows, key=lambda event: [str(part) for part in event[:3]])
 
 
 def outcome(function, folder):

@@ -1,6 +1,6 @@
 """Ours does what TensorFlow 2.15 does: the same scripts, with the outcomes compared.
 
-`golden/` holds what 2.15 did, so that no 2.15 is needed here. To write it anew after changing a scenario:
+`golden/` holds the outcomes of 2.15, so the tests run without 2.15. To record them again after changing a scenario:
 `CEREBRAS_TF215=/path/to/python pytest tests/compat/differential --regold`; scripts/tf215_venv.sh makes that Python.
 """
 
@@ -40,7 +40,7 @@ def record(python: str, module: Path, folder: Path) -> dict[str, Any]:
 
 
 def golden(module: Path) -> dict[str, Any]:
-    """Return what 2.15 did."""
+    """Return the recorded outcomes of 2.15."""
     path = HERE / "golden" / f"{module.stem}.json"
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return result
@@ -57,7 +57,7 @@ PARAMETERS = [
 
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function that gives what ours did with a module; one process a module."""
+    """Return a function: module -> outcomes of its scenarios on ours. Each module runs in one process."""
     return functools.cache(lambda module: record(sys.executable, module, tmp_path_factory.mktemp("ours")))
 
 

@@ -1,11 +1,11 @@
-"""What the scripts of this folder share: the flags, the estimator and its modes, as run.py of 1.6 has them."""
+"""Shared by the scripts of this folder: the flags, the estimator and the modes of run.py in release 1.6."""
 
 import argparse
 
 import tensorflow as tf
 
 try:
-    import tfwse  # noqa: F401 - there in weight streaming only
+    import tfwse  # noqa: F401 - importable in weight streaming only
     from cerebras.tf.ws.cs_estimator_ws import CerebrasEstimator
 
     WS = True

@@ -1,4 +1,4 @@
-"""A script of TensorFlow 1 for tf.estimator, which knows no CS system: columns, layers, losses, exporters, hooks."""
+"""A plain TensorFlow 1 script, not written for a CS system: columns, layers, losses, exporters, hooks."""
 
 import os
 

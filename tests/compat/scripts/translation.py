@@ -1,4 +1,4 @@
-"""Words by a lookup table, an encoder and a decoder of Keras layers of its own, labels of -1, a table that is tied."""
+"""A lookup table for words, an encoder and a decoder of custom Keras layers, labels of -1, a tied embedding table."""
 
 import launched_model as common
 import numpy as np

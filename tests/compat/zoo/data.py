@@ -12,7 +12,7 @@ MODES = tf.estimator.ModeKeys
 
 
 def shard_dataset(dataset, use_multiple_workers, input_context=None):
-    """Shard by the context, or by TF_CONFIG, one worker each."""
+    """Shard by the input context, or else by the workers in TF_CONFIG."""
     if use_multiple_workers:
         if input_context:
             return dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
@@ -25,7 +25,7 @@ def shard_dataset(dataset, use_multiple_workers, input_context=None):
 
 
 def write_records(folder):
-    """TFRecord files that serve the GPT and BERT models."""
+    """Write TFRecord files for the GPT and BERT models."""
     os.makedirs(folder, exist_ok=True)
     rng = np.random.RandomState(0)
     for number in range(2):
@@ -120,7 +120,7 @@ def write_text(folder):
 
 
 def text_input(params, mode):
-    """Lines to ids by a lookup table made inside input_fn; the target by a NumPy function, drawn anew each time."""
+    """Lines become ids by a lookup table made inside input_fn; a NumPy function makes the decoder's input."""
     section = params["train_input" if mode == MODES.TRAIN else "eval_input"]
     table = tf.lookup.StaticHashTable(
         tf.lookup.TextFileInitializer(

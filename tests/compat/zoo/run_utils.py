@@ -1,4 +1,4 @@
-"""What the run scripts of all releases share: params, execution mode, environment checks, resume, warm start."""
+"""Shared by the run scripts of all releases: params, execution mode, environment checks, resume, warm start."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def save_params(params, model_dir, name="params.yaml"):
 
 
 def get_execution_mode():
-    """The mode by what can be imported: the first of three attempts that works."""
+    """Return the mode, judged by the first of three imports that succeeds."""
     try:
         import tfwse
 
@@ -97,7 +97,7 @@ def run_config_kwargs(runconfig):
 
 
 def update_input_checkpoint_steps(params, model_dir, weights_of):
-    """Skip what the run before has read, where the order of the input is known."""
+    """Skip the input that the last run read, if the order of the input is deterministic."""
     section = params["train_input"]
     latest = tf.train.latest_checkpoint(model_dir)
     if latest is None or params["runconfig"].get("disable_input_pipeline_ckpt"):

@@ -1,4 +1,4 @@
-"""Release 1.6: no package detection; each name is tried where it may be, down to TensorFlow's own."""
+"""Release 1.6: no package detection. Each import tries the package's possible homes, then TensorFlow."""
 
 import inspect
 
@@ -60,7 +60,7 @@ class CerebrasEstimator(Base):
             super().__init__(model_fn=self.converted(model_fn), **kwargs)
 
     def converted(self, model_fn):
-        """Without the container's classes: host_call becomes eval_metric_ops."""
+        """Wrap model_fn for TensorFlow's Estimator, which passes only known arguments."""
         taken = (
             inspect.getargspec(model_fn).args
             if hasattr(inspect, "getargspec")

@@ -1,4 +1,4 @@
-"""Release 1.7 inside the container: the package that is found decides, and the container's names are all there."""
+"""Release 1.7 inside the container: all names come from the container's package."""
 
 import inspect
 from importlib.util import find_spec

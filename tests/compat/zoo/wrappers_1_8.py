@@ -1,4 +1,4 @@
-"""Releases 1.7 and 1.8: which package there is decides where the base classes come from."""
+"""Releases 1.7 and 1.8: the installed package decides where the base classes come from."""
 
 import enum
 import importlib.util
