@@ -1,1 +1,1 @@
-"""From a model_fn to the graph of one step that the compiler takes."""
+"""Analysis and rewriting of the TensorFlow graph of one step."""

@@ -1,6 +1,6 @@
-"""The nodes of a graph or of a function's body while a pass rewrites them.
+"""New nodes for a graph or a function's body.
 
-The two differ in how an input refers to an output: a graph says "node:1", a function "node:output_name:0".
+An input is written "node:1" in a graph, and "node:output_name:0" in a function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Body:
     """New nodes of a graph or of a function.
 
     Args:
-        is_function: Whether the nodes are those of a function's body.
+        is_function: Whether the nodes belong to a function's body.
     """
 
     def __init__(self, is_function: bool) -> None:
@@ -34,13 +34,13 @@ class Body:
         types: Mapping[str, int] | None = None,
         output: str = "output",
     ) -> str:
-        """Add a node and return the text by which an input refers to its first output.
+        """Add a node and return the input string for its first output.
 
         Args:
-            name: Of the node.
+            name: Name of the node.
             op: Its type.
-            inputs: Control inputs last.
-            types: Its attributes that are dtypes, as enum numbers.
+            inputs: Input strings, control inputs last.
+            types: Attribute -> dtype, as an enum number.
             output: The op's name for its first output.
         """
         node = NodeDef(name=name, op=op, input=list(inputs))
@@ -50,19 +50,19 @@ class Body:
         return self.refer(name, output)
 
     def constant(self, name: str, value: np.ndarray | np.generic, control: Iterable[str] = ()) -> str:
-        """Add a constant, which may have control inputs, and return the text that refers to it."""
+        """Add a constant, with control inputs if given, and return its input string."""
         node = constant_node(name, value)
         node.input.extend(control)
         self.nodes.append(node)
         return self.refer(name, "output")
 
     def refer(self, name: str, output: str, port: int = 0) -> str:
-        """Return the text by which an input refers to an output of a node.
+        """Return the input string for an output of a node.
 
         Args:
-            name: Of the node.
+            name: Name of the node.
             output: The op's name for the output.
-            port: Its number among the node's outputs.
+            port: Index of the output.
         """
         if self._is_function:
             return f"{name}:{output}:0"
@@ -70,12 +70,12 @@ class Body:
 
 
 def data_inputs(node: NodeDef) -> list[str]:
-    """Return a node's inputs without its control inputs, as they are written."""
+    """Return the input strings of a node, without its control inputs."""
     return [text for text in node.input if not text.startswith("^")]
 
 
 def control_inputs(node: NodeDef) -> list[str]:
-    """Return a node's control inputs, as they are written ("^name")."""
+    """Return the control inputs of a node, as strings ("^name")."""
     return [text for text in node.input if text.startswith("^")]
 
 
@@ -89,7 +89,7 @@ def source_of(text: str) -> str:
 
 
 def table_of_function(function: FunctionDef) -> NodeTable:
-    """Return the nodes of a function's body by name, its arguments among them. Inputs lose their ports."""
+    """Return a function's nodes and arguments as a table. Inputs lose their ports."""
     graph_def = GraphDef()
     for argument in function.signature.input_arg:
         graph_def.node.add(name=argument.name, op="_Arg")

@@ -1,7 +1,7 @@
-"""Branches of tf.cond in a graph of Switch and Merge: which nodes may not run, and how to wait for one that may not.
+"""tf.cond as Switch and Merge: which nodes may not run, and how to wait for such a node.
 
-A node behind the branch that is not taken is dead, and so is whatever waits for it by a control edge. `Deadness.alive`
-gives, for any node, one that runs in either case: after the node where its branch is taken, at once where it is not.
+A node in a branch that is not taken is dead. A control edge makes its consumer dead too. `Deadness.alive` returns a
+node that always runs. If the branch is taken, it runs after the conditional node. Otherwise it runs at once.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable, constant_node
 
-Branch = tuple[str, int]  # the predicate as text, and which side of it
+Branch = tuple[str, int]  # the predicate's input string, and 1 for true or 0 for false
 
 
 class Deadness:
-    """Branch conditions of every node of a graph, and the nodes that make a conditional one waitable.
+    """Branch conditions of every node, and new nodes through which others can wait for a conditional node.
 
     Args:
         table: The graph.
-        order: All its nodes, each after those that it needs.
-        suffix: What the names of new nodes have after that of the node they wait for.
+        order: All nodes in topological order.
+        suffix: Names of new nodes are "<node>/<suffix>".
     """
 
     def __init__(self, table: NodeTable, order: list[str], suffix: str = "cs_alive") -> None:
@@ -33,15 +33,15 @@ class Deadness:
             self._branches[name] = self._find_branches(name)
 
     def branches(self, name: str) -> tuple[Branch, ...]:
-        """The branches, outermost first, that must be taken for a node to run; empty if it always does."""
+        """Branches that must be taken for a node to run, outermost first; empty if it always runs."""
         return self._branches.get(name, ())
 
     def inherit(self, name: str, origin: str) -> None:
-        """Say that a new node runs exactly when another does."""
+        """Record that a new node runs exactly when `origin` runs."""
         self._branches[name] = self.branches(origin)
 
     def alive(self, name: str) -> str:
-        """Name of a node that always runs, and after `name` where that runs."""
+        """Return the name of a node that always runs. It runs after `name` if `name` runs."""
         branches = self.branches(name)
         if not branches:
             return name

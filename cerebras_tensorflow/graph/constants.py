@@ -1,7 +1,7 @@
-"""Equal constants become one.
+"""Merge equal constants.
 
-A large part of a step's nodes are constants: shapes, permutations, and where each slice of a weight begins and ends.
-TensorFlow keeps several copies of each node, 10 kB in all, so that a deep model's graph shrinks by a good part.
+Many nodes of a step are constants: shapes, permutations, and the bounds of weight slices. TensorFlow keeps several
+copies of each node, 10 kB in all, so merging constants makes the graph of a deep model much smaller.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Container
 
 from cerebras_tensorflow.graph.nodes import GraphDef, parse_input
 
-_MOST_BYTES = 1 << 12  # larger ones are rare, and their bytes would be compared
+_MOST_BYTES = 1 << 12  # larger constants are rare and slow to compare
 
 
 def share_constants(graph_def: GraphDef, kept: Container[str]) -> GraphDef:
-    """Return a graph in which the first of several equal constants takes the place of the others.
+    """Return the graph with equal constants merged into the first of them.
 
-    Constants that wait for another op, as those of branches and loops do, stay.
+    Constants with control inputs stay, for example those in branches and loops.
 
     Args:
         graph_def: A step.
-        kept: Names of nodes that stay.
+        kept: Names of nodes that must stay.
     """
     first: dict[tuple[str, bytes], str] = {}
     instead: dict[str, str] = {}
@@ -37,7 +37,7 @@ def share_constants(graph_def: GraphDef, kept: Container[str]) -> GraphDef:
             endpoint = parse_input(text)
             if endpoint.node in instead:
                 node.input[position] = f"{'^' if endpoint.is_control else ''}{instead[endpoint.node]}"
-        if len({*node.input}) < len(node.input):  # control edges from constants that are one now
+        if len({*node.input}) < len(node.input):  # several control edges from merged constants
             data = [text for text in node.input if not text.startswith("^")]
             edges = dict.fromkeys(text for text in node.input if text.startswith("^"))
             del node.input[:]

@@ -1,4 +1,4 @@
-"""What each op of a graph costs: bytes of its outputs, floating-point operations."""
+"""Cost of each op: bytes of its outputs, and floating-point operations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Output:
     """One output of an op.
 
     Attributes:
-        dtype: NumPy's name.
-        shape: None if a dim is unknown.
-        num_bytes: An unknown dim counts as 1.
+        dtype: NumPy's name of the dtype.
+        shape: The shape; None if a dim is unknown.
+        num_bytes: Size [B]; an unknown dim counts as 1.
     """
 
     dtype: str
@@ -51,13 +51,13 @@ def output_bytes(graph: tf.Graph) -> dict[str, int]:
 def flops(graph: tf.Graph, names: Mapping[str, Any] | set[str]) -> int:
     """Return multiply-adds x 2 of the matrix products and convolutions among the named ops.
 
-    Everything else is left out: it is a few percent in the models this is for.
+    Other ops are left out: in the models we target they take a few percent.
     """
     return sum(flops_of_ops(graph, names).values())
 
 
 def flops_of_ops(graph: tf.Graph, names: Mapping[str, Any] | set[str]) -> dict[str, int]:
-    """Return what `flops` counts, by op; ops without any are left out."""
+    """Return the count of `flops` for each op; ops with a count of 0 are left out."""
     counts = {name: _op_flops(graph.get_operation_by_name(name)) for name in names if _has(graph, name)}
     return {name: count for name, count in counts.items() if count}
 

@@ -1,6 +1,6 @@
-"""What is left in a step whose result may differ between two equal runs, or after a resume: named, with advice.
+"""Find ops whose results may differ between two equal runs, or after a resume, and advise what to do.
 
-README.md of this package has the table behind it: each kernel that was tried, and what came out.
+The table of all kernels that we tested is in README.md of this package.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class InexactOp:
     """An op whose result may differ between equal runs.
 
     Attributes:
-        name: Of the op; "function/op" inside a function.
+        name: Name of the op; "function/op" inside a function.
         op: Its type.
-        reason: What happens, as the rest of a sentence.
+        reason: The problem, as a clause without its subject.
         advice: What to do instead.
-        ops: Ops of the main graph that led to it.
+        ops: Ops of the main graph that contain or call it.
     """
 
     name: str
@@ -62,7 +62,7 @@ def find_inexact_ops(graph_def: GraphDef) -> list[InexactOp]:
     """Return the ops of a compiled step whose results may differ between equal runs, in the graph's order.
 
     Args:
-        graph_def: After all passes.
+        graph_def: The step after all passes.
     """
     table = NodeTable(graph_def)
     result = [
@@ -88,7 +88,7 @@ def _callers(graph_def: GraphDef, name: str, functions: Container[str]) -> tuple
 
 
 def _problems(table: NodeTable, node: NodeDef) -> Iterator[tuple[str, str]]:
-    """Yield (reason, advice) of what is not exact about a node."""
+    """Yield (reason, advice) for each way in which a node is inexact."""
     if node.op in _OTHER_DRAWS:
         yield _OTHER_DRAWS[node.op]
     elif is_replaceable(node):
@@ -107,7 +107,7 @@ def _problems(table: NodeTable, node: NodeDef) -> Iterator[tuple[str, str]]:
 
 
 def _shared_generators(table: NodeTable) -> Iterator[InexactOp]:
-    """Yield the draws from a generator's variable that others draw from too, in no order."""
+    """Yield ops that draw from the same tf.random.Generator in no fixed order."""
     draws: dict[str, list[str]] = {}
     for name, node in table.nodes.items():
         if node.op in _GENERATORS:

@@ -1,4 +1,4 @@
-"""Calls of functions in a graph: which functions a node calls, and calls that pass some more arguments."""
+"""Function calls in a graph: which functions a node calls, and how to add arguments to a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs
 from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef
 
-# Ops that call functions with their own inputs as arguments -> the attributes that name these functions.
+# Ops that pass their inputs to functions -> the attributes that name these functions.
 _CALLS = {
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),
@@ -24,11 +24,11 @@ LOOPS = frozenset({"While", "StatelessWhile"})
 
 
 def called_functions(node: NodeDef, known: Container[str]) -> list[str]:
-    """Return the names of all functions that a node refers to, in whatever way.
+    """Return the names of all functions that a node refers to.
 
     Args:
-        node: Of a graph or a function.
-        known: Names of the library's functions; a node of such a type is a call of it.
+        node: A node of a graph or a function.
+        known: Names of the library's functions. A node whose op is one of them calls it.
     """
     names = [node.op] if node.op in known else []
     for value in node.attr.values():
@@ -39,22 +39,21 @@ def called_functions(node: NodeDef, known: Container[str]) -> list[str]:
 
 
 def is_plain_call(node: NodeDef, known: Container[str]) -> bool:
-    """Whether a node calls functions with its own inputs as their arguments, so that more can be passed."""
+    """Whether a node passes its inputs to the functions that it calls, so that we can add arguments."""
     return node.op in known or node.op in _CALLS
 
 
 def with_arguments(
     node: NodeDef, arguments: Sequence[str], dtype: int, shapes: Sequence[Sequence[int]], names: Mapping[str, str]
 ) -> NodeDef:
-    """Return a call that passes more arguments, after the ones it has, to other functions.
+    """Return a copy of a call that appends arguments and calls other functions.
 
     Args:
         node: A plain call.
-        arguments: Texts of the inputs.
-        dtype: Of all of them, as an enum number.
-        shapes: Of each.
-        names: Attribute of the node ("" if its op is the function) and function -> function to call instead, as
-            "attribute/function".
+        arguments: Input strings of the new arguments.
+        dtype: Their common dtype, as an enum number.
+        shapes: The shape of each.
+        names: "attribute/function" -> function to call instead. The attribute is "" if the op itself is the function.
     """
     new = NodeDef.FromString(node.SerializeToString())
     del new.input[:]
@@ -74,7 +73,7 @@ def with_arguments(
 
 
 def callees(node: NodeDef) -> Iterator[tuple[str, str]]:
-    """Yield (attribute, function) of a plain call; the attribute is "" where the op is the function."""
+    """Yield (attribute, function) of a plain call; the attribute is "" if the op itself is the function."""
     if node.op not in _CALLS:
         yield "", node.op
         return
@@ -85,7 +84,7 @@ def callees(node: NodeDef) -> Iterator[tuple[str, str]]:
 
 
 def reachable_functions(graph_def: GraphDef) -> dict[str, FunctionDef]:
-    """Return the functions that the graph's nodes call, also through other functions, by name."""
+    """Return the functions that the graph calls, directly or through other functions, by name."""
     library = {function.signature.name: function for function in graph_def.library.function}
     gradients = {gradient.function_name: gradient.gradient_func for gradient in graph_def.library.gradient}
     reached: dict[str, FunctionDef] = {}
@@ -102,11 +101,11 @@ def reachable_functions(graph_def: GraphDef) -> dict[str, FunctionDef]:
 
 
 def functions_with(library: Mapping[str, FunctionDef], own: Iterable[str]) -> set[str]:
-    """Return the functions that are among the given ones or call one of them, also through others.
+    """Return the given functions and all that call one of them, directly or through others.
 
     Args:
         library: All functions by name.
-        own: Names to start from.
+        own: Names of the given functions.
     """
     callers: dict[str, set[str]] = {}
     for name, function in library.items():

@@ -1,7 +1,7 @@
-"""Loops of tf.while_loop in a graph of Enter, Exit and NextIteration: which ops run once an iteration.
+"""tf.while_loop as Enter, Exit and NextIteration: which ops run once per iteration.
 
-Every iteration is a frame of its own. An edge, also a control edge, between ops of different frames must go through
-Enter or Exit; a pass that adds edges has to know who is inside.
+Each loop has a frame. Data and control edges may enter or leave a frame only through Enter or Exit, so a pass that adds
+edges must know the frame of each op.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXIT_OPS = frozenset({"Exit", "RefExit"})
 
 
 def loop_depths(table: NodeTable) -> dict[str, int]:
-    """Return how many loops the output of each op is inside of; ops outside of all loops are left out."""
+    """Return the loop depth of each op's output; ops outside all loops are left out."""
     depths: dict[str, int] = {}
     pending = [name for name, node in table.nodes.items() if node.op in ENTER_OPS]
     while pending:
@@ -44,9 +44,9 @@ class Loop:
 
 
 def frames_of_nodes(table: NodeTable) -> dict[str, tuple[str, ...]]:
-    """Return the names of the loops' frames that the output of each op is inside of, outermost first.
+    """Return the names of the loop frames around each op's output, outermost first.
 
-    Ops outside of all loops are left out.
+    Ops outside all loops are left out.
     """
     frames: dict[str, tuple[str, ...]] = {}
     pending = [name for name, node in table.nodes.items() if node.op in ENTER_OPS]

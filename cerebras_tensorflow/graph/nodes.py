@@ -1,4 +1,4 @@
-"""A GraphDef as nodes with inputs, consumers and one order: what every pass works on."""
+"""The nodes of a GraphDef with inputs, consumers and a topological order. All passes use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One input of a node: output `port` of node `node`, or a control edge where port is -1."""
+    """One input of a node: output `port` of node `node`, or a control edge if port is -1."""
 
     node: str
     port: int
@@ -65,7 +65,7 @@ _DATA_TYPES = {
 def constant_node(name: str, value: np.ndarray | np.generic) -> NodeDef:
     """Return a Const node with a given value."""
     node = NodeDef(name=name, op="Const")
-    # Not tf.make_tensor_proto, which takes longer than all the rest of a node; there are many of these.
+    # tf.make_tensor_proto is slower than the rest of this function together, and a step has many constants.
     array = np.ascontiguousarray(value)
     dtype = _DATA_TYPES.get(array.dtype) or tf.as_dtype(array.dtype).as_datatype_enum
     node.attr["dtype"].type = dtype
@@ -79,7 +79,7 @@ def constant_node(name: str, value: np.ndarray | np.generic) -> NodeDef:
 
 
 class NodeTable:
-    """The nodes of one GraphDef by name, with their consumers. Read-only: passes write new nodes of their own."""
+    """The nodes of one GraphDef by name, with their consumers. Read-only: passes make new nodes."""
 
     def __init__(self, graph_def: GraphDef) -> None:
         self.graph_def = graph_def
@@ -94,11 +94,11 @@ class NodeTable:
                 self.consumers[source].append(name)
 
     def data_inputs(self, name: str) -> list[Endpoint]:
-        """Inputs of a node without its control edges, in the op's own order."""
+        """Inputs of a node without its control edges, in order."""
         return [endpoint for endpoint in self.inputs[name] if not endpoint.is_control]
 
     def ancestors(self, roots: Iterable[str]) -> set[str]:
-        """Names of the roots and of everything that they need."""
+        """Names of the roots and of all nodes that they depend on."""
         reached: set[str] = set()
         pending = list(roots)
         while pending:
@@ -110,7 +110,7 @@ class NodeTable:
         return reached
 
     def descendants(self, roots: Iterable[str]) -> set[str]:
-        """Names of everything that needs one of the roots, the roots themselves left out."""
+        """Names of all nodes that depend on a root."""
         reached: set[str] = set()
         pending = [consumer for root in roots for consumer in self.consumers[root]]
         while pending:
@@ -123,9 +123,9 @@ class NodeTable:
 
 
 def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
-    """Return a copy with only what the roots need, in the same order, with the function library.
+    """Return a copy with the roots, their ancestors in the same order, and the function library.
 
-    Colocation constraints go: placement follows the variables' handles, and a constraint may name a node that went.
+    The copy has no colocation constraints, since they may name removed nodes. Placement follows the variables' handles.
 
     Raises:
         CompileError: If a root is not in the graph.
@@ -145,7 +145,7 @@ def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
 
 
 class CycleError(CompileError):
-    """The edges of a graph form a cycle; `nodes` names those that could not be placed."""
+    """The edges of a graph form a cycle; `nodes` lists the nodes that could not be ordered."""
 
     def __init__(self, nodes: list[str]) -> None:
         super().__init__(f"the graph has a cycle through {', '.join(nodes[:4])}")
@@ -153,7 +153,7 @@ class CycleError(CompileError):
 
 
 def nodes_before(table: NodeTable, name: str) -> set[str]:
-    """Nodes that must run before one node. The back edges of while loops do not count."""
+    """Names of the direct inputs of a node, without the back edges of while loops."""
     before = {endpoint.node for endpoint in table.inputs[name]}
     if table.nodes[name].op in ("Merge", "RefMerge"):
         before = {node for node in before if table.nodes[node].op not in ("NextIteration", "RefNextIteration")}
@@ -166,17 +166,16 @@ def order_nodes(
     sources: Iterable[str] = (),
     early: Iterable[str] = (),
 ) -> list[str]:
-    """Return all nodes in one topological order in which few values live at a time.
+    """Return all nodes in a topological order that keeps few values alive at a time.
 
-    What depends on the sources (the batch) comes in the order in which the program made it, except that `early`
-    nodes come as soon as they can. What does not depend on them (a weight's read, a decayed moment, a random mask)
-    comes just before its first use.
+    Nodes that depend on the sources (the batch) keep the program's order, except that `early` nodes come as soon as
+    possible. Other nodes (a weight's read, a decayed moment, a random mask) come just before their first use.
 
     Args:
         table: The graph.
-        extra_edges: Node -> further nodes that must come before it.
+        extra_edges: Node -> more nodes that must come before it.
         sources: Nodes whose descendants drive the order.
-        early: Nodes to place as soon as their inputs are there (weight updates, each right after its gradient).
+        early: Nodes to place as soon as their inputs are ready (weight updates, each right after its gradient).
 
     Raises:
         CycleError: If the edges form a cycle. Loops of tf.while_loop are allowed and cut at NextIteration.
@@ -219,7 +218,7 @@ def _reachable(edges: Mapping[str, Iterable[str]], roots: Iterable[str]) -> set[
 
 
 def _place_with_needs(name: str, before: Mapping[str, set[str]], order: dict[str, None]) -> None:
-    """Append a node to the order, after whatever it still needs (depth first, without recursion)."""
+    """Append a node to the order, after its missing ancestors (depth first, without recursion)."""
     if name in order:
         return
     stack = [(name, iter(sorted(before[name])))]

@@ -1,7 +1,7 @@
-"""Reads of a variable come before its update within a step, by an edge rather than by luck.
+"""Make reads of a variable run before its update in a step, by control edges.
 
-TensorFlow orders a ReadVariableOp and an update of the same variable only where data flows between them. In practice
-the reads, which need nothing, run first; a program that streams weights has to be able to rely on it.
+TensorFlow orders a ReadVariableOp and an update of the same variable only if data flows between them. Reads have no
+inputs, so in practice they run first. Weight streaming needs this order to be guaranteed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from cerebras_tensorflow.graph.variables import Variable, VariableAccess, find_v
 def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str]) -> GraphDef:
     """Return the graph with a control edge from each first read of a variable to each of its writes in a step.
 
-    A read that itself comes after a write stays where it is.
+    A read that comes after a write gets no edge.
 
     Args:
         graph_def: The graph.
-        train_node: Name of the train op; what it does not need (an initializer) is no write of the step.
+        train_node: Name of the train op. Writes that it does not depend on (initializers) do not count.
         fed: Names of the placeholders that every training step feeds.
     """
     table = NodeTable(graph_def)
     within = table.ancestors([train_node])
 
     def is_free_read(access: VariableAccess) -> bool:
-        """Whether every step may run a read that the train op does not need (a summary's, say)."""
+        """Whether every step can run a read that the train op does not depend on, for example in a summary."""
         return access.op != "VariableShape" and all(
             not is_write(table.nodes[name].op) and (table.nodes[name].op != "Placeholder" or name in fed)
             for name in table.ancestors([access.node]) - within
@@ -38,7 +38,7 @@ def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str
         variable.accesses = [access for access in variable.accesses if access.node in within or is_free_read(access)]
         for access in first_reads(table, variable)[0]:
             pairs += [(write.node, access) for write in variable.writes]
-    # An edge from a read inside a branch would carry its branch's deadness: the write waits for a node that is alive.
+    # A control edge from a dead read would make the write dead too, so the write waits for a node that always runs.
     has_branches = any(access.switches for _, access in pairs)
     deadness = Deadness(table, order_nodes(table) if has_branches else [], "cs_read")
     added: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str
 
 
 def first_reads(table: NodeTable, variable: Variable) -> tuple[list[VariableAccess], list[VariableAccess]]:
-    """Return (reads of the value before any write, reads of the value after one) of a variable."""
+    """Return the reads of a variable before any write, and those after a write."""
     later = table.descendants(access.node for access in variable.writes)
     before = [access for access in variable.reads if access.node not in later]
     return before, [access for access in variable.reads if access.node in later]

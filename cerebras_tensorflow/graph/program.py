@@ -1,4 +1,4 @@
-"""The Program: what the compiler makes of a step's graph and the runtime runs."""
+"""The Program: the compiler makes it from a step's graph, and the runtime runs it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.variables import Variable
 
-# Tokens of the graph's calls into the weight store; the runtime puts its own in their place.
-LOAD_TOKEN = "cs_load"  # a value that nothing writes over
-PRIVATE_LOAD_TOKEN = "cs_private_load"  # a value that an op may write over: a copy of its own
+# Placeholder tokens of the graph's calls into the weight store. The runtime replaces them with its own.
+LOAD_TOKEN = "cs_load"  # a read-only value
+PRIVATE_LOAD_TOKEN = "cs_private_load"  # a private copy, which an op may overwrite
 GATHER_TOKEN = "cs_gather"
 STORE_TOKEN = "cs_store"
 SLICE_LOAD_TOKEN = "cs_load_rows"  # rows start to stop
 SLICE_STORE_TOKEN = "cs_store_rows"
-UNCHECKED_LOAD_TOKEN = "cs_load_unchecked"  # as LOAD_TOKEN, of a weight whose update checks it in the same step
-LEND_TOKEN = "cs_lend_rows"  # rows start to stop as a flat array, one element longer, that the update may write over
+UNCHECKED_LOAD_TOKEN = "cs_load_unchecked"  # as LOAD_TOKEN; the update verifies the checksum in the same step
+LEND_TOKEN = "cs_lend_rows"  # rows start to stop as a flat array with one extra element; the update may overwrite it
 
-# A read of the global step after everything that a training step changes.
+# A read of the global step after all updates of a training step.
 GLOBAL_STEP_AFTER = "cs_global_step_after"
 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """One variable as the runtime has to keep it."""
+    """Name, type and size of a variable that the runtime keeps."""
 
     name: str  # in the checkpoint
     dtype: str  # NumPy's name; "bfloat16" from ml_dtypes
@@ -36,31 +36,31 @@ class WeightSpec:
 
     @classmethod
     def of(cls, variable: Variable) -> WeightSpec:
-        """Return the spec of a graph's variable, whose shape must be known."""
+        """Return the spec of a variable. Its shape must be known."""
         assert variable.shape is not None
         return cls(variable.name, variable.dtype.name, variable.shape, variable.num_bytes)
 
 
 class Residence(str, enum.Enum):
-    """Where the streamed weights of a step lie between their uses."""
+    """Where the streamed weights of a step are kept between their uses."""
 
     HOST_MEMORY = "host memory"
-    """Variables in the host's memory. No store: a load reads the variable, and the optimizer updates it in place."""
+    """Variables in host memory, without a store. Loads read the variable; the optimizer updates it in place."""
     MAPPED_FILE = "mapped file"
-    """A file that fits into memory and is mapped. A load is a reference into it, and slices are updated in place."""
+    """A mapped file that fits into memory. A load returns a view of it; slices are updated in place."""
     STORE = "store"
-    """A file or the weight servers. A load copies into memory, and an update writes back."""
+    """A file or the weight servers. A load copies into memory; an update writes back."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Why a large variable stays in memory although it could have been streamed by its size.
+    """Why a variable stays in memory although it is large enough to be streamed.
 
     Attributes:
         variable: Its name in the checkpoint.
         num_bytes: Its size.
         reason: A clause that names the ops.
-        ops: The ops that the reason names, the most telling one first.
+        ops: The ops in the reason, the most important one first.
     """
 
     variable: str
@@ -79,14 +79,14 @@ class Event:
     """One move of a weight in a weight-streaming schedule.
 
     Attributes:
-        kind: "load" (read by the step), "gather" (only the rows that the batch names), "update" (load, change, store),
-            "spill" (a value goes to the store), "fill" (it comes back).
+        kind: "load" (the step reads it), "gather" (only the rows in the batch), "update" (load, change, store),
+            "spill" (write a value to the store), "fill" (read it back).
         weight: Index into Program.stored.
         node: The op that moves it.
         num_bytes: Bytes held from the move until the last finisher has run.
-        first: Position in the order of the step's ops of its first use; slices of one op lie between two ops.
-        last: Position of its last use.
-        finishers: Ops after which it is free, with their positions.
+        first: Position of the first use in the order of ops. Slices of one op have fractional positions.
+        last: Position of the last use.
+        finishers: Ops that end its use, with their positions. The memory is free after the last one.
     """
 
     kind: str
@@ -104,18 +104,18 @@ class Program:
 
     Attributes:
         mode: "pipelined" or "weight_streaming".
-        graph_def: The graph to run. Names of the original ops are kept.
-        step_node: What to run beside the train op so that every update has reached the store; None if nothing.
-        streamed: Weights in the store, by the index that the graph's calls carry.
-        spilled: Values that wait in the store, after the weights, between two of their uses.
+        graph_def: The graph to run. Original ops keep their names.
+        step_node: Op to run with the train op; it ends when all updates have reached the store. None: not needed.
+        streamed: Weights in the store, by the index in the graph's calls.
+        spilled: Values that the step keeps in the store between two uses. Their indices follow those of the weights.
         resident: Variables in the session.
-        events: The schedule, in order; empty when pipelined.
-        window_bytes: Bytes of weights that the schedule lets be in memory at a time.
-        overhead_bytes: What kernels, queues and allocators take beside values and weights, estimated.
-        residence: Where the streamed weights lie.
-        order: Names of the ops in the order that the schedule is made for; empty if it was not needed.
-        value_curve: Bytes of values between ops while each op of the order runs, from static shapes.
-        held_curve: Most bytes that moves hold beside these while each op of the order runs; empty if nothing moves.
+        events: The schedule, in order; empty in pipelined mode.
+        window_bytes: Bytes of streamed weights that may be in memory at a time.
+        overhead_bytes: Estimated memory [B] of kernels, queues and allocators, without values and weights.
+        residence: Where the streamed weights are kept.
+        order: Names of the ops in the order of the schedule; empty if there is no schedule.
+        value_curve: Bytes of live values while each op of the order runs, from static shapes.
+        held_curve: Peak bytes that moves hold in addition, while each op of the order runs; empty if nothing moves.
         notes: Large variables that stay in memory, and why.
     """
 
@@ -136,12 +136,12 @@ class Program:
 
     @property
     def value_bytes(self) -> int:
-        """Most bytes of values between ops at a time; 0 if their sizes were not known."""
+        """Peak bytes of live values; 0 if their sizes are unknown."""
         return max(self.value_curve, default=0)
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that moves add to the values between ops at the op where both together take most."""
+        """Bytes that moves add to the peak of live values."""
         if not self.held_curve:
             return 0
         values = self.value_curve or (0,) * len(self.held_curve)
@@ -149,17 +149,17 @@ class Program:
 
     @property
     def variables(self) -> tuple[WeightSpec, ...]:
-        """What the session holds, by the index in the names of its access nodes."""
+        """Variables in the session, by the index in the names of their access nodes."""
         return (*self.resident, *self.streamed) if self.residence is Residence.HOST_MEMORY else self.resident
 
     @property
     def needs_store(self) -> bool:
-        """Whether a run of it needs a weight store."""
+        """Whether a run of the Program needs a weight store."""
         return bool(self.streamed) and self.residence is not Residence.HOST_MEMORY
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:
-        """All that a store holds, by the index that the graph's calls and the events carry."""
+        """Everything in the store, by the index in the graph's calls and in the events."""
         return (*self.streamed, *self.spilled)
 
     @property
@@ -169,7 +169,7 @@ class Program:
 
 
 def resident_access_nodes(variables: list[Variable], dtypes: dict[str, int]) -> list[NodeDef]:
-    """Return the nodes by which the runtime sets and reads resident variables (see the three name functions)."""
+    """Return nodes through which the runtime sets and reads resident variables; names as in the functions below."""
     nodes = []
     for index, variable in enumerate(variables):
         dtype = dtypes[variable.handle]
@@ -185,22 +185,22 @@ def resident_access_nodes(variables: list[Variable], dtypes: dict[str, int]) -> 
 
 
 def value_name(index: int) -> str:
-    """Placeholder that takes the value of a resident variable."""
+    """Name of the placeholder for the value of a resident variable."""
     return f"cs_resident/{index}/value"
 
 
 def assign_name(index: int) -> str:
-    """Op that sets a resident variable from its placeholder."""
+    """Name of the op that sets a resident variable from its placeholder."""
     return f"cs_resident/{index}/assign"
 
 
 def read_name(index: int) -> str:
-    """Op that reads a resident variable."""
+    """Name of the op that reads a resident variable."""
     return f"cs_resident/{index}/read"
 
 
 def dtype_from_name(name: str) -> np.dtype:
-    """Return the NumPy dtype of a spec, bfloat16 and its kin included."""
+    """Return the NumPy dtype of a spec, also for bfloat16 and the other types of ml_dtypes."""
     try:
         return np.dtype(name)
     except TypeError:

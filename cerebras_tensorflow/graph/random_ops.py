@@ -1,4 +1,4 @@
-"""TensorFlow's random ops with hidden state, and the stateless op that each one becomes.
+"""Replace TensorFlow's stateful random ops with stateless ones.
 
 The new node keeps the name of the old one, its device and its control inputs. It draws from a Philox generator
 (Salmon et al. 2011, doi:10.1145/2063384.2063405) whose key and counter are inputs.
@@ -20,7 +20,7 @@ _INT32 = tf.int32.as_datatype_enum
 _INT64 = tf.int64.as_datatype_enum
 PHILOX = 1  # the number of the algorithm in TensorFlow's random ops
 
-# Ops that have a twin with the inputs (shape, key, counter, algorithm, ...).
+# Ops with a stateless counterpart that takes (shape, key, counter, algorithm, ...).
 _WITH_KEY = {
     "RandomUniform": "StatelessRandomUniformV2",
     "RandomStandardNormal": "StatelessRandomNormalV2",
@@ -31,13 +31,13 @@ _WITH_KEY = {
 
 @dataclass(frozen=True)
 class Source:
-    """What an op draws from; each is the text of an input.
+    """Where an op draws from, as input strings.
 
     Attributes:
         key: (1,) uint64.
         counter: (2,) uint64, lower word first.
         algorithm: Scalar int32.
-        control: Control inputs of constants that an op needs, so that they are in its loop.
+        control: Control inputs for new constants, so that they run in the op's loop.
     """
 
     key: str
@@ -47,12 +47,12 @@ class Source:
 
 
 def is_replaceable(node: NodeDef) -> bool:
-    """Whether a node is a random op with state that has a stateless counterpart."""
+    """Whether a node is a stateful random op with a stateless counterpart."""
     return node.op in _WITH_KEY or node.op in _REPLACEMENTS
 
 
 def is_seeded(node: NodeDef) -> bool:
-    """Whether an op has a seed: its own, or one from the graph's."""
+    """Whether an op has a seed: its own, or the graph's."""
     return bool(node.attr["seed"].i or node.attr["seed2"].i)
 
 
@@ -64,7 +64,7 @@ def key_of_op(node: NodeDef) -> np.ndarray:
 
 
 def key_of_text(text: str) -> np.ndarray:
-    """Return a (1,) uint64 that a text gives in every process."""
+    """Return the hash of a text as (1,) uint64; equal in all processes."""
     return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=8).digest(), np.uint64)
 
 
@@ -72,9 +72,9 @@ def add_stateless(body: Body, node: NodeDef, source: Source) -> None:
     """Add the nodes that replace a random op.
 
     Args:
-        body: Where they go.
+        body: Receives the new nodes.
         node: The op.
-        source: What it draws from.
+        source: Where it draws from.
     """
     if node.op in _WITH_KEY:
         shape, *rest = data_inputs(node)
@@ -98,7 +98,7 @@ def _key_inputs(source: Source) -> tuple[str, str, str]:
 
 
 def _seed(body: Body, node: NodeDef, source: Source) -> str:
-    """The (2,) int64 seed of ops that take one instead of key and counter: [key + lower word, upper word]."""
+    """Return the (2,) int64 seed [key + lower word, upper word], for ops without inputs for key and counter."""
     prefix = f"{node.name}/cs_seed"
     first = body.constant(f"{prefix}/first", np.array([1, 0], np.uint64), source.control)
     key = body.add(f"{prefix}/key", "Mul", [source.key, first], {"T": UINT64}, "z")
@@ -107,14 +107,14 @@ def _seed(body: Body, node: NodeDef, source: Source) -> str:
 
 
 def _with_shape_of(body: Body, node: NodeDef, source: Source, parameter: str, dtypes: tuple[str, str]) -> str:
-    """The whole shape of the result of an op that draws `shape` values for each element of a parameter.
+    """Return the full output shape of an op that draws `shape` values per element of a parameter.
 
     Args:
-        body: Where the new nodes go.
+        body: Receives the new nodes.
         node: The op.
-        source: What it draws from.
-        parameter: The op's input for which it draws.
-        dtypes: The op's attributes with the dtypes of shape and parameter.
+        source: Where it draws from.
+        parameter: The parameter, as an input string.
+        dtypes: Names of the op's attributes with the dtypes of shape and parameter.
     """
     prefix = f"{node.name}/cs_shape"
     shape_type = node.attr[dtypes[0]].type
@@ -160,7 +160,7 @@ def _shuffle(_body: Body, node: NodeDef, source: Source) -> NodeDef:
 
 
 def _truncated_normal(body: Body, node: NodeDef, source: Source) -> NodeDef:
-    """A normal distribution with parameters for each row: one number for all, or one for each index of dim 0."""
+    """Return a truncated normal whose parameters are scalars, or vectors with one number per index of dim 0."""
     shape, *parameters = data_inputs(node)
     prefix = f"{node.name}/cs_rows"
     shape_type, dtype = node.attr["T"].type, node.attr["dtype"].type
@@ -177,7 +177,7 @@ def _truncated_normal(body: Body, node: NodeDef, source: Source) -> NodeDef:
         body.add(f"{prefix}/parameter_{number}", "Reshape", [parameter, rows], {"T": dtype, "Tshape": _INT64})
         for number, parameter in enumerate(parameters)
     ]
-    # The op wants the parameters' common shape to end as the result does: one of them gets the shape of the result.
+    # The op requires that the parameters broadcast to the output shape, so the means get the full output shape.
     types = {"T": dtype, "Tidx": shape_type}
     broadcast[0] = body.add(f"{prefix}/means", "BroadcastTo", [broadcast[0], shape], types)
     new = _new(node, "StatelessParameterizedTruncatedNormal", [shape, _seed(body, node, source), *broadcast])

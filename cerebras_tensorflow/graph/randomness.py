@@ -1,19 +1,19 @@
-"""Randomness as a function of (seed, op, step) instead of the hidden state of a kernel.
+"""Make random numbers a function of (seed, op, step) instead of hidden kernel state.
 
-TensorFlow's random ops advance a generator inside the kernel: what step 37 draws depends on having run steps 1 to 36
-in this process. This pass turns them into their stateless counterparts (random_ops.py) with the Philox key taken from
-the op's own seeds and the counter's upper word fed for each step. Both execution modes then draw the same numbers,
-whatever order their ops run in, and a resumed run draws what the unbroken one would have drawn.
+TensorFlow's random ops advance a generator inside the kernel: the draws of step 37 depend on steps 1 to 36 of the same
+process. This pass replaces the ops with their stateless counterparts (random_ops.py). The Philox key comes from the
+op's seeds. The upper word of the counter is fed in each step. So both execution modes draw the same numbers in any order of
+ops, and a resumed run draws the same numbers as an uninterrupted one.
 
-An op without any seed takes its key from its name and the lower counter word from entropy drawn once a run.
+An op without a seed takes its key from its name, and the lower word of its counter from entropy drawn once per run.
 
-Inside loops and functions the key also depends on the path by which the op is reached. Outside it is the op's key:
+Inside loops and functions the key also depends on the path to the op. At the top level the path is 0:
 
-    path of an iteration  = (path around the loop + number of the iteration + 1) * FACTOR    (modulo 2**64)
-    path of a called body = (path around the call + hash of the call's name) * FACTOR
+    path of an iteration  = (path outside the loop + number of the iteration + 1) * FACTOR    (modulo 2**64)
+    path of a called body = (path outside the call + hash of the call's name) * FACTOR
     key                   = path + key of the op
 
-A loop gets a variable that counts its iterations. A function that draws gets arguments for the path and the counters.
+A loop gets a variable that counts its iterations. A function with random ops gets arguments for path and counters.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SEEDED_COUNTER = "cs_random/seeded_counter"
 UNSEEDED_COUNTER = "cs_random/unseeded_counter"
 INITIALIZATION_STEP = 2**63  # a step number that no training step has
 _ALGORITHM = "cs_random/algorithm"
-_FACTOR = np.array([0x9E3779B97F4A7C15], np.uint64)  # odd, so that no two paths become one; 2**64 / golden ratio
+_FACTOR = np.array([0x9E3779B97F4A7C15], np.uint64)  # odd, so that different paths stay different; 2**64 / golden ratio
 _ONE = np.array([1], np.uint64)
 _ARGUMENTS = ("cs_random_path", "cs_random_seeded_counter", "cs_random_unseeded_counter")
 _LOOP_ARGUMENT = "cs_random_iteration"
@@ -57,10 +57,10 @@ _CALL, _CONDITION, _LOOP_BODY = "call", "cond", "body"  # how a function is used
 
 
 def make_stateless(graph_def: GraphDef) -> GraphDef:
-    """Return the graph with its random ops replaced, in loops and functions too; names, shapes and dtypes stay.
+    """Return the graph with its random ops replaced, also in loops and functions; names, shapes and dtypes stay.
 
-    Ops without a stateless counterpart stay as they are, and so do functions that are not called with the graph's own
-    tensors (those of a Dataset, or of a gradient that TensorFlow makes at run time); exactness.py finds what is left.
+    Ops without a stateless counterpart stay unchanged. So do functions that are not called with the graph's tensors:
+    those of a Dataset, or of a gradient that TensorFlow makes at run time. exactness.py warns of the remaining ops.
     """
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     result.node.extend(
@@ -78,12 +78,12 @@ def make_stateless(graph_def: GraphDef) -> GraphDef:
 
 
 def counter_feed(step: int, micro_step: int, entropy: int) -> dict[str, np.ndarray]:
-    """Values of the two counters for one run of the graph.
+    """Return the values of the two counters for one run of the graph.
 
     Args:
         step: Global step before the run, or INITIALIZATION_STEP.
         micro_step: Runs since the global step last changed (gradient accumulation), less than 2**20.
-        entropy: What ops without a seed draw from; any 64-bit number.
+        entropy: Entropy for ops without a seed; any 64-bit number.
 
     Returns:
         Name of the tensor -> (2,) uint64, lower word first.
@@ -104,12 +104,12 @@ def _counter_placeholder(name: str) -> NodeDef:
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where an op runs: outside, in an iteration of a loop, or in a function. Each attribute is an input's text.
+    """Where an op runs: at the top level, in a loop iteration, or in a function. Attributes are input strings.
 
     Attributes:
-        path: (1,) uint64; None outside, where it is 0.
+        path: (1,) uint64; None at the top level, where it is 0.
         seeded: (2,) uint64, counter of ops with a seed.
-        unseeded: (2,) uint64, counter of ops without one.
+        unseeded: (2,) uint64, counter of ops without a seed.
         algorithm: Scalar int32.
         control: Control inputs that put a constant into the loop.
     """
@@ -124,13 +124,13 @@ class _Scope:
 def _rewritten(
     nodes: list[NodeDef], table: NodeTable, body: Body, outside: _Scope, functions: _Functions
 ) -> list[NodeDef]:
-    """Return the nodes of a graph or a function with their random ops and their calls of functions that draw replaced.
+    """Return the nodes with random ops replaced, and with calls changed if the function has random ops.
 
     Args:
-        nodes: The nodes.
+        nodes: The nodes of a graph or a function.
         table: The same nodes.
-        body: Takes the new nodes; it may have some that `outside` refers to.
-        outside: The scope of nodes outside of loops.
+        body: Receives the new nodes; it may already hold nodes that `outside` refers to.
+        outside: The scope of nodes outside loops.
         functions: All functions.
     """
     frames = frames_of_nodes(table)
@@ -160,7 +160,7 @@ def _source(body: Body, node: NodeDef, scope: _Scope) -> Source:
 
 
 def _call(body: Body, node: NodeDef, scope: _Scope, functions: _Functions) -> NodeDef:
-    """Return a call that passes path and counters to variants of the functions."""
+    """Return a call that passes path and counters to the variants of its functions."""
     prefix = f"{node.name}/cs_random"
     own = key_of_text(node.name)
     if scope.path is None:
@@ -188,13 +188,13 @@ def _times_factor(body: Body, prefix: str, terms: list[str], control: tuple[str,
 
 
 class _Loops:
-    """The scopes of loops made of Enter, Merge, Switch and NextIteration; a loop's counter is made when it is needed.
+    """The scopes of loops of Enter, Merge, Switch and NextIteration. Loop counters are made on first use.
 
     Args:
-        nodes: Of the graph or the function, by name.
-        loops: By frame.
-        body: Takes the new nodes.
-        outside: The scope outside of all loops.
+        nodes: Nodes of the graph or the function, by name.
+        loops: Loops by frame.
+        body: Receives the new nodes.
+        outside: The scope outside all loops.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class _Loops:
         self._scopes: dict[tuple[str, ...], _Scope | None] = {(): outside}
 
     def scope(self, frame: tuple[str, ...]) -> _Scope | None:
-        """Return the scope inside a frame; None if its loop is not one that we know."""
+        """Return the scope inside a frame; None if we do not know its loop."""
         if frame not in self._scopes:
             outer = self.scope(frame[:-1])
             loop = self._loops.get(frame)
@@ -216,7 +216,7 @@ class _Loops:
     def _inside(self, outer: _Scope, loop: Loop) -> _Scope:
         body, like = self._body, self._nodes[loop.enter]
         prefix = f"{loop.enter}/cs_random"
-        # Where the loop does not run (it stands in a branch that is not taken), its new inputs must be dead too.
+        # If the loop is in a branch that is not taken, its new inputs must be dead too.
         body.add(f"{prefix}/guard", "Identity", [like.input[0]], {"T": like.attr["T"].type})
         guard = f"^{prefix}/guard"
         one = body.constant(f"{prefix}/one_outside", _ONE, (guard,))
@@ -253,13 +253,13 @@ class _Loops:
 
 
 class _Functions:
-    """The functions of a library, and variants of them that take path and counters as arguments.
+    """The functions of a library, and variants that take path and counters as arguments.
 
     Args:
         library: All functions by name.
 
     Attributes:
-        library: The same.
+        library: All functions by name.
         variants: New functions by name.
     """
 
@@ -274,12 +274,12 @@ class _Functions:
         return any(name in self._drawing for _, name in callees(node))
 
     def variant(self, name: str, use: str) -> str:
-        """Return the name of the variant of a function for one use; it is made if it is not there yet."""
+        """Return the name of a function's variant for one use; make it on first use."""
         new_name = f"{name}_cs_random_{use}"
         if new_name not in self.variants:
             new = FunctionDef.FromString(self.library[name].SerializeToString())
             new.signature.name = new_name
-            self.variants[new_name] = new  # before its body, which may call it
+            self.variants[new_name] = new  # before its body is rewritten: a recursive function calls itself
             self._rewrite(new, table_of_function(self.library[name]), use)
         return new_name
 

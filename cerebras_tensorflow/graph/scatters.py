@@ -1,8 +1,8 @@
-"""Additions to rows of a variable in one order, also where a row comes several times.
+"""Make additions to repeated rows of a variable happen in a fixed order.
 
-The kernel of ResourceScatterAdd shares the updates out among threads, which reach a row in any order. The kernel of
-ResourceScatterNdAdd takes the updates one after the other; the sum is the one that a single thread would have made.
-The gradient of an embedding is such an update under plain gradient descent.
+The kernel of ResourceScatterAdd splits the updates among threads, which reach a row in any order. The kernel of
+ResourceScatterNdAdd is serial, so its sums equal those of one thread. Plain gradient descent on an embedding makes such
+updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cerebras_tensorflow.graph.loops import frames_of_nodes
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable
 
 _IN_ORDER = {"ResourceScatterAdd": "ResourceScatterNdAdd", "ResourceScatterSub": "ResourceScatterNdSub"}
-# Updates of rows by several threads -> position of the input that names the rows.
+# Ops that update rows in several threads -> position of the input with the row indices.
 UPDATES_OF_ROWS = {
     "ResourceScatterAdd": 1,
     "ResourceScatterSub": 1,
@@ -33,12 +33,12 @@ _UNIQUE = frozenset({"Unique", "UniqueV2"})
 
 
 def add_rows_in_order(graph_def: GraphDef, outputs: Mapping[str, Sequence[Output]]) -> GraphDef:
-    """Return the graph with each addition to rows that may come several times as one that has an order.
+    """Return the graph with ordered additions, wherever rows may repeat.
 
     Args:
         graph_def: A step. It is not changed.
-        outputs: Of each op. An addition stays as it is where neither the shape of its updates nor that of the variable
-            is known: the updates may then be one number for all rows, which the other op does not take.
+        outputs: Outputs of each op. If the shapes of both updates and variable are unknown, the addition stays: the
+            updates may be a scalar, which the ordered op does not take.
     """
     table = NodeTable(graph_def)
     frames = frames_of_nodes(table)
@@ -62,11 +62,11 @@ def add_rows_in_order(graph_def: GraphDef, outputs: Mapping[str, Sequence[Output
 
 
 def has_distinct_rows(table: NodeTable, name: str) -> bool:
-    """Whether the rows that an update changes are known to differ: from an op that makes them unique, or constants.
+    """Whether the row indices of an update are known to be distinct: output of Unique, or distinct constants.
 
     Args:
         table: The graph or the function.
-        name: Of a node whose op is in UPDATES_OF_ROWS.
+        name: Name of a node whose op is in UPDATES_OF_ROWS.
     """
     source = table.data_inputs(name)[UPDATES_OF_ROWS[table.nodes[name].op]]
     while table.nodes[source.node].op in _SAME_VALUES and table.data_inputs(source.node):
@@ -79,7 +79,7 @@ def has_distinct_rows(table: NodeTable, name: str) -> bool:
 
 
 def _add_in_order(body: Body, node: NodeDef, variable_shape: Sequence[int] | None, control: tuple[str, ...]) -> None:
-    """Add an update in order. With a shape of the variable, the updates may be one number and are made as many."""
+    """Add the ordered form of an update. If variable_shape is given, broadcast the updates, which may be a scalar."""
     handle, indices, updates = data_inputs(node)
     prefix = f"{node.name}/cs_rows"
     axis = body.constant(f"{prefix}/axis", np.int32(-1), control)

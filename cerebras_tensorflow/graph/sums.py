@@ -1,8 +1,8 @@
-"""Sums of several tensors in one fixed order: each AddN becomes a chain of AddV2.
+"""Fix the order of sums: each AddN becomes a chain of AddV2.
 
-The kernel of AddN adds its inputs to the first one whose buffer nothing else refers to. Which one that is depends on
-timing, on fetches and on spilling, and so do the last bits of the result. AddV2 always computes `x + y`. TensorFlow
-replaces AccumulateNV2, which has no kernel, by additions in the order of arrival; it becomes the same chain.
+The kernel of AddN accumulates into the first input whose buffer is not in use elsewhere. Which input that is depends on
+timing, fetches and spilling, and so do the last bits of the result. AddV2 always computes `x + y`. AccumulateNV2 has no
+kernel: TensorFlow adds its inputs in the order of arrival. We replace it with the same chain.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _ONLY_OF_SUMS = ("N", "shape")  # attributes that AddV2 does not have
 def fix_order_of_sums(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
     """Return the graph with each AddN and AccumulateNV2 as a chain of additions, also in function bodies.
 
-    `a + b + c` becomes `(a + b) + c`, in the order of the inputs. Each partial sum stands right after the later of the
-    two tensors that it adds, so that a tensor's memory is free before the last one is made. The last addition keeps the
-    name, the control edges and the place of the AddN; every addition keeps its device and colocation. Sums of variants
-    (lists of tensors) become a chain of AddN with two inputs, since AddV2 does not take them.
+    `a + b + c` becomes `(a + b) + c`, in the order of the inputs. Each partial sum comes right after the later of its
+    two inputs, so that memory is freed early. The last addition keeps the name, control edges and position of the AddN. All
+    additions keep its device and colocation. AddV2 does not take variants (lists of tensors), so their sums become a
+    chain of AddN with two inputs.
 
-    AddN refuses inputs of different shapes. AddV2 broadcasts them, where shapes are not known before the run.
+    AddN refuses inputs of different shapes. AddV2 broadcasts them if the shapes are unknown before the run.
 
     Args:
         graph_def: A step. It is not changed.
 
     Returns:
-        The graph, and for each new node the node whose output it resembles in shape and dtype (in the main graph only).
+        The graph, and new node -> original sum with the same shape and dtype (in the main graph only).
     """
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     nodes, partial_of = _replace_sums(graph_def.node, lambda name, _: name)
@@ -43,7 +43,7 @@ def fix_order_of_sums(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
 
 
 def _fix_function(function: FunctionDef) -> None:
-    """Replace the sums of a function's body in place. There, an input names the output by the op's own word for it."""
+    """Replace the sums of a function's body in place. Its inputs refer to outputs by name, such as "z"."""
     outputs = {
         f"{node.name}:sum:0": f"{node.name}:z:0"
         for node in function.node_def
@@ -65,11 +65,11 @@ def _rename_inputs(node: NodeDef, outputs: Mapping[str, str]) -> None:
 
 
 def _replace_sums(nodes: Iterable[NodeDef], refer: Callable[[str, str], str]) -> tuple[list[NodeDef], dict[str, str]]:
-    """Return copies of nodes with the sums replaced, and the sum that each new node is part of.
+    """Return copies of the nodes with the sums replaced, and new node -> the sum that it belongs to.
 
     Args:
-        nodes: Of a graph or of a function's body.
-        refer: (node, name of its output) -> text by which an input refers to that output.
+        nodes: Nodes of a graph or of a function's body.
+        refer: (node, name of its output) -> input string.
     """
     nodes = list(nodes)
     index = {node.name: position for position, node in enumerate(nodes)}
@@ -93,7 +93,7 @@ def _replace_sums(nodes: Iterable[NodeDef], refer: Callable[[str, str], str]) ->
 
 
 def _is_replaceable(node: NodeDef) -> bool:
-    """Whether a node is a sum whose inputs are all listed (a function may leave their number open)."""
+    """Whether a node is a sum of two or more inputs that are all listed; a function may leave N open."""
     num_inputs = len(data_inputs(node))
     return node.op in _SUMS and num_inputs == node.attr["N"].i and num_inputs > 1
 
@@ -103,7 +103,7 @@ def _is_variant(node: NodeDef) -> bool:
 
 
 def _chain(node: NodeDef, refer: Callable[[str, str], str]) -> list[NodeDef]:
-    """Return the additions that a sum becomes; the last one has its name."""
+    """Return the additions that replace a sum; the last one has its name."""
     op, output = ("AddN", "sum") if _is_variant(node) else ("AddV2", "z")
     data = data_inputs(node)
     total, chain = data[0], []

@@ -1,4 +1,4 @@
-"""The variables of a step graph: what reads each one, what writes it, and which can be streamed."""
+"""The variables of a step's graph: their reads and writes, and whether they can be streamed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 
 READ_OPS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
-# First writes that replace the value need no load; all others modify the value that is there.
+# A first write by these ops replaces the value, so it needs no load. All other writes modify the old value.
 REPLACING_OPS = frozenset({"AssignVariableOp"})
 MODIFYING_OPS = frozenset(
     {
@@ -33,13 +33,13 @@ APPLY_PREFIXES = ("ResourceApply", "ResourceSparseApply")
 
 
 def is_write(op: str) -> bool:
-    """Whether an op changes the variable whose handle it takes."""
+    """Whether an op writes the variable whose handle it takes."""
     return op in REPLACING_OPS or op in MODIFYING_OPS or op.startswith(APPLY_PREFIXES)
 
 
 @dataclass(frozen=True)
 class VariableAccess:
-    """One op that takes a variable's handle, and the Switch outputs through which the handle reaches it."""
+    """One op that takes a variable's handle, and the Switch outputs on the way to it."""
 
     node: str
     op: str
@@ -48,7 +48,7 @@ class VariableAccess:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a variable cannot be streamed: a clause, and the ops that it names, the most telling one first."""
+    """Why a variable cannot be streamed: a clause, and the ops that it names, the most important one first."""
 
     reason: str
     ops: tuple[str, ...]
@@ -56,7 +56,7 @@ class Obstacle:
 
 @dataclass
 class Variable:
-    """One resource variable of a step graph."""
+    """One resource variable of a step's graph."""
 
     handle: str  # name of its VarHandleOp
     name: str  # name in the checkpoint
@@ -67,7 +67,7 @@ class Variable:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its value; 0 where the shape is unknown."""
+        """Bytes of its value; 0 if the shape is unknown."""
         if self.shape is None:
             return 0
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
@@ -79,7 +79,7 @@ class Variable:
 
     @property
     def writes(self) -> list[VariableAccess]:
-        """The accesses that change it."""
+        """The accesses that write the variable."""
         return [access for access in self.accesses if is_write(access.op)]
 
 
@@ -90,8 +90,8 @@ def find_variables(table: NodeTable, within: Container[str] | None = None) -> di
         table: The graph.
         within: Names of the ops whose accesses count; None: all.
 
-    A handle that leaves through an op we do not know (a function call, a while loop) gets an obstacle: the
-    variable then has to stay resident.
+    If an op that we do not know (a function call, a while loop) takes the handle, the variable gets an obstacle and
+    stays resident.
     """
     variables: dict[str, Variable] = {}
     for name, node in table.nodes.items():

@@ -1,7 +1,7 @@
-"""Mixed precision: a weight is cast for each op that takes the result, instead of once for all.
+"""Mixed precision: cast a weight once for each use instead of once per step.
 
-A cast that forward and backward pass share would keep a copy of the weight in memory from the one to the other. A cast
-of its own for each use costs a pass over the weight, and lets the weight come and go between the two.
+If forward and backward pass share a cast, a copy of the weight stays in memory between them. One cast per use costs
+another pass over the weight, but the weight can leave memory between its uses.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTab
 
 
 def cast_for_each_use(graph_def: GraphDef, weights: Container[str]) -> GraphDef:
-    """Return a graph in which casts of weights are not shared.
+    """Return a graph in which no two ops share a cast of a weight.
 
     Args:
         graph_def: A step.
-        weights: Names of the VarHandleOps whose casts are meant.
+        weights: Names of the VarHandleOps of these weights.
     """
     table = NodeTable(graph_def)
     copies: dict[str, list[NodeDef]] = {}
