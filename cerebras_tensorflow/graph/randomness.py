@@ -2,8 +2,8 @@
 
 TensorFlow's random ops advance a generator inside the kernel: the draws of step 37 depend on steps 1 to 36 of the same
 process. This pass replaces the ops with their stateless counterparts (random_ops.py). The Philox key comes from the
-op's seeds. The upper word of the counter is fed in each step. So both execution modes draw the same numbers in any order of
-ops, and a resumed run draws the same numbers as an uninterrupted one.
+op's seeds. The upper word of the counter is fed in each step. So both execution modes draw the same numbers in any
+order of ops, and a resumed run draws the same numbers as an uninterrupted one.
 
 An op without a seed takes its key from its name, and the lower word of its counter from entropy drawn once per run.
 

@@ -22,9 +22,9 @@ def fix_order_of_sums(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
     """Return the graph with each AddN and AccumulateNV2 as a chain of additions, also in function bodies.
 
     `a + b + c` becomes `(a + b) + c`, in the order of the inputs. Each partial sum comes right after the later of its
-    two inputs, so that memory is freed early. The last addition keeps the name, control edges and position of the AddN. All
-    additions keep its device and colocation. AddV2 does not take variants (lists of tensors), so their sums become a
-    chain of AddN with two inputs.
+    two inputs, so that memory is freed early. The last addition keeps the name, control edges and position of the AddN.
+    All additions keep its device and colocation. AddV2 does not take variants (lists of tensors), so their sums become
+    a chain of AddN with two inputs.
 
     AddN refuses inputs of different shapes. AddV2 broadcasts them if the shapes are unknown before the run.
 
