@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow import command_line
-from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.errors import CerebrasError, CheckpointError, SettingsError
 from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from reference_implementations.common import cluster
@@ -155,6 +155,29 @@ def _check_model_dir(model_dir: str) -> None:
         raise SettingsError(f"model_dir {model_dir!r} is not writable; choose another with --model_dir")
 
 
+def _check_checkpoint_path(settings: RunSettings, model_dir: Path) -> None:
+    """Refuse a checkpoint_path that cannot be read; say when training does not use it.
+
+    Raises:
+        SettingsError: If it cannot be read.
+    """
+    path = settings.checkpoint_path
+    if path is None:
+        return
+    if not (Path(path) / "saved_model.pb").is_file():
+        try:
+            open_checkpoint(path).close()
+        except CheckpointError as exc:
+            raise SettingsError(f"checkpoint_path: {exc}") from exc
+    newest = checkpoints_newest_first(model_dir)
+    if settings.mode in ("train", "train_and_eval") and newest:
+        logger.warning(
+            "checkpoint_path %s is not used: the run resumes from %s in model_dir. To start from checkpoint_path, give "
+            "another --model_dir.",
+            *(path, newest[0]),
+        )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(description="Train or evaluate a model on the simulated CS-2.", allow_abbrev=False)
     parser.add_argument("-p", "--params", required=True, help="params.yaml of the model")
@@ -164,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="train that many steps from where the run starts")
     parser.add_argument("--max_steps", type=int, help="train until this global step")
     parser.add_argument("--eval_steps", type=int, help="batches to evaluate; 0: until the data ends")
-    parser.add_argument("--checkpoint_path", help="checkpoint to start from or to evaluate")
+    parser.add_argument("--checkpoint_path", help="checkpoint to start from, if model_dir has none, or to evaluate")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--validate_only", action="store_true", help="check that the mode supports the model; no run")
     what.add_argument("--compile_only", action="store_true", help="compile; no run")
@@ -183,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
 def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Namespace) -> None:
     settings = check_section(_without(params["runconfig"], "model_dir"), RunSettings, "runconfig", str(options.params))
     cluster.prepare(settings)
+    _check_checkpoint_path(settings, Path(options.model_dir))
     if settings.throttle_secs:
         logger.info("throttle_secs is ignored: train_and_eval evaluates once, when training has ended")
     model_dir = Path(options.model_dir)

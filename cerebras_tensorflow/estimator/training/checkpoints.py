@@ -32,6 +32,7 @@ from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
 from cerebras_tensorflow.units import format_bytes
 
 _CONDS = re.compile(r"(cond(_\d+)?/)+")  # scopes of tf.cond
+_BOOKKEEPING = {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter"}  # of tf.train.Checkpoint
 _MEMORY_SHARE = 0.5  # of the free memory, that the copies of a save may take
 
 # Name, dtype, shape, and an array or the pieces of its bytes.
@@ -91,6 +92,23 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
             is_same_type = reader.entry(key).dtype == dtype_from_name(specs[name].dtype)
             if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
                 session.load(name, reader.read(key))
+
+
+def warn_of_left_over(path: str, keys: Mapping[str, str]) -> None:
+    """Log what a checkpoint holds that the model lacks: it was written by another model, and the next save drops it.
+
+    Args:
+        path: The checkpoint.
+        keys: Variable of the model -> its name in the checkpoint.
+    """
+    with open_checkpoint(path) as reader:
+        used = {reader_key(reader, key) for key in keys.values()}
+        left_over = [name for name in reader.names() if name not in used and name not in _BOOKKEEPING]
+    if left_over:
+        run_log.warning(
+            "%s holds %d tensors that this model lacks: %s%s. They are not in the next checkpoint.",
+            *(path, len(left_over), ", ".join(left_over[:5]), " ..." if len(left_over) > 5 else ""),
+        )
 
 
 def reader_key(reader: TensorReader, key: str) -> str | None:

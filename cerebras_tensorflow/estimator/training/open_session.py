@@ -100,6 +100,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         if run.start is not None:
             run_log.info("Restoring parameters from %s", run.start)
             checkpoints.restore(session, run.start, keys)
+            checkpoints.warn_of_left_over(run.start, keys)
             is_ours = os.path.abspath(run.start) == os.path.abspath(run.saver.path(session.global_step))
             run.saver.saved_step = session.global_step if is_ours else None
             set_initial_values(session, run.model, set(run.model.saved_names()) - set(keys))

@@ -29,6 +29,8 @@ def train(request: TrainingRequest, target: Target) -> None:
         SystemExit: 130 or 143 after Ctrl-C or SIGTERM, when the run has been saved.
     """
     start = checkpoints.newest_whole(request.model_dir)
+    if start is not None and request.warm_start is not None:
+        run_log.info("warm_start_from is not used: the run resumes from %s.", start)
     first_step = checkpoints.step_in(start) if start else 0
     last_step = request.last_step
     if request.steps is not None:

@@ -232,3 +232,51 @@ def test_runs_save_by_time_and_keep_some_of_the_past(tmp_path: Path) -> None:
 
     assert kept("newest") == [3, 4]
     assert kept("some", keep_checkpoint_every_n_hours=1e-12) == [1, 2, 3, 4]
+
+
+def widened(mode: str, y: Any, labels: Any) -> dict[str, Any]:
+    """A spec whose model has one variable more, for tiny.model_fn."""
+    v1.get_variable("more", [3], initializer=v1.zeros_initializer())
+    return {}
+
+
+@pytest.mark.parametrize("mode", [PIPELINED, STREAMING])
+def test_a_checkpoint_of_a_larger_model_is_resumed_and_what_is_left_over_is_logged(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", mode)
+    estimator(tmp_path, {"spec": widened}).train(input_fn(), max_steps=2)
+    caplog.set_level(logging.WARNING)
+    estimator(tmp_path).train(input_fn(), max_steps=3)
+    assert "holds 1 tensors that this model lacks: more. They are not in the next checkpoint." in caplog.text
+
+
+def test_a_checkpoint_of_a_smaller_model_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+    estimator(tmp_path).train(input_fn(), max_steps=2)
+    with pytest.raises(CheckpointError, match="lacks 1 of this model's variables: more"):
+        estimator(tmp_path, {"spec": widened}).train(input_fn(), max_steps=3)
+
+
+def test_a_run_that_resumes_says_that_it_does_not_use_warm_start_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    estimator(tmp_path).train(input_fn(), max_steps=2)
+    estimator(tmp_path, warm_start_from=str(tmp_path / "none")).train(input_fn(), max_steps=3)
+    assert f"warm_start_from is not used: the run resumes from {tmp_path}/model.ckpt-2." in caplog.text
+
+
+def test_a_checkpoint_without_a_global_step_starts_at_0_everywhere(tmp_path: Path) -> None:
+    estimator(tmp_path / "first").train(input_fn(), max_steps=2)
+    converted = tmp_path / "converted" / "model.ckpt-7"
+    converted.parent.mkdir()
+    with open_checkpoint(tmp_path / "first" / "model.ckpt-2") as reader, open_writer(converted) as writer:
+        for name in reader.names():
+            if name != "global_step":
+                writer.add(name, reader.read(name))
+    evaluated = estimator(tmp_path / "other").evaluate(input_fn(epochs=1), checkpoint_path=str(converted))
+    trained = estimator(tmp_path / "first").evaluate(input_fn(epochs=1))
+    assert evaluated["global_step"] == 0
+    assert evaluated["loss"] == trained["loss"]
+    predicted = estimator(tmp_path / "other").predict(input_fn(epochs=1), checkpoint_path=str(converted))
+    assert len(list(predicted)) == 24

@@ -53,6 +53,7 @@ def test_steps_on_the_command_line_replace_max_steps_in_the_file() -> None:
         ([], ("batch_size: 8", "batch_size: 0"), "train_input key 'batch_size' is 0; expected at least 1"),
         ([], ("initial_learning_rate: 2.0e-3", "initial_learning_rate: -0.1"), "is -0.1; expected at least 0"),
         ([], ("batch_size: 8", "batch_size: 8\n oops"), "params.yaml, line"),
+        (["--checkpoint_path", "/nowhere/model.ckpt-1"], ("", ""), "checkpoint_path: /nowhere/model.ckpt-1"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_with_status_2(
