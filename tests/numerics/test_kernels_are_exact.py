@@ -1,4 +1,4 @@
-"""Which kernels of TensorFlow give other bits with other timing or numbers of threads: the known ones and no more."""
+"""Only the known kernels of TensorFlow give results that depend on timing or on the number of threads."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_both_modes_agree_in_every_bit(name: str, tmp_path: Path) -> None:
     assert result.variables["global_step"] == updates
 
 
-def test_the_factor_rises_after_good_steps() -> None:
+def test_the_loss_scale_rises_after_good_steps() -> None:
     settings = OptimizerSettings(
         optimizer_type="sgd",
         learning_rate=1e-3,
@@ -70,7 +70,7 @@ def test_the_factor_rises_after_good_steps() -> None:
     assert result.variables["current_loss_scale"] == 16.0  # 4, 8 after two steps, 16 after four, and no further
 
 
-def test_a_step_that_overflows_changes_no_weight_and_halves_the_factor() -> None:
+def test_a_step_that_overflows_changes_no_weight_and_halves_the_loss_scale() -> None:
     def overflowing(ids: Any, labels: Any) -> Any:
         return transformer_loss(ids, labels) * 1e30
 

@@ -80,7 +80,7 @@ def test_sentence_embeddings_equal_those_of_transformers(published: Path, tmp_pa
             variable.load(reader.read(variable.op.name), session)
         hidden_BSH, pooled_BH = session.run([hidden, pooled])
 
-    # Positions of padding are free to differ: nothing reads them.
+    # Skip padding: nothing reads those positions, and their values may differ.
     kept = batch["attention_mask"].astype(bool)
     np.testing.assert_allclose(hidden_BSH[kept], theirs.last_hidden_state.numpy()[kept], rtol=0, atol=1e-4)
     np.testing.assert_allclose(pooled_BH, theirs.pooler_output.numpy(), rtol=0, atol=1e-4)
@@ -89,4 +89,4 @@ def test_sentence_embeddings_equal_those_of_transformers(published: Path, tmp_pa
         ours, embeddings(theirs.last_hidden_state.numpy(), batch["attention_mask"]), rtol=0, atol=1e-5
     )
     likeness = ours @ ours.T
-    assert likeness[0, 1] > 0.5 > likeness[0, 2]  # the weights mean something
+    assert likeness[0, 1] > 0.5 > likeness[0, 2]  # similar sentences have similar embeddings

@@ -102,7 +102,7 @@ def sampling_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any
     return CSEstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def test_an_op_that_cannot_be_repeated_is_named_when_the_model_is_compiled(
+def test_compiling_warns_of_ops_that_are_not_repeatable(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "pipelined")

@@ -1,7 +1,7 @@
-"""However long each move of a weight takes, training gives the same bits, and a snapshot keeps those of its step.
+"""Training gives the same bits however long each move of a weight takes, and a snapshot keeps the bits of its step.
 
-Every call into a store, and every write that it does behind, waits for a random time: orders of moves come up that a
-fast disk never shows.
+Calls into a store and its background writes wait for random times. This produces orders of moves that a fast disk never
+shows.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ STEPS = 6
 SNAPSHOTS_AFTER = (1, 3)
 CALLS = ("read", "read_unchecked", "read_private", "read_rows", "read_slice", "lend", "write", "write_slice")
 LONGEST_S = 0.004
-THREADS = 48  # as on a large machine: whatever may move, moves at once
+THREADS = 48  # as on a large machine: all moves that may run start at once
 
 Weights = dict[str, np.ndarray]
 
 
 def slow(store: WeightStore) -> WeightStore:
-    """Let calls into a store wait, few of them long, and every write that it does behind."""
+    """Delay some of the calls into a store and all of its background writes."""
     numbers = random.Random(3)
 
     def waiting(call: Callable[..., Any], share: float) -> Callable[..., Any]:
@@ -58,37 +58,37 @@ def slow(store: WeightStore) -> WeightStore:
 
 @contextmanager
 def stores(kind: str, folder: Path) -> Iterator[Callable[[Sequence[WeightSpec]], WeightStore]]:
-    """Yield what makes a slow store."""
+    """Yield a factory of slow stores."""
     with ExitStack() as stack:
         if kind == "servers":
-            places = stack.enter_context(weight_servers(2))
-            yield lambda specs: slow(ServerStore(specs, places))
+            addresses = stack.enter_context(weight_servers(2))
+            yield lambda specs: slow(ServerStore(specs, addresses))
         else:
             yield lambda specs: slow((MappedStore if kind == "mapped" else FileStore)(specs, folder))
 
 
 def kept(snapshot: StoreSnapshot, specs: Sequence[WeightSpec]) -> dict[str, bytes]:
     """Read a snapshot, slowly, and close it."""
-    found = {}
+    contents = {}
     for index, spec in enumerate(specs):
         pieces = []
         for piece in snapshot.pieces(index):
             time.sleep(LONGEST_S)
             pieces.append(piece.tobytes())
-        found[spec.name] = b"".join(pieces)
+        contents[spec.name] = b"".join(pieces)
         snapshot.release(index)
     snapshot.close()
-    return found
+    return contents
 
 
 def pipelined_weights(built: Built) -> list[Weights]:
     """All variables after each step."""
     with opened(built, "pipelined", STEPS) as session:
-        found = []
+        weights = []
         for _ in range(STEPS):
             session.run(built.train_op)
-            found.append({name: session.read(name).copy() for name in built.values})
-        return found
+            weights.append({name: session.read(name).copy() for name in built.values})
+        return weights
 
 
 @pytest.mark.parametrize(

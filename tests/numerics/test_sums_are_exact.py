@@ -1,4 +1,4 @@
-"""A step with sums of several tensors gives the same bits run after run, whatever the timing, and in both modes."""
+"""A step with sums of several tensors gives the same bits in every run, with any timing and in both modes."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_logits_equal_those_of_transformers(name: str, run_ours: Callable[..., A
     weights = their_weights(settings, ours.weights)
     state = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in weights.items()}
     if not settings.share_embedding_weights:
-        # transformers 5 ties the output layer whatever the config says; a weight of its own unties it.
+        # transformers 5 always ties the output layer, ignoring the config; assigning a new weight unties it.
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected

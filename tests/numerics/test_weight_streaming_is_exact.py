@@ -121,9 +121,7 @@ def test_fifty_steps_agree_in_every_bit(optimizer: Callable[[Any, Any], Any], tm
 
 @pytest.mark.parametrize("window_bytes", [40_000, 131_072])
 @pytest.mark.parametrize("scale", [1.0, 8.0])
-def test_an_old_slot_in_another_variable_s_update_agrees_in_every_bit(
-    scale: float, window_bytes: int, tmp_path: Path
-) -> None:
+def test_an_update_that_reads_the_old_slot_agrees_in_every_bit(scale: float, window_bytes: int, tmp_path: Path) -> None:
     assert_same_bits(build(partial(old_slots_used, scale=scale)), tmp_path, steps=6, window_bytes=window_bytes)
 
 
@@ -140,7 +138,7 @@ def test_the_window_changes_the_schedule_but_not_the_bits(window_bytes: int, tmp
     assert_same_bits(build(adam), tmp_path, steps=10, window_bytes=window_bytes)
 
 
-def test_a_skipped_step_leaves_weights_and_slots_alone() -> None:
+def test_a_skipped_step_changes_no_weight_and_no_slot() -> None:
     built = build(loss_scaled)
     two, three = train(built, "weight_streaming", 2), train(built, "weight_streaming", 3)
     same = [name for name in two.variables if two.variables[name].tobytes() == three.variables[name].tobytes()]

@@ -1,4 +1,4 @@
-"""Whole runs of the Estimator give the same bits in both modes, wherever the weights lie and whatever is spilled."""
+"""Whole runs of the Estimator give the same bits in both modes, with every store and with spilled values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cerebras_tensorflow.units import parse_size
 
 v1 = tf.compat.v1
 BATCH, SEQUENCE, VOCABULARY, HIDDEN = 4, 8, 64, 32
-ROUNDING_BYTES = 64_000_000  # the process's memory goes into the compiler's sums in steps of this size
+ROUNDING_BYTES = 64_000_000  # the compiler rounds the process's memory up to a multiple of this
 STREAMED_FROM: dict[str, dict[str, Any]] = {
     "host memory": {"weight_store": "memory"},
     "a mapped file": {"weight_store": "file"},
@@ -68,11 +68,11 @@ def weights_of(run: CerebrasEstimator) -> dict[str, bytes]:
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:
-    """What the runs of a folder have compiled."""
+    """The manifests of the programs that runs compiled into a folder."""
     return [json.loads(path.read_text()) for path in folder.glob("tfcs_*/program.json")]
 
 
-def test_training_evaluation_and_prediction_agree_wherever_the_weights_lie(
+def test_training_evaluation_and_prediction_agree_with_every_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(folder: Path, mode: str, **settings: Any) -> tuple[Any, ...]:
@@ -107,7 +107,7 @@ def deep_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
 
 
 def smallest_budget(folder: Path) -> str:
-    """What the refusal of a budget of a megabyte says would do."""
+    """The smallest sufficient budget, as named by the error for a budget of 1 MB."""
     with pytest.raises(CompileError) as raised:
         estimator(folder, deep_model_fn, memory_budget="1MB").train(input_fn, steps=2)
     match = re.match(r"memory_budget is 1\.0 MB, and this step needs (?:at least )?([\d.]+ [MG]B)", str(raised.value))
@@ -116,7 +116,7 @@ def smallest_budget(folder: Path) -> str:
     return match[1]
 
 
-def test_a_run_within_a_budget_spills_and_has_the_bits_of_one_that_does_not(
+def test_a_run_within_a_budget_spills_and_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "pipelined")
@@ -130,7 +130,7 @@ def test_a_run_within_a_budget_spills_and_has_the_bits_of_one_that_does_not(
     assert not manifests(tmp_path / "refused")
 
 
-def test_a_pipelined_run_beyond_its_budget_is_refused_with_one_that_is_enough(
+def test_the_error_of_a_pipelined_run_beyond_its_budget_names_one_that_suffices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "pipelined")

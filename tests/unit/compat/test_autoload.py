@@ -1,4 +1,4 @@
-"""A script that does not know us finds tf.estimator once we are installed."""
+"""Once our package is installed, a script that does not import it finds tf.estimator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(hasattr(tf, "estimator"), "cerebras_tensorflow" in sys.modules)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel installs."""
+    """A folder with the files that the wheel installs."""
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("installed")
     command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_py", "--build-lib", str(folder)]
@@ -34,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("switch, printed", [("1", "True True"), ("0", "False False")])
-def test_a_script_that_does_not_know_us_finds_tf_estimator(
+def test_a_plain_tensorflow_script_finds_tf_estimator(
     installed: Path, tmp_path: Path, switch: str, printed: str
 ) -> None:
     script = tmp_path / "run.py"
@@ -65,7 +65,7 @@ def test_nothing_of_ours_is_imported_before_tensorflow(installed: Path) -> None:
         ("import tensorflow as tf; tf.keras.Model()", False),
     ],
 )
-def test_keras_2_is_for_scripts_that_use_estimators(tmp_path: Path, text: str, is_old: bool) -> None:
+def test_scripts_that_use_estimators_get_keras_2(tmp_path: Path, text: str, is_old: bool) -> None:
     (tmp_path / "run.py").write_text("import model", encoding="utf-8")
     (tmp_path / "model.py").write_text(text, encoding="utf-8")
     assert activate._uses_estimators(tmp_path / "run.py") is is_old

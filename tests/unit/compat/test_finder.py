@@ -1,4 +1,4 @@
-"""The table is true: every row resolves to what it says, in a process that sees exactly what its root allows."""
+"""Every row of the table resolves to its object, in a process with exactly the roots of that row on its path."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for module, name, home in rows:
 
 
 def visible(roots: list[str], rows: list[names.Name]) -> dict[tuple[str, str], str]:
-    """What a new process finds of some rows, with the given roots on its path."""
+    """Which of some rows a new process can import, with the given roots on its path."""
     path = os.pathsep.join([*(str(ROOTS / root) for root in roots), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHECK],
@@ -49,8 +49,8 @@ def visible(roots: list[str], rows: list[names.Name]) -> dict[tuple[str, str], s
         text=True,
         check=True,
     )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    return {(module, name): result for module, name, result in found}
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return {(module, name): result for module, name, result in results}
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +59,19 @@ def in_launch() -> dict[tuple[str, str], str]:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.module}.{row.name}")
-def test_the_table_says_what_a_launched_script_finds(row: names.Name, in_launch: dict[tuple[str, str], str]) -> None:
-    found = in_launch[row.module, row.name]
-    assert found in ("no name", "no module") if row.status == ABSENT else found == "same"
+def test_a_launched_script_finds_the_names_of_the_table(row: names.Name, in_launch: dict[tuple[str, str], str]) -> None:
+    results = in_launch[row.module, row.name]
+    assert results in ("no name", "no module") if row.status == ABSENT else results == "same"
 
 
-def test_an_ordinary_process_sees_the_wheel_and_nothing_of_the_container() -> None:
+def test_a_plain_process_finds_the_wheel_but_not_the_container() -> None:
     rows = [row for row in TABLE if row.root in (WHEEL, CBCORE, WS) and row.status != ABSENT]
-    found = visible(["wheel"], rows)
+    results = visible(["wheel"], rows)
     for row in rows:
-        assert found[row.module, row.name] == ("same" if row.root == WHEEL else "no module"), row
+        assert results[row.module, row.name] == ("same" if row.root == WHEEL else "no module"), row
 
 
-def test_tfwse_is_there_only_with_the_ws_root() -> None:
+def test_tfwse_is_importable_only_with_the_ws_root() -> None:
     rows = [row for row in TABLE if row.root == WS]
     assert visible(["wheel", "cbcore"], rows)["tfwse", ""] == "no module"
     assert visible(["wheel", "cbcore", "ws"], rows)["tfwse", ""] == "same"
@@ -90,7 +90,7 @@ def test_every_row_has_a_known_root_and_status() -> None:
         assert bool(row.home) or row.status == ABSENT or not row.name
 
 
-def test_names_md_is_what_the_table_makes() -> None:
+def test_names_md_matches_the_table() -> None:
     path = ROOT / "cerebras_tensorflow" / "compat" / "NAMES.md"
     assert path.read_text(encoding="utf-8") == names_md.text(), "run python -m cerebras_tensorflow.compat.names_md"
 

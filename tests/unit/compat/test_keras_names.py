@@ -1,4 +1,4 @@
-"""Keras 2 in a process that an old script has: one process of its own, since the changes are for the whole process."""
+"""Keras 2 as old scripts see it. Runs in a new process, because the changes affect the whole process."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def checks() -> dict[str, bool]:
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
-def test_keras_2_is_as_old_scripts_expect_it(checks: dict[str, bool]) -> None:
+def test_keras_2_behaves_as_old_scripts_expect(checks: dict[str, bool]) -> None:
     assert [name for name, held in checks.items() if not held] == []
 
 

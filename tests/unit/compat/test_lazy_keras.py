@@ -1,4 +1,4 @@
-"""Keras 3 is loaded on first use, and is then the one Keras."""
+"""Keras 3 is loaded on first use, and all import paths give the same module."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def output(script: str) -> list[object]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_keras_is_loaded_when_it_is_used() -> None:
+def test_keras_is_loaded_on_first_use() -> None:
     assert output(SCRIPT) == [False, True, True]
 
 

@@ -1,4 +1,4 @@
-"""Names that SciPy and NLTK dropped, in a process of their own: the changes are for the whole process."""
+"""Names that SciPy and NLTK dropped. Runs in a new process, because the changes affect the whole process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def printed(code: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["csr_matrix", "csr_array"])
-def test_sparse_matrices_are_arrays_by_their_old_name(kind: str) -> None:
+def test_sparse_matrices_have_their_old_attribute_a(kind: str) -> None:
     pytest.importorskip("scipy")
     assert printed(f"import scipy.sparse as s; print(s.{kind}([[0, 2]]).A.tolist())") == "[[0, 2]]\n"
 

@@ -29,7 +29,7 @@ def layout(single_task_nodes: int, is_cyclic: bool) -> str:
     return json.dumps({"nodes": 4, "single_task_nodes": single_task_nodes, "is_cyclic": is_cyclic})
 
 
-# As Slurm 22.05 dealt out the tasks of these steps.
+# The distribution of tasks that Slurm 22.05 gave for these steps.
 CYCLIC = ["n0:1", "n1:1", "n2:1", "n3:1", "n2:2", "n3:2", "n2:3", "n3:3"]
 BLOCKS = ["n0:1", "n1:1", "n2:1", "n2:2", "n2:3", "n3:1", "n3:2", "n3:3"]
 FIRST_NODE_ALONE = ["n0:1", "n0:2", "n1:1", "n2:1", "n3:1", "n1:2", "n2:2", "n3:2"]
@@ -46,7 +46,7 @@ FIRST_NODE_ALONE = ["n0:1", "n0:2", "n1:1", "n2:1", "n3:1", "n1:2", "n2:2", "n3:
         ("2(x4)", {"CSRUN_LAYOUT": layout(0, True), "SLURM_DISTRIBUTION": "cyclic"}, FIRST_NODE_ALONE),
     ],
 )
-def test_ranks_lie_where_slurm_deals_them_out(
+def test_ranks_match_the_distribution_of_slurm(
     counts: str, variables: dict[str, str], addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = {"SLURM_STEP_NODELIST": "n[0-3]", "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_STEP_NUM_TASKS": "8"}
@@ -103,6 +103,6 @@ def test_task_counts_are_expanded() -> None:
 
 
 @pytest.mark.parametrize("function, text", [(host_names, "n[1"), (host_names, "a,,b"), (task_counts, "2x3")])
-def test_what_slurm_never_writes_is_refused(function: Any, text: str) -> None:
+def test_malformed_slurm_variables_are_refused(function: Any, text: str) -> None:
     with pytest.raises(ValueError, match="expected for example"):
         function(text)

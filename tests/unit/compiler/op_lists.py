@@ -1,4 +1,4 @@
-"""Steps as short lists of ops, and a plain simulation of the memory that their values take."""
+"""Steps as short lists of ops, and a simple simulation of the memory of their values."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def drawn_ops(draw: st.DrawFn) -> list[Op]:
 
 
 def simulate(step: OpList) -> list[int]:
-    """Return the bytes that values take while each op runs, by running through the ops with a count of references.
+    """Return the bytes of live values while each op runs, by counting references.
 
-    An output that nothing takes needs nothing; one takes the place of an input as large that no later op needs.
+    An unused output needs no memory. An output reuses the buffer of an input of the same size that no later op needs.
     """
     buffer: dict[Endpoint, Endpoint] = {}
     references: dict[Endpoint, int] = {}

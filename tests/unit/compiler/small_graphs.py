@@ -42,7 +42,7 @@ class Small:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the runs of a graph left."""
+    """The program, outputs and final variables of some runs of a graph."""
 
     program: Program
     outputs: list[np.ndarray]

@@ -1,4 +1,4 @@
-"""Compiled Programs come back as they were, or not at all."""
+"""The cache returns a compiled Program unchanged, or nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def program() -> Program:
     )
 
 
-def test_a_program_comes_back_as_it_was(program: Program, tmp_path: Path) -> None:
+def test_a_program_is_loaded_as_it_was_saved(program: Program, tmp_path: Path) -> None:
     assert not [name for name, value in vars(program).items() if not value]  # a field that is not kept would show
     cache.save(tmp_path / "tfcs_1", program, {"schedule.txt": "text"})
     assert cache.load(tmp_path / "tfcs_1") == program
@@ -79,23 +79,23 @@ def test_a_program_of_another_format_is_not_used(
     assert cache.load(tmp_path / "tfcs_1") is None
 
 
-def test_nothing_there_is_no_program(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_program(tmp_path: Path) -> None:
     assert cache.load(tmp_path / "tfcs_1") is None
 
 
-def test_a_program_that_somebody_else_signed_is_not_used(program: Program, private_home: Path, tmp_path: Path) -> None:
+def test_a_program_signed_with_another_key_is_not_used(program: Program, private_home: Path, tmp_path: Path) -> None:
     cache.save(tmp_path / "tfcs_1", program, {})
     (private_home / signature.KEY_FILE).unlink()
     assert cache.load(tmp_path / "tfcs_1") is None
 
 
-def test_a_program_stays_in_its_folder(program: Program, tmp_path: Path) -> None:
+def test_a_program_moved_to_another_folder_is_not_used(program: Program, tmp_path: Path) -> None:
     cache.save(tmp_path / "tfcs_1", program, {})
     (tmp_path / "tfcs_1").rename(tmp_path / "tfcs_2")
     assert cache.load(tmp_path / "tfcs_2") is None
 
 
-def test_the_key_is_the_users_alone(program: Program, private_home: Path, tmp_path: Path) -> None:
+def test_a_key_that_others_can_read_is_not_used(program: Program, private_home: Path, tmp_path: Path) -> None:
     cache.save(tmp_path / "tfcs_1", program, {})
     key = private_home / signature.KEY_FILE
     assert key.stat().st_mode & 0o777 == 0o600
@@ -103,7 +103,7 @@ def test_the_key_is_the_users_alone(program: Program, private_home: Path, tmp_pa
     assert cache.load(tmp_path / "tfcs_1") is None
 
 
-def test_a_home_that_cannot_be_written_costs_the_cache_alone(
+def test_without_a_writable_home_only_the_cache_is_lost(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")

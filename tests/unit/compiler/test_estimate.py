@@ -18,7 +18,7 @@ def program(*events: Event) -> Program:
     return Program("weight_streaming", GraphDef(), None, (WEIGHT, SLOT), (), events)
 
 
-def test_pipelined_sends_the_batch_alone() -> None:
+def test_pipelined_mode_sends_only_the_batch() -> None:
     result = estimate(Program("pipelined", GraphDef(), None, (), ()), 8, 3000, 6e12)
     assert result.transmitted_bytes == 3000
     assert result.transmission_s == pytest.approx(3000 / LINK)
@@ -62,12 +62,12 @@ def test_moves_and_computation_overlap() -> None:
     assert slow_compute.transmission_samples_per_s > slow_compute.compute_samples_per_s
 
 
-def test_a_step_of_nothing_has_no_rate() -> None:
+def test_an_empty_step_has_rate_zero() -> None:
     result = estimate(program(), 4, 0, 0)
     assert (result.samples_per_s, result.compute_samples_per_s, result.transmission_samples_per_s) == (0, 0, 0)
 
 
-def test_the_assumptions_say_what_is_assumed_and_what_derived() -> None:
+def test_assumptions_are_marked_as_assumed_or_derived() -> None:
     compute, links = estimate(program(), 1, 1, 1).assumptions
     assert "30% (assumed)" in compute and "(derived)" in compute
     assert f"{LINK:.3g} B/s ({facts.IO_BYTES_PER_S.status})" in links

@@ -56,7 +56,7 @@ def test_the_memory_plan_adds_up_and_lists_the_notes() -> None:
     assert "Notes" not in memory_plan_text(program(), plan)
 
 
-def test_the_compile_report_has_the_originals_rows_and_says_simulated() -> None:
+def test_the_compile_report_has_the_published_rows_and_is_marked_simulated() -> None:
     text = compile_report_text(Estimate(10, 2e12, 3 * 10**9, 0.001, 0.02, ("links: 1.5e+11 B/s (derived)",)))
     assert "Samples/s: 500.0\nCompute Samples/s: 10000.0\nTransmission Samples/s: 500.0\n" in text
     assert text.startswith("Estimated Overall Performance (simulated: a model of a CS-2, not a measurement)")
@@ -64,6 +64,6 @@ def test_the_compile_report_has_the_originals_rows_and_says_simulated() -> None:
     assert text.endswith("Assumptions:\n- links: 1.5e+11 B/s (derived)\n")
 
 
-def test_a_rate_below_a_tenth_is_not_shown_as_nothing() -> None:
+def test_a_rate_below_a_tenth_is_not_rounded_to_zero() -> None:
     text = compile_report_text(Estimate(1, 1, 1, 1.0, 32.0, ()))
     assert "\nSamples/s: 0.031\n" in text

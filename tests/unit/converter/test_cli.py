@@ -73,11 +73,11 @@ def test_names_values_and_messages_of_a_conversion(source: Path, capsys: pytest.
     with open_any(out / "pytorch_model_to_cs-1.8.mdl") as reader:
         packed = weights["transformer.h.0.attn.c_attn.weight"]
         for part, letter in enumerate("qkv"):
-            found = reader.read(f"{block}.self_attn.proj_{letter}_dense_layer.weight")
-            np.testing.assert_array_equal(found, packed[:, 4 * part : 4 * part + 4].T)
+            part_weight = reader.read(f"{block}.self_attn.proj_{letter}_dense_layer.weight")
+            np.testing.assert_array_equal(part_weight, packed[:, 4 * part : 4 * part + 4].T)
         fc_in = reader.read(f"{block}.ffn.ffn.0.linear_layer.weight")
         np.testing.assert_array_equal(fc_in, weights["transformer.h.0.mlp.c_fc.weight"].T)
-        # CS keeps the last norm twice and, where embeddings are tied, the table as its output layer too.
+        # CS stores the last norm twice and, if embeddings are tied, also the table as its output layer.
         np.testing.assert_array_equal(reader.read("model.ln_f.bias"), weights["transformer.ln_f.bias"])
         np.testing.assert_array_equal(
             reader.read("model.transformer_decoder.norm.bias"), weights["transformer.ln_f.bias"]
@@ -89,7 +89,7 @@ def test_names_values_and_messages_of_a_conversion(source: Path, capsys: pytest.
     assert config["mixed_precision"] is True
 
 
-def test_a_tensor_that_no_rule_knows_is_refused_unless_dropped(
+def test_a_tensor_without_a_rule_is_refused_unless_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, gpt2_weights() | {"transformer.extra": np.zeros(3, np.float32)}, GPT2_CONFIG)
@@ -112,8 +112,8 @@ def test_tensors_under_a_key_model_are_found(source: Path) -> None:
             writer.add(name, value)
     assert convert(source) == 0
     with open_any(source / "out" / "pytorch_model_to_cs-1.8.mdl") as reader:
-        found = reader.read("model.embedding_layer.word_embeddings.weight")
-    np.testing.assert_array_equal(found, gpt2_weights()["transformer.wte.weight"])
+        table = reader.read("model.embedding_layer.word_embeddings.weight")
+    np.testing.assert_array_equal(table, gpt2_weights()["transformer.wte.weight"])
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,9 @@ def test_a_config_that_cannot_be_expressed_is_refused(
     assert f"ConfigConversionError: {message}" in capsys.readouterr().err
 
 
-def test_an_unknown_model_or_pair_lists_what_there_is(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_or_format_pair_prints_the_supported_ones(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert convert(source, model="gpt5") == 1
     printed = capsys.readouterr().out
     assert printed.startswith("The following models are supported:\n\n")
@@ -165,7 +167,7 @@ def test_list_has_every_model(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert (MODELS[name].hf_class or "CS 1.6") in printed
 
 
-def test_list_of_an_unknown_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_reports_an_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "gpt5"]) == 1
     assert capsys.readouterr().out.startswith("The model gpt5 is not supported.")
 
@@ -219,7 +221,7 @@ def test_pruned_weights_of_a_sparse_run_become_zero_in_hugging_face(source: Path
     np.testing.assert_array_equal(head.ravel()[1:], values["lm_head.weight"].ravel()[1:])
 
 
-def test_a_tied_table_that_is_stored_as_the_output_layer_alone_is_found(source: Path) -> None:
+def test_a_tied_table_is_read_from_the_output_layer_if_stored_only_there(source: Path) -> None:
     assert convert(source) == 0
     with open_any(source / "out" / "pytorch_model_to_cs-1.8.mdl") as reader:
         values = {name.removeprefix("model."): reader.read(name) for name in reader.names()}
@@ -252,20 +254,20 @@ def test_our_checkpoints_are_tensorflow_or_hdf5_either_way(flags: tuple[str, ...
             np.testing.assert_array_equal(reader.read(key), value)
 
 
-def test_an_unknown_command_is_told_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transform", "--model", "gpt2"]) == 1
     assert capsys.readouterr().out.startswith("Unrecognized command\nusage: convert_checkpoint")
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"w": 1}}', "no JSON"])
-def test_what_is_no_index_of_shards_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_malformed_shard_index_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "m.bin.index.json").write_text(content)
     with pytest.raises(CheckpointError, match="not the index of a sharded checkpoint"):
         open_any(tmp_path / "m.bin.index.json")
 
 
 @pytest.mark.parametrize("command", ["convert", "convert-config"])
-def test_debug_prints_which_settings_become_which(
+def test_debug_prints_the_conversion_of_settings(
     command: str, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -285,7 +287,7 @@ def test_debug_prints_which_settings_become_which(
     assert "Matched n_embd -> hidden_size action: None\n" in capsys.readouterr().out
 
 
-def test_debug_prints_which_names_become_which(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_the_conversion_of_names(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(source, "cs-1.8", "--debug") == 0
     printed = capsys.readouterr().out
     assert "Matched transformer.ln_f.bias -> ln_f.bias action: None\n" in printed
@@ -306,14 +308,14 @@ def test_debug_prints_which_names_become_which(source: Path, capsys: pytest.Capt
         (["convret"], "did you mean 'convert'?"),
     ],
 )
-def test_a_mistyped_word_names_the_near_one_before_anything_is_loaded(
+def test_a_mistyped_word_gets_a_suggestion_before_files_are_read(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 1
     assert hint in capsys.readouterr().err
 
 
-def test_a_mistyped_option_names_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_option_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["convert-config", "--model", "gptj", "--src-fmt", "hf", "--tgt-fmt", "tf", "--outptu-dir", "x", "none"])
     assert end.value.code == 2
@@ -331,7 +333,9 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert end.value.code == 0 and capsys.readouterr().out.startswith("convert_checkpoint ")
 
 
-def test_an_output_folder_that_is_a_file_is_one_line(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_folder_that_is_a_file_gives_a_one_line_error(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (source / "out").write_text("")
     assert convert(source) == 1
     error = capsys.readouterr().err

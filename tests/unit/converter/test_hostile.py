@@ -1,4 +1,4 @@
-"""Hostile files given to the converter: refused with a message, in bounded time and memory; nothing in them is run."""
+"""The converter refuses hostile files with a message, in bounded time and memory, and runs nothing in them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def nested() -> list[Any]:
     return value
 
 
-def test_lists_that_hold_each_other_are_not_walked_without_end(tmp_path: Path) -> None:
+def test_exponentially_nested_lists_are_refused(tmp_path: Path) -> None:
     path = torch_file(tmp_path / "x.bin", pickle.dumps({"a": nested()}, 2))
     with pytest.raises(CorruptCheckpointError, match="nested in more ways"):
         TorchReader(path)
 
 
-def test_keys_that_take_for_ever_to_hash_are_refused(tmp_path: Path) -> None:
+def test_keys_with_exponential_hash_time_are_refused(tmp_path: Path) -> None:
     # ((), ()) and so on, each level twice in the next, as the key of {}.
     levels = b"".join(b"q" + bytes([level]) + b"h" + bytes([level]) + b"\x86" for level in range(DEPTH))
     path = torch_file(tmp_path / "x.bin", b"\x80\x02})" + levels + b"Ns.")
@@ -47,13 +47,13 @@ def test_keys_that_take_for_ever_to_hash_are_refused(tmp_path: Path) -> None:
         TorchReader(path)
 
 
-def test_an_index_of_the_memo_takes_no_memory(tmp_path: Path) -> None:
+def test_a_large_memo_index_allocates_no_memory(tmp_path: Path) -> None:
     path = torch_file(tmp_path / "x.bin", b"\x80\x02}r\xff\xff\xff\x7f.")
     with TorchReader(path) as reader:
         assert reader.names() == []
 
 
-def test_a_long_name_is_not_made_longer_at_every_level(tmp_path: Path) -> None:
+def test_deep_nesting_of_long_names_is_refused(tmp_path: Path) -> None:
     key = "k" * 100_000
     content: Any = {}
     for _ in range(50):
@@ -62,7 +62,7 @@ def test_a_long_name_is_not_made_longer_at_every_level(tmp_path: Path) -> None:
         TorchReader(torch_file(tmp_path / "x.bin", pickle.dumps(content, 2)))
 
 
-def test_attributes_for_a_function_of_ours_are_refused(tmp_path: Path) -> None:
+def test_a_pickle_that_sets_attributes_of_our_functions_is_refused(tmp_path: Path) -> None:
     content = b"\x80\x02ctorch\nSize\nN}X\x0c\x00\x00\x00__defaults__(I7\ntss\x86b."
     with pytest.raises(CorruptCheckpointError, match="not a file of torch"):
         TorchReader(torch_file(tmp_path / "x.bin", content))
@@ -96,7 +96,7 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" fo
     ],
     ids=["json", "json with a rest", "yaml list", "yaml dict", "yaml references", "NUL"],
 )
-def test_configs_that_nest_without_end_are_refused(tmp_path: Path, source: str, text: str) -> None:
+def test_deeply_nested_configs_are_refused(tmp_path: Path, source: str, text: str) -> None:
     (tmp_path / "config").write_text(text)
     with pytest.raises(ConfigConversionError, match="config"):
         api.read_config(str(tmp_path / "config"), source)

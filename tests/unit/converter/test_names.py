@@ -1,6 +1,6 @@
 """HF to cs-1.8: exactly the names, shapes and yaml keys of the public Model Zoo's models; layouts element by element.
 
-The lists stand here once more, written by hand from the public code, and not as the tables have them.
+We wrote these lists by hand from the public code, independently of the converter's tables.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def both(name: str, weight: list[int], bias: list[int] | None = None) -> dict[st
 
 def attention(*, has_bias: bool) -> dict[str, list[int]]:
     names = [f"{BLOCK}.self_attn.proj_{part}_dense_layer" for part in ("q", "k", "v", "output")]
-    found = [both(name, [H, H]) if has_bias else {f"{name}.weight": [H, H]} for name in names]
-    return {name: shape for part in found for name, shape in part.items()}
+    converted = [both(name, [H, H]) if has_bias else {f"{name}.weight": [H, H]} for name in names]
+    return {name: shape for part in converted for name, shape in part.items()}
 
 
 FFN = both(f"{BLOCK}.ffn.ffn.0.linear_layer", [F, H]) | both(f"{BLOCK}.ffn.ffn.1.linear_layer", [H, F])
@@ -181,8 +181,8 @@ def test_names_shapes_and_yaml_keys_are_those_of_the_model_zoo(name: str, tmp_pa
     files = (str(tmp_path / "pytorch_model.bin"), str(tmp_path / "config.json"))
     checkpoint, params = convert_checkpoint_from_file(name, "hf", "cs-1.8", *files, Options(verify=True))
     with open_any(checkpoint) as reader:
-        found = {key.removeprefix("model."): list(reader.entry(key).shape) for key in reader.names()}
-    assert found == expected
+        converted = {key.removeprefix("model."): list(reader.entry(key).shape) for key in reader.names()}
+    assert converted == expected
     content = yaml.safe_load(Path(params).read_text())
     assert set(content) == {"model"}
     assert set(content["model"]) == keys
@@ -205,24 +205,24 @@ def test_llamas_names_shapes_and_yaml_are_those_of_the_model_zoo(name: str, tmp_
     files = (str(tmp_path / "pytorch_model.bin"), str(tmp_path / "config.json"))
     checkpoint, params = convert_checkpoint_from_file(name, "hf", "cs-1.9", *files, Options(verify=True))
     with open_any(checkpoint) as reader:
-        found = {key.removeprefix("model."): reader.read(key) for key in reader.names()}
-    # A random output layer is not made up (converter/README.md).
+        converted = {key.removeprefix("model."): reader.read(key) for key in reader.names()}
+    # We do not create a random output layer for a headless model (converter/README.md).
     expected = {key: shape for key, shape in LLAMA_CS.items() if not is_headless or key != "lm_head.weight"}
-    assert {key: list(value.shape) for key, value in found.items()} == expected
+    assert {key: list(value.shape) for key, value in converted.items()} == expected
     assert yaml.safe_load(Path(params).read_text()) == {"model": LLAMA_SECTION}
 
     prefix = "" if is_headless else "model."
     np.testing.assert_array_equal(
-        found[f"{BLOCK}.norm3.weight"], given[f"{prefix}layers.0.post_attention_layernorm.weight"]
+        converted[f"{BLOCK}.norm3.weight"], given[f"{prefix}layers.0.post_attention_layernorm.weight"]
     )
-    np.testing.assert_array_equal(found["ln_f.weight"], given[f"{prefix}norm.weight"])
+    np.testing.assert_array_equal(converted["ln_f.weight"], given[f"{prefix}norm.weight"])
     for part, theirs_part in (("linear_layer", "up"), ("linear_layer_for_glu", "gate")):
         weight = given[f"{prefix}layers.0.mlp.{theirs_part}_proj.weight"]
-        np.testing.assert_array_equal(found[f"{BLOCK}.ffn.ffn.0.{part}.weight"], weight)
+        np.testing.assert_array_equal(converted[f"{BLOCK}.ffn.ffn.0.{part}.weight"], weight)
     attention_of = f"{prefix}layers.0.self_attn"
     for part, theirs_part in (("v", "v"), ("output", "o")):
         weight = given[f"{attention_of}.{theirs_part}_proj.weight"]
-        np.testing.assert_array_equal(found[f"{BLOCK}.self_attn.proj_{part}_dense_layer.weight"], weight)
+        np.testing.assert_array_equal(converted[f"{BLOCK}.self_attn.proj_{part}_dense_layer.weight"], weight)
 
 
 def test_llamas_queries_and_keys_turn_in_pairs() -> None:
@@ -250,7 +250,7 @@ def test_llamas_activation_has_a_gated_name_in_cs(act: str, gated: str) -> None:
         ({"fixed_sparse_attention": "local"}, "fixed_sparse_attention=local"),
     ],
 )
-def test_a_cs_config_that_is_no_llama_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_cs_config_that_llama_cannot_express_is_refused(changes: dict[str, Any], message: str) -> None:
     section = {key: value for key, value in (LLAMA_SECTION | changes).items() if value is not None}
     with pytest.raises(ConfigConversionError, match=message):
         convert_config("llama", "cs-1.9", "hf", section)
@@ -292,10 +292,10 @@ T5_YAML |= {"tgt_max_position_embeddings"}
         ("t5", {"num_layers": 2}, T5_YAML),
     ],
 )
-def test_keys_of_a_yaml(name: str, config: dict[str, Any], keys: set[str]) -> None:
+def test_converted_configs_have_the_expected_keys(name: str, config: dict[str, Any], keys: set[str]) -> None:
     section = convert_config(name, "hf", "cs-1.8", config)["model"]
     assert set(section) == keys
-    # And back: what was stated is there again.
+    # Converting back restores the given settings.
     if name.startswith("bert"):
         back = convert_config(name, "cs-1.8", "hf", section)
         stated = {key: value for key, value in config.items() if key not in ("id2label", "num_labels")}
@@ -332,14 +332,14 @@ def test_keys_of_a_yaml(name: str, config: dict[str, Any], keys: set[str]) -> No
         ("t5", "cs-1.7", {"use_pre_encoder_decoder_layer_norm": True}, "Only False is supported"),
     ],
 )  # fmt: skip
-def test_a_config_error_names_the_setting_and_what_would_do(
+def test_a_config_error_names_the_setting_and_the_supported_value(
     name: str, source: str, config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigConversionError, match=message):
         convert_config(name, source, "hf" if source != "hf" else "cs-1.8", config)
 
 
-def test_keys_that_no_rule_knows_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_keys_without_a_rule_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     convert_config("gpt2", "hf", "cs-1.8", HF_GPT | {"use_cache": True})
     assert "Key not matched: use_cache" in caplog.text
 

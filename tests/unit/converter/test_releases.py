@@ -29,12 +29,12 @@ def result(folder: Path, target: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["t5", "transformer"])
 @pytest.mark.parametrize(("source", "target"), [("cs-1.7", "cs-1.8"), ("cs-1.8", "cs-1.7")])
-def test_the_flag_of_t5_is_turned_around(name: str, source: str, target: str, tmp_path: Path) -> None:
+def test_the_layer_norm_flag_of_t5_is_inverted(name: str, source: str, target: str, tmp_path: Path) -> None:
     assert convert(tmp_path, name, source, target, {"use_pre_encoder_decoder_layer_norm": True, "d_model": 8}) == 0
     assert result(tmp_path, target) == {"use_pre_encoder_decoder_layer_norm": False, "d_model": 8}
 
 
-def test_bert_gets_the_nonlinearities_that_it_had(tmp_path: Path) -> None:
+def test_bert_from_1_7_keeps_its_implicit_nonlinearities(tmp_path: Path) -> None:
     assert convert(tmp_path, "bert", "cs-1.7", "cs-1.8", {"encoder_nonlinearity": "relu"}) == 0
     expected = {"encoder_nonlinearity": "relu", "pooler_nonlinearity": "relu", "mlm_nonlinearity": "gelu"}
     assert result(tmp_path, "cs-1.8") == expected
@@ -60,7 +60,7 @@ def test_what_cs_1_7_cannot_express_is_refused(
     assert not (tmp_path / "params_train_to_cs-1.7.yaml").exists()
 
 
-def test_a_nonlinearity_that_is_null_is_the_encoders(tmp_path: Path) -> None:
+def test_a_null_nonlinearity_means_that_of_the_encoder(tmp_path: Path) -> None:
     model = {"encoder_nonlinearity": "gelu", "pooler_nonlinearity": None, "mlm_nonlinearity": None}
     assert convert(tmp_path, "bert", "cs-1.8", "cs-1.7", model) == 0
     assert result(tmp_path, "cs-1.7") == model
@@ -112,11 +112,11 @@ OLD_BERT = {
 
 
 def with_kinds(names: dict[str, str]) -> dict[str, str]:
-    found = {}
+    expanded = {}
     for old, new in names.items():
         is_whole = old.endswith(".weight")
-        found |= {old: new} if is_whole else {f"{old}.{kind}": f"{new}.{kind}" for kind in ("weight", "bias")}
-    return found
+        expanded |= {old: new} if is_whole else {f"{old}.{kind}": f"{new}.{kind}" for kind in ("weight", "bias")}
+    return expanded
 
 
 OLD_TRANSFORMER = with_kinds(
@@ -158,7 +158,7 @@ OLD = {
 
 @pytest.mark.parametrize("release", ["cs-1.7", "cs-1.8"])
 @pytest.mark.parametrize("name", sorted(OLD))
-def test_names_of_1_6_become_todays_and_come_back(name: str, release: str, tmp_path: Path) -> None:
+def test_names_of_1_6_are_converted_and_converted_back(name: str, release: str, tmp_path: Path) -> None:
     names, config = OLD[name]
     (tmp_path / "params_train.yaml").write_text(yaml.safe_dump({"model": config}))
     values = {old: np.full([2, 2], number, np.float32) for number, old in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Files of torch.save without torch: what is written is read back, and nothing in a file is ever run."""
+"""Files of torch.save are written and read without torch, and no code in a file is ever run."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_what_is_written_is_read_back(tmp_path: Path, key: str | None) -> None:
         reader.check_complete()
         assert reader.verify() == sum(value.nbytes for value in VALUES.values())
         for name, value in VALUES.items():
-            found = reader.read(prefix + name)
-            assert (found.dtype, found.shape) == (value.dtype, value.shape)
-            np.testing.assert_array_equal(found, value)
+            content = reader.read(prefix + name)
+            assert (content.dtype, content.shape) == (value.dtype, value.shape)
+            np.testing.assert_array_equal(content, value)
 
 
 class Runs:
@@ -65,7 +65,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_not_run(tmp_path: Path) -
     assert not (tmp_path / "made").exists()
 
 
-def test_the_format_before_torch_1_6_is_told_apart(tmp_path: Path) -> None:
+def test_the_format_before_torch_1_6_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2))
     with pytest.raises(CheckpointError, match="format before torch"):
         TorchReader(tmp_path / "x.bin")
@@ -107,7 +107,7 @@ def place(*numbers: int) -> bytes:
 
 
 def with_pickle(path: Path, change: Callable[[bytes], bytes]) -> Path:
-    """Write the file, where it is not there, and put another pickle into it; return its path."""
+    """Write the file if it is missing, replace its pickle, and return its path."""
     if not path.exists():
         write(path)
     with zipfile.ZipFile(path) as file:
@@ -136,7 +136,7 @@ def test_a_place_outside_of_the_storage_is_refused(
         TorchReader(path)
 
 
-def test_whatever_a_damaged_pickle_does_it_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_pickle_raises_only_our_error(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     write(tmp_path / "x.bin")
     with zipfile.ZipFile(tmp_path / "x.bin") as file:
@@ -148,7 +148,7 @@ def test_whatever_a_damaged_pickle_does_it_is_refused(tmp_path: Path) -> None:
         return values.tobytes()
 
     for _ in range(200):
-        # A change of a name or a number may leave a sound pickle; nothing but our error may come out.
+        # The pickle may still be valid after a change; otherwise only our error may be raised.
         with suppress(CheckpointError), TorchReader(with_pickle(tmp_path / "x.bin", damaged)) as reader:
             for name in reader.names():
                 reader.read(name)
@@ -176,7 +176,7 @@ def test_an_add_of_the_wrong_size_or_twice_is_refused(tmp_path: Path) -> None:
             writer.add("c", np.zeros(3, np.complex64))
 
 
-def test_nested_content_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_nested_content_is_read_back_unchanged(tmp_path: Path) -> None:
     tree = {
         "model": {"w": Leaf("w")},
         "optimizer": {

@@ -8,13 +8,11 @@ REPORTS = [{"cpus": cpus, "samples": samples, "wall_s": 2.0} for cpus, samples i
 @pytest.mark.parametrize(
     ("needed", "cpus", "workers"), [(40.0, 1, 1), (90.0, 2, 1), (95.0, 2, 1), (110.0, 1, 3), (950.0, 1, 19)]
 )
-def test_workers_are_as_many_as_the_needed_rate_takes_with_the_fewest_cpus(
-    needed: float, cpus: int, workers: int
-) -> None:
-    found = recommend(REPORTS, needed)
-    assert (found.cpus_per_worker, found.workers) == (cpus, workers)
+def test_the_recommendation_needs_the_fewest_cpus_for_the_rate(needed: float, cpus: int, workers: int) -> None:
+    recommendation = recommend(REPORTS, needed)
+    assert (recommendation.cpus_per_worker, recommendation.workers) == (cpus, workers)
 
 
 def test_without_an_estimate_no_number_of_workers_is_recommended() -> None:
-    found = recommend(REPORTS, None)
-    assert (found.cpus_per_worker, found.workers) == (1, None)
+    recommendation = recommend(REPORTS, None)
+    assert (recommendation.cpus_per_worker, recommendation.workers) == (1, None)

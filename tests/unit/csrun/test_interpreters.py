@@ -13,19 +13,19 @@ from csrun.process import CommandError
 @pytest.mark.parametrize(
     ("word", "meant"), [("pyhton-ws", "python-ws"), ("pyhton", "python"), ("python_ws", "python-ws"), ("slep", "sleep")]
 )
-def test_a_mistyped_program_names_the_near_one(word: str, meant: str) -> None:
+def test_a_mistyped_program_gets_a_suggestion(word: str, meant: str) -> None:
     with pytest.raises(CommandError, match=f"{word}: command not found; did you mean '{meant}'") as caught:
         check_typed_right([word, "run.py"], is_for_here=True)
     assert caught.value.exit_code == 127
 
 
-def test_a_mistyped_script_names_the_near_one(tmp_path: Path) -> None:
+def test_a_mistyped_script_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "run.py").touch()
     with pytest.raises(CommandError, match=r"there is no file .*rnu.py'; did you mean 'run.py'"):
         check_typed_right(["python-ws", str(tmp_path / "rnu.py")], is_for_here=True)
 
 
-def test_a_cluster_may_have_programs_that_are_not_here() -> None:
+def test_programs_missing_on_this_machine_are_accepted_for_a_cluster() -> None:
     check_typed_right(["python3.99", "run.py"], is_for_here=False)
     check_typed_right(["slep", "1"], is_for_here=False)
     with pytest.raises(CommandError, match="python-ws"):

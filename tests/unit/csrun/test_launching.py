@@ -34,7 +34,7 @@ def test_a_label_needs_a_key() -> None:
         (["--input-workers=5", "--local-tasks=1"], 1),
     ],
 )
-def test_workers_that_are_asked_for_by_number_are_not_folded(words: list[str], most: int) -> None:
+def test_an_explicit_number_of_workers_is_not_folded(words: list[str], most: int) -> None:
     executor = make_executor(
         "embedded", ("x",), site.parse("LOCAL_TASKS=2", "site.conf"), parse([*words, "x"], WSE_OPTIONS)
     )

@@ -42,12 +42,12 @@ def test_an_unknown_option_is_ignored_with_a_suggestion() -> None:
     ("word", "meant"),
     [("--dry-rum", "dry-run"), ("--dryrun", "dry-run"), ("--totalnodes=5", "total-nodes"), ("-dry-run", "dry-run")],
 )
-def test_what_is_nearly_an_option_stops(word: str, meant: str) -> None:
+def test_a_mistyped_option_is_an_error(word: str, meant: str) -> None:
     with pytest.raises(MistypedError, match=f"Unknown option {word}; did you mean --{meant}\\?"):
         parse([word, "python", "x"], WSE_OPTIONS)
 
 
-def test_no_option_of_another_launcher_or_of_the_original_is_a_near_miss() -> None:
+def test_options_of_the_other_launchers_do_not_count_as_mistyped() -> None:
     launchers = (WSE_OPTIONS, CPU_OPTIONS, ANALYZER_OPTIONS)
     names = {name for options in launchers for option in options for name in (option.name, *option.aliases)}
     for options in launchers:
@@ -63,7 +63,7 @@ def test_the_value_of_an_unknown_option_becomes_the_command_and_the_hint_says_so
 
 
 @pytest.mark.parametrize("words", [["--mount-dirs"], ["--mount-dirs="], ["--mount_dirs", "--cyclic", "x"]])
-def test_a_missing_value_is_refused_in_the_words_of_the_original(words: list[str]) -> None:
+def test_a_missing_value_is_refused_with_the_published_text(words: list[str]) -> None:
     with pytest.raises(UsageError, match='ERROR: "--mount-dirs" requires a non-empty argument'):
         parse(words, WSE_OPTIONS)
 
@@ -94,6 +94,6 @@ def test_truths_are_read_in_any_case(value: str, truth: bool) -> None:
     assert parse(["--alloc-node", value, "x"], CPU_OPTIONS).truth("alloc-node", not truth) is truth
 
 
-def test_another_truth_is_refused() -> None:
+def test_a_truth_value_other_than_true_or_false_is_refused() -> None:
     with pytest.raises(UsageError, match="requires True or False, not 'yes'"):
         parse(["--alloc_node=yes", "x"], CPU_OPTIONS)

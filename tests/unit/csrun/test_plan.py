@@ -29,7 +29,7 @@ def rank_map(request: Request) -> str:
     return "".join(f"{task.rank:3d} node {task.node:2d} {task.role} {task.role_index}\n" for task in plan.tasks)
 
 
-def test_the_quickstart_s_line_is_98_tasks() -> None:
+def test_the_quickstart_plan_has_98_tasks() -> None:
     plan = make_plan(QUICKSTART, ["python-ws", "run.py"])
     assert len(plan.tasks) == 98
     assert json.loads(layout(plan))["tasks"] == 98
@@ -59,7 +59,7 @@ def test_srun_line(golden, name: str, request_: Request) -> None:
 
 
 @pytest.mark.parametrize(("name", "request_"), [("folded", QUICKSTART), ("whole", Request(1, 4, 2))])
-def test_what_one_machine_would_start(golden, name: str, request_: Request) -> None:
+def test_a_dry_run_lists_the_processes_of_one_machine(golden, name: str, request_: Request) -> None:
     command = ("python-ws", "run.py", "--params", "a b.yaml")
     golden(f"csrun_dry_run_here_{name}.txt", dry_run.report(make_plan(request_, command), command, Embedded(8)) + "\n")
 
@@ -75,7 +75,7 @@ def test_a_launch_on_one_node_may_have_every_role() -> None:
     assert [task.role_index for task in plan.tasks] == [0, 0, 1, 0, 1]
 
 
-def test_folding_keeps_the_chief_and_so_many_of_each_other_role() -> None:
+def test_folding_limits_the_tasks_of_each_role_but_keeps_the_chief() -> None:
     plan = make_plan(Request(6, 8, single_task_nodes=4), ["x"])
     tasks = folded(plan, 2)
     assert tasks[0].role == CHIEF and counts(tasks) == {WEIGHT_SERVER: 2, INPUT_WORKER: 2}
@@ -105,7 +105,7 @@ def test_words_of_the_command_never_join_into_a_shell_line() -> None:
     assert not any("touch" in word for word in srun_options(plan))
 
 
-def test_a_task_is_told_its_rank_and_role() -> None:
+def test_the_environment_of_a_task_has_its_rank_and_role() -> None:
     plan = make_plan(QUICKSTART, ["x"])
     environ = task_environment(plan, plan.tasks[97], 12)
     assert environ["CSRUN_JOB_ID"] == "12"

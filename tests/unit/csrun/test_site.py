@@ -23,7 +23,7 @@ def test_without_a_file_a_launch_is_one_task_with_all_cpus(tmp_path) -> None:
     assert here.cpus_per_task >= 1
 
 
-def test_a_site_says_how_many_tasks_one_machine_runs() -> None:
+def test_a_site_sets_the_number_of_local_tasks() -> None:
     assert 1 <= site.parse("", "site.conf").local_tasks <= site.MOST_LOCAL_TASKS
     assert site.parse("LOCAL_TASKS=0", "site.conf").local_tasks == 0
 
@@ -37,6 +37,6 @@ def test_a_site_says_how_many_tasks_one_machine_runs() -> None:
         ("EXECUTOR=ssh", "expected one of auto, embedded, slurm"),
     ],
 )
-def test_a_bad_line_is_named(line: str, message: str) -> None:
+def test_the_error_of_a_bad_line_quotes_it(line: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         site.parse(line, "site.conf")

@@ -1,4 +1,4 @@
-"""Event files of many folders take a bounded number of threads and open files."""
+"""Event files of many folders need a bounded number of threads and open files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add(folder: Path, value: float) -> None:
 
 @pytest.fixture
 def _seconds_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the clock finds a later second."""
+    """Each call of time.time() returns a later second."""
     seconds = itertools.count(2_000_000_000)
     monkeypatch.setattr(event_writers, "time", SimpleNamespace(time=lambda: next(seconds)))
 
@@ -58,7 +58,7 @@ def test_threads_and_files_stay_bounded_over_many_folders_and_nothing_is_lost(tm
         assert open_event_files(tmp_path) <= MOST_OPEN
         assert writer_threads() <= before + MOST_OPEN
     first = folders[0]
-    for path in list(first.iterdir()):  # as if it were of an earlier second, which its name has
+    for path in list(first.iterdir()):  # pretend that it is from an earlier second
         path.rename(first / "events.out.tfevents.1.earlier")
     add(first, 2)
     assert sorted(values_in(first)) == [1, 2]

@@ -27,16 +27,16 @@ def means(*values: Any) -> Any:
         ((means, [], 1), "Expected third item of `host_call` to be an iterable"),
     ],
 )
-def test_a_host_call_of_another_form_is_refused(host_call: Any, text: str) -> None:
+def test_a_malformed_host_call_is_refused(host_call: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         validate_host_call(host_call)
 
 
-def test_sequences_get_names_and_what_is_no_metric_is_left_out() -> None:
+def test_metrics_of_a_sequence_get_names_and_other_values_are_dropped() -> None:
     with tf.Graph().as_default():
         value = tf.constant([1.0])
-        found = host_call_to_eval_metric_ops((lambda v: [v1.metrics.mean(v), "text", v1.metrics.mean(v)], [value]))
-        assert list(found) == ["elem_0", "elem_2"]
+        metrics = host_call_to_eval_metric_ops((lambda v: [v1.metrics.mean(v), "text", v1.metrics.mean(v)], [value]))
+        assert list(metrics) == ["elem_0", "elem_2"]
         with pytest.raises(ValueError, match="Invalid `eval_metric_ops` of type"):
             host_call_to_eval_metric_ops((lambda v: v, [value]))
 

@@ -12,7 +12,7 @@ from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metr
 from tests.unit.estimator.tiny import estimator, input_fn, v1
 
 
-def test_it_sees_streamed_weights_and_leaves_them_alone(mode: str, tmp_path: Path) -> None:
+def test_the_evaluator_sees_streamed_weights_and_does_not_change_them(mode: str, tmp_path: Path) -> None:
     alone = estimator(tmp_path / "alone").train(input_fn(), max_steps=4)
     watched = estimator(tmp_path / "watched")
     hook = InMemoryEvaluatorHook(watched, input_fn(epochs=1), every_n_iter=2)
@@ -24,7 +24,7 @@ def test_it_sees_streamed_weights_and_leaves_them_alone(mode: str, tmp_path: Pat
         assert np.array_equal(alone.get_variable_value(name), watched.get_variable_value(name))
 
 
-def test_what_training_does_not_have_keeps_its_initial_value(mode: str, tmp_path: Path) -> None:
+def test_a_variable_of_the_evaluation_alone_keeps_its_initial_value(mode: str, tmp_path: Path) -> None:
     def shifted(mode: str, y: Any, labels: Any) -> Any:
         if mode != "eval":
             return {}

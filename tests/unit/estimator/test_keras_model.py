@@ -32,7 +32,7 @@ def rows(repeats: bool = True) -> Any:
     return input_fn
 
 
-def test_evaluation_and_predictions_are_the_models(tmp_path: Path) -> None:
+def test_evaluation_and_predictions_equal_those_of_keras(tmp_path: Path) -> None:
     keras = model()
     expected = keras.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)  # before: Keras forgets its models
     expected_rows = keras.predict(X, verbose=0)
@@ -58,14 +58,14 @@ def test_training_gives_the_weights_of_fit(tmp_path: Path, name: str) -> None:
     assert estimator.get_variable_value("global_step") == 4
 
 
-def test_the_optimizers_of_today_have_a_form_for_graphs(tmp_path: Path) -> None:
+def test_current_keras_optimizers_train(tmp_path: Path) -> None:
     estimator = model_to_estimator(model(tf_keras.optimizers.Adam(0.1)), model_dir=str(tmp_path))
     before = estimator.evaluate(rows(repeats=False))["loss"]
     estimator.train(rows(), steps=20)
     assert estimator.evaluate(rows(repeats=False))["loss"] < before
 
 
-def test_what_is_not_a_compiled_model_is_refused() -> None:
+def test_model_to_estimator_needs_a_compiled_keras_2_model() -> None:
     with pytest.raises(ValueError, match="Either `keras_model` or `keras_model_path` needs to be provided"):
         model_to_estimator()
     with pytest.raises(ValueError, match="but not both"):

@@ -31,7 +31,7 @@ def metrics_of(value: Any) -> Any:
         ({"mode": "infer"}, "Missing predictions."),
     ],
 )
-def test_what_a_mode_needs_must_be_there(fields: dict[str, Any], text: str) -> None:
+def test_a_spec_needs_the_fields_of_its_mode(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         EstimatorSpec(**fields)
 
@@ -71,7 +71,7 @@ def test_host_call_and_eval_metric_ops_exclude_each_other() -> None:
         CSEstimatorSpec("eval", loss=tf.constant(1.0), host_call=host_call, eval_metric_ops=metrics_of(value))
 
 
-def test_a_replaced_field_leaves_the_rest_host_call_included() -> None:
+def test_replace_keeps_the_other_fields_and_host_call() -> None:
     host_call = (metrics_of, [tf.constant([1.0])])
     other = tf.constant(2.0)
     spec = CSEstimatorSpec("eval", loss=tf.constant(1.0), host_call=host_call)._replace(loss=other)
@@ -79,5 +79,5 @@ def test_a_replaced_field_leaves_the_rest_host_call_included() -> None:
     assert spec.loss is other and spec.host_call == host_call
 
 
-def test_a_spec_without_host_call_says_none() -> None:
+def test_host_call_of_a_spec_is_none_by_default() -> None:
     assert CSEstimatorSpec("eval", loss=tf.constant(1.0)).host_call is None

@@ -1,4 +1,4 @@
-"""A budget is kept, or refused with the smallest one that would do; without one, spilling adds little."""
+"""A budget is kept, or refused with the smallest sufficient one; without a budget, spilling adds little."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def needed_bytes(step: OpList, chosen: SpillPlan, traffic: Traffic = TRAFFIC) ->
 
 
 def smallest_budget(step: OpList, **options: Any) -> str:
-    """What the refusal of a budget of nothing says would do."""
+    """The smallest sufficient budget, as named by the error for a budget of 0."""
     with pytest.raises(CompileError) as raised:
         spill(step, memory_budget=0, **options)
     match = re.search(r"needs at least ([\d.]+ [kMGT]?B):", str(raised.value))
@@ -65,7 +65,7 @@ def test_with_a_large_budget_nothing_is_spilled() -> None:
 
 
 @pytest.mark.parametrize("megabytes", [700, 800, 900, 1000])
-def test_a_budget_holds_all_that_the_step_and_the_process_take(megabytes: int) -> None:
+def test_the_step_and_the_process_stay_within_the_budget(megabytes: int) -> None:
     process_bytes = 100 * MEGABYTE
     chosen = spill(layers(), memory_budget=megabytes * MEGABYTE, process_bytes=process_bytes)
     assert chosen.spills
@@ -115,7 +115,7 @@ def test_without_a_budget_spilling_moves_at_most_its_share(share: float, count: 
     assert chosen.peak_bytes <= unspilled.peak_bytes
 
 
-def test_without_a_budget_what_is_free_lowers_the_peak() -> None:
+def test_without_a_budget_more_spilling_lowers_the_peak() -> None:
     peaks = [spill(layers(), spill_share=share).peak_bytes for share in (0, 0.5, 1, 100)]
     assert sorted(peaks, reverse=True) == peaks and len(set(peaks)) == 4
     assert peaks[-1] == spill(layers(), memory_budget=parse_size(smallest_budget(layers()))).peak_bytes

@@ -1,4 +1,4 @@
-"""Values live from the op that makes them to their last use, under whatever name it takes them."""
+"""Values live from the op that makes them to their last use, also through reshapes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def curve_of(*ops: Op) -> list[int]:
 
 
 def test_each_output_that_an_op_takes_is_a_value_with_its_uses_in_order() -> None:
-    found = values_of(
+    values = values_of(
         op_list([Op("a", (), (4, 6, 8)), Op("b", ("a:1",), (2,)), Op("c", ("a", "a:1", "b")), Op("d", ("^a",))])
     )
-    assert set(found) == {"a", "a:1", "b"}  # nothing takes a:2
-    assert found["a:1"].num_bytes == 6
-    assert [(use.position, use.user) for use in found["a:1"].uses] == [(1, "b"), (2, "c")]
-    assert (found["a"].made, found["a"].last) == (0, 2)
+    assert set(values) == {"a", "a:1", "b"}  # nothing takes a:2
+    assert values["a:1"].num_bytes == 6
+    assert [(use.position, use.user) for use in values["a:1"].uses] == [(1, "b"), (2, "c")]
+    assert (values["a"].made, values["a"].last) == (0, 2)
 
 
-def test_a_use_of_a_reshape_is_a_use_of_what_it_reshapes() -> None:
-    found = values_of(
+def test_a_use_of_a_reshape_is_a_use_of_its_input() -> None:
+    values = values_of(
         op_list(
             [
                 Op("a", (), (8,)),
@@ -41,12 +41,12 @@ def test_a_use_of_a_reshape_is_a_use_of_what_it_reshapes() -> None:
             ]
         )
     )
-    assert set(found) == {"a", "b"}
-    assert found["a"].uses == (Use(3, "b", Endpoint("same", 0)), Use(4, "c", Endpoint("a", 0)))
+    assert set(values) == {"a", "b"}
+    assert values["a"].uses == (Use(3, "b", Endpoint("same", 0)), Use(4, "c", Endpoint("a", 0)))
 
 
 @pytest.mark.parametrize("op", ["ReadVariableOp", "Const", "Placeholder", "PyFunc"])
-def test_what_the_session_or_the_batch_holds_is_no_value_of_the_step(op: str) -> None:
+def test_weights_constants_and_inputs_are_not_values_of_the_step(op: str) -> None:
     step = op_list(
         [Op("w", (), (8,), op), Op("flat", ("w",), (8,), "Reshape"), Op("a", ("flat",), (1,)), Op("b", ("a",))]
     )
@@ -58,8 +58,8 @@ def test_ops_without_known_outputs_make_nothing() -> None:
     assert [str(value.endpoint) for value in find_values(step.table, step.order, {"a": step.outputs["a"]})] == ["a"]
 
 
-def test_what_is_made_or_taken_inside_a_branch_is_conditional() -> None:
-    found = values_of(
+def test_values_made_or_used_inside_a_branch_are_conditional() -> None:
+    values = values_of(
         op_list(
             [
                 Op("taken", (), (1,)),
@@ -74,13 +74,13 @@ def test_what_is_made_or_taken_inside_a_branch_is_conditional() -> None:
             ]
         )
     )
-    conditional = {name for name, value in found.items() if value.is_conditional}
+    conditional = {name for name, value in values.items() if value.is_conditional}
     assert conditional == {"taken", "a", "enter", "enter:1", "inside", "further", "leave"}
-    assert set(found) - conditional == {"after", "outside"}
+    assert set(values) - conditional == {"after", "outside"}
 
 
-def test_what_is_made_in_the_condition_of_a_loop_is_conditional() -> None:
-    found = values_of(
+def test_values_made_in_the_condition_of_a_loop_are_conditional() -> None:
+    values = values_of(
         op_list(
             [
                 Op("a", (), (8,)),
@@ -98,24 +98,24 @@ def test_what_is_made_in_the_condition_of_a_loop_is_conditional() -> None:
             ]
         )
     )
-    assert {name for name, value in found.items() if not value.is_conditional} == {"after"}
+    assert {name for name, value in values.items() if not value.is_conditional} == {"after"}
 
 
 def test_a_value_counts_from_its_op_to_its_last_use() -> None:
     assert curve_of(Op("a", (), (8,)), Op("b"), Op("c", ("a",)), Op("d")) == [8, 8, 8, 0]
 
 
-def test_a_result_takes_the_place_of_an_input_as_large_that_nothing_needs_any_more() -> None:
+def test_a_result_reuses_the_buffer_of_a_dead_input_of_the_same_size() -> None:
     assert curve_of(Op("a", (), (8,)), Op("b", ("a",), (8,)), Op("c", ("b",))) == [8, 8, 8]
     assert curve_of(Op("a", (), (8,)), Op("b", ("a",), (7,)), Op("c", ("b",))) == [8, 15, 7]
     assert curve_of(Op("a", (), (8,)), Op("b", ("a",), (8,)), Op("c", ("b", "a"))) == [8, 16, 16]
 
 
-def test_only_one_result_takes_the_place_of_one_input() -> None:
+def test_only_one_result_reuses_the_buffer_of_an_input() -> None:
     assert curve_of(Op("a", (), (8,)), Op("b", ("a",), (8, 8)), Op("c", ("b", "b:1"))) == [8, 16, 16]
 
 
-def test_a_reshape_keeps_a_buffer_and_takes_none() -> None:
+def test_a_reshape_keeps_its_input_alive_and_needs_no_buffer() -> None:
     ops = [Op("a", (), (8,)), Op("flat", ("a",), (8,), "Reshape"), Op("b", ("a",), (1,)), Op("c", ("flat", "b"))]
     assert curve_of(*ops) == [8, 8, 9, 9]
 

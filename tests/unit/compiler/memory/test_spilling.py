@@ -1,4 +1,4 @@
-"""Spilling reaches the limit or the least there is, and takes no value from an op that needs it."""
+"""Spilling reaches the limit or the minimum possible, and never spills a value while an op needs it."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def test_nothing_is_spilled_where_the_values_fit() -> None:
     assert spilled(stacked(), 24) == []
 
 
-def test_the_value_whose_next_use_is_furthest_away_goes_first() -> None:
+def test_the_value_with_the_furthest_next_use_is_spilled_first() -> None:
     assert spilled(stacked(("c", "b", "a")), 16) == ["a"]
-    # Memory is short when c is made, so that c cannot go.
+    # Memory runs out when c is made, so c itself cannot be spilled.
     assert spilled(stacked(("a", "b", "c")), 16) == ["b"]
     assert spilled(stacked(("a", "c", "b")), 16) == ["b"]
     assert spilled(stacked(("b", "c", "a")), 16) == ["a"]
 
 
-def test_of_two_that_are_as_far_the_larger_goes_first() -> None:
+def test_of_two_equally_far_values_the_larger_is_spilled_first() -> None:
     ops = [Op("a", (), (5,)), Op("b", (), (8,)), Op("c", (), (6,)), *idle("x", 4), Op("end", ("a", "b", "c"))]
     chosen = plan(op_list(ops), 11)
-    # All of them are needed at the end, and two of them when the third is made: less than that cannot be had.
+    # The last op needs all three, so the peak cannot be lower.
     assert [str(spill.endpoint) for spill in chosen.spills][:1] == ["b"]
     assert chosen.peak_bytes == 19
 
@@ -78,23 +78,23 @@ def test_a_value_waits_in_the_widest_stretch_between_two_of_its_uses() -> None:
     assert plan(step, 0).curve.tolist() == [8] * 5 + [0] * 5 + [8, 8]
 
 
-def test_what_is_needed_again_at_once_stays() -> None:
+def test_a_value_that_is_used_again_soon_is_not_spilled() -> None:
     assert spilled(op_list([Op("a", (), (8,)), Op("x"), Op("b", ("a",)), Op("y"), Op("c", ("a",))]), 0) == []
 
 
-def test_small_values_stay() -> None:
+def test_small_values_are_not_spilled() -> None:
     ops = [Op("a", (), (7,)), Op("b", (), (8,)), *idle("x", 4), Op("end", ("a", "b"))]
     assert spilled(op_list(ops), 0, min_bytes=8) == ["b"]
 
 
 @pytest.mark.parametrize("unknown", ["a", "flat"])
-def test_what_has_or_is_taken_in_an_unknown_shape_stays(unknown: str) -> None:
+def test_values_with_an_unknown_shape_are_not_spilled(unknown: str) -> None:
     ops = [Op("a", (), (8,)), Op("flat", ("a",), (8,), "Reshape"), *idle("x", 4), Op("end", ("flat",))]
     assert spilled(op_list(ops), 0) == ["a"]
     assert spilled(op_list(ops, [unknown]), 0) == []
 
 
-def test_what_a_branch_makes_or_takes_stays() -> None:
+def test_values_made_or_used_in_a_branch_are_not_spilled() -> None:
     ops = [
         Op("taken", (), (1,)),
         Op("into", (), (8,)),
@@ -145,7 +145,7 @@ def test_drawn_lists_stay_within_the_limit_or_at_the_least(ops: list[Op], limit:
 def test_with_a_limit_of_zero_nothing_more_could_go(ops: list[Op]) -> None:
     step = op_list(ops)
     chosen = {spill.endpoint for spill in plan(step, 0).spills}
-    # What stays where memory is fullest has no stretch over that position in which it could wait.
+    # Values left at the position of peak memory have no gap there in which they could be spilled.
     curve = plan(step, 0).curve
     worst = int(curve.argmax())
     for value in find_values(step.table, step.order, step.outputs):

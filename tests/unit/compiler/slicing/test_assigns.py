@@ -1,4 +1,4 @@
-"""Updates made of assigns, done in slices: the bits of the pipelined run, and nothing whole but what must be."""
+"""Updates made of assigns run in slices with the bits of the pipelined run; only what must be is kept whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.compiler.small_graphs import (
     weight,
 )
 
-ROWS_OF_WEIGHT = 64  # as many as let a slice end at whole SIMD packets
+ROWS_OF_WEIGHT = 64  # so that slices end at whole SIMD packets
 SLICE_BYTES = 16 * WIDTH * 4
 
 
@@ -69,7 +69,7 @@ def clipped_adamw(loss: Any, step: Any) -> Any:
 
 
 def skipped_adamw(loss: Any, step: Any) -> Any:
-    """Every other step is skipped, in a branch, as dynamic loss scaling does it."""
+    """Skips every other step in a branch, as dynamic loss scaling does."""
     optimizer = AdamWOptimizer(0.01, weight_decay_rate=0.1)
     pairs = optimizer.compute_gradients(loss)
     count = v1.assign_add(step, 1, use_locking=True)
@@ -91,7 +91,7 @@ def test_adamw_is_sliced_and_agrees_in_every_bit(optimize: Callable[[Any, Any], 
     assert not [node.name for node in result.program.graph_def.node if node.name.startswith("u/cs_update")]
 
 
-def test_the_trust_ratio_of_lamb_needs_the_whole_change_and_the_weight_is_sliced_all_the_same() -> None:
+def test_lamb_slices_the_weight_although_the_trust_ratio_needs_the_whole_change() -> None:
     def model(x: Any, step: Any) -> tuple[Any, Any]:
         loss = wide_loss(x)
         optimizer = AdamWOptimizer(0.01, weight_decay_rate=0.1, use_trust_ratio=True, name="LAMB")
@@ -114,7 +114,7 @@ def test_an_average_of_a_weight_that_reads_the_updated_weight_is_left_whole() ->
     assert "u" not in sliced_weights(result.program)
 
 
-def test_an_op_that_a_run_may_ask_for_is_kept_whole() -> None:
+def test_an_op_that_a_run_may_fetch_is_kept_whole() -> None:
     """The change of a weight is what the run fetches."""
 
     def model(x: Any, step: Any) -> tuple[Any, Any]:

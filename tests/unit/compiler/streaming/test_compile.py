@@ -1,4 +1,4 @@
-"""Graphs of unusual form: they stream, or stay resident with a note, and both modes agree in every bit."""
+"""Unusual graphs are streamed, or stay resident with a note; both modes agree in every bit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_random_numbers_inside_a_loop_differ_between_its_iterations() -> None:
     assert len({row.tobytes() for output in result.outputs for row in output}) == 3 * len(result.outputs)
 
 
-def test_what_a_read_waits_for_still_runs() -> None:
+def test_control_dependencies_of_a_read_still_run() -> None:
     def model(x: Any, step: Any) -> tuple[Any, Any]:
         w = weight()
         count = v1.get_variable("count", [], initializer=v1.zeros_initializer(), trainable=False)
@@ -86,7 +86,7 @@ def test_what_a_read_waits_for_still_runs() -> None:
     assert result.variables["count"] == 3
 
 
-def test_a_read_that_waits_for_another_read_waits_for_what_that_one_waits_for() -> None:
+def test_control_dependencies_of_chained_reads_still_run() -> None:
     def model(x: Any, step: Any) -> tuple[Any, Any]:
         w, other = weight(), weight("other")
         count = v1.get_variable("count", [], initializer=v1.zeros_initializer(), trainable=False)
@@ -225,7 +225,7 @@ def test_nested_branches_agree() -> None:
     assert run_both(model, steps=9).streamed == {"w"}
 
 
-def test_an_update_in_a_branch_that_is_not_taken_leaves_the_weight_alone() -> None:
+def test_an_update_in_an_untaken_branch_does_not_change_the_weight() -> None:
     def model(x: Any, step: Any) -> tuple[Any, Any]:
         w = weight()
         loss = mean_square(tf.matmul(x, w))
@@ -287,7 +287,7 @@ def test_with_a_threshold_of_zero_everything_but_the_global_step_is_streamed() -
     assert [spec.name for spec in result.program.resident] == ["global_step"]
 
 
-def test_a_variable_of_unknown_shape_is_left_alone() -> None:
+def test_a_variable_of_unknown_shape_is_not_streamed() -> None:
     def model(x: Any, step: Any) -> tuple[Any, Any]:
         loose = v1.get_variable("loose", initializer=tf.zeros([3]), validate_shape=False, trainable=False)
         loose.handle.op._set_attr("shape", tf.compat.v1.AttrValue(shape=tf.TensorShape(None).as_proto()))

@@ -8,12 +8,12 @@ from csrun.csctl import actions, resources
 from csrun.csctl.resources import Filters, ResourceError
 
 
-def test_the_default_columns_are_the_seed_s(home) -> None:
+def test_the_default_columns_are_the_documented_ones(home) -> None:
     job = jobs.submit(home, "CS2-01-01", "pipelined", labels={"model": "gptj"})
     job.wait_for_wafer(lambda: True)
-    found = resources.get(home, "jobs")
-    assert found.columns == ("NAME", "AGE", "PHASE", "SYSTEMS", "USER", "LABELS")
-    assert found.rows == ((job.id, "0s", "RUNNING", "CS2-01-01", jobs.user_name(), "model=gptj"),)
+    table = resources.get(home, "jobs")
+    assert table.columns == ("NAME", "AGE", "PHASE", "SYSTEMS", "USER", "LABELS")
+    assert table.rows == ((job.id, "0s", "RUNNING", "CS2-01-01", jobs.user_name(), "model=gptj"),)
 
 
 def test_finished_jobs_are_shown_on_request(home) -> None:
@@ -31,12 +31,12 @@ def test_a_queued_job_has_no_system_yet(home) -> None:
 def test_labels_and_users_filter(home) -> None:
     jobs.submit(home, "lab", "pipelined", labels={"a": "1"})
     kept = jobs.submit(home, "lab", "pipelined", labels={"a": "2"})
-    found = resources.get(home, "jobs", filters=Filters(labels={"a": "2"}, user=jobs.user_name()))
-    assert [row[0] for row in found.rows] == [kept.id]
+    table = resources.get(home, "jobs", filters=Filters(labels={"a": "2"}, user=jobs.user_name()))
+    assert [row[0] for row in table.rows] == [kept.id]
     assert resources.get(home, "jobs", filters=Filters(user="nobody else")).rows == ()
 
 
-def test_what_there_is_not_is_an_error(home) -> None:
+def test_an_unknown_job_or_resource_type_is_an_error(home) -> None:
     with pytest.raises(ResourceError, match="job nope not found"):
         resources.get(home, "job", "nope")
     with pytest.raises(ResourceError, match="resource type foo not found"):
@@ -51,7 +51,7 @@ def test_a_malformed_label_is_refused(home, value: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "wsjob-x/../../x", "' OR 1=1 --"])
-def test_a_job_s_name_is_never_a_path_or_a_query(home, tmp_path, name: str) -> None:
+def test_a_job_name_is_never_used_as_a_path_or_query(home, tmp_path, name: str) -> None:
     jobs.submit(home, "lab", "pipelined")
     with pytest.raises(ResourceError, match="not found"):
         actions.export_log(home, name, tmp_path)

@@ -13,13 +13,13 @@ from cerebras_tensorflow.errors import SettingsError
 
 def test_the_defaults_are_those_of_tf_estimator() -> None:
     config = RunConfig()
-    found = (config.model_dir, config.tf_random_seed, config.save_summary_steps, config.save_checkpoints_secs)
-    assert found == (None, None, 100, 600)
+    defaults = (config.model_dir, config.tf_random_seed, config.save_summary_steps, config.save_checkpoints_secs)
+    assert defaults == (None, None, 100, 600)
     assert (config.save_checkpoints_steps, config.keep_checkpoint_max, config.log_step_count_steps) == (None, 5, 100)
     assert (config.task_type, config.task_id, config.is_chief) == ("worker", 0, True)
 
 
-def test_one_kind_of_interval_turns_the_other_off() -> None:
+def test_setting_one_save_interval_disables_the_other() -> None:
     assert RunConfig(save_checkpoints_steps=7).save_checkpoints_secs is None
     assert RunConfig(save_checkpoints_secs=9).save_checkpoints_steps is None
     assert RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None).save_checkpoints_secs is None

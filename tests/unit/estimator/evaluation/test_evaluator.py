@@ -1,4 +1,4 @@
-"""The tasks of train_and_evaluate that are ours alone: whom it refuses, and a checkpoint that goes while it is read."""
+"""train_and_evaluate where it differs from tf.estimator: refused tasks, and a checkpoint removed while it is read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def plain(model_dir: Path) -> Estimator:
 
 
 @pytest.mark.parametrize("task", ["worker", "ps"])
-def test_tasks_that_have_no_work_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
+def test_worker_and_ps_tasks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     as_task(monkeypatch, task)
     with pytest.raises(ValueError, match=rf"task '{task}', but one process trains here.* Start the chief alone"):
         train_and_evaluate(plain(tmp_path), TrainSpec(input_fn(), 2), EvalSpec(input_fn(epochs=1)))
 
 
-def test_a_chief_says_that_it_trains_alone(
+def test_a_chief_logs_that_other_tasks_have_nothing_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     as_task(monkeypatch, "chief")
@@ -42,7 +42,7 @@ def test_a_chief_says_that_it_trains_alone(
     assert "have nothing to do: {'worker': 1, 'ps': 1}" in caplog.text
 
 
-def test_input_workers_of_a_cs_config_divide_nothing(
+def test_a_worker_task_of_a_cerebras_estimator_trains_and_evaluates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     as_task(monkeypatch, "worker")
@@ -52,7 +52,7 @@ def test_input_workers_of_a_cs_config_divide_nothing(
     assert result[0]["global_step"] == 2
 
 
-def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
+def test_a_checkpoint_removed_during_its_evaluation_is_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = plain(tmp_path).train(input_fn(), max_steps=2)
@@ -70,7 +70,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_passed_over(
     assert "keep_checkpoint_max" in caplog.text
 
 
-def test_another_error_is_the_callers(tmp_path: Path) -> None:
+def test_other_errors_of_an_evaluation_reach_the_caller(tmp_path: Path) -> None:
     def broken() -> Any:
         raise RuntimeError("no data")
 

@@ -20,12 +20,12 @@ def trained(mode: str, tmp_path: Path) -> Path:
 
 def test_each_sample_is_a_dict_in_the_order_of_the_input(trained: Path) -> None:
     run = estimator(trained)
-    found = list(run.predict(input_fn(epochs=1)))
+    samples = list(run.predict(input_fn(epochs=1)))
     w, out = run.get_variable_value("w"), run.get_variable_value("out")
     expected = np.tanh(arrays()[0] @ w) @ out
-    assert len(found) == SAMPLES and set(found[0]) == {"y", "double"}
-    np.testing.assert_allclose([sample["y"] for sample in found], expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(found[5]["double"], 2 * found[5]["y"])
+    assert len(samples) == SAMPLES and set(samples[0]) == {"y", "double"}
+    np.testing.assert_allclose([sample["y"] for sample in samples], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(samples[5]["double"], 2 * samples[5]["y"])
 
 
 def test_predict_keys_choose(trained: Path) -> None:
@@ -42,7 +42,7 @@ def test_num_samples_limits_an_endless_input(num_samples: int, trained: Path) ->
     assert len(list(estimator(trained).predict(input_fn(), num_samples=num_samples))) == num_samples
 
 
-def test_whole_batches(trained: Path) -> None:
+def test_predictions_may_be_whole_batches(trained: Path) -> None:
     batches = list(estimator(trained).predict(input_fn(epochs=1), yield_single_examples=False))
     assert [batch["y"].shape for batch in batches] == [(BATCH, 1)] * (SAMPLES // BATCH)
 
@@ -55,8 +55,8 @@ def test_num_samples_limits_whole_batches_too(trained: Path) -> None:
 
 def test_a_tensor_of_predictions_gives_arrays(trained: Path) -> None:
     run = estimator(trained, {"spec": lambda mode, y, labels: {"predictions": y}})
-    found = list(run.predict(input_fn(epochs=1)))
-    assert len(found) == SAMPLES and found[0].shape == (1,)
+    samples = list(run.predict(input_fn(epochs=1)))
+    assert len(samples) == SAMPLES and samples[0].shape == (1,)
     with pytest.raises(ValueError, match="not valid in case of non-dict predictions"):
         next(run.predict(input_fn(), predict_keys=["y"]))
 

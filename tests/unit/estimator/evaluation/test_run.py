@@ -54,8 +54,8 @@ def test_eval_metric_ops_and_host_call_agree_in_both_modes(tmp_path: Path, monke
     for mode in ("pipelined", "weight_streaming"):
         monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", mode)
         for spec in (on_device, on_host):
-            found = estimator(tmp_path, {"spec": spec}).evaluate(input_fn(epochs=1))
-            results.append({key: float(value) for key, value in found.items()})
+            metrics_of_run = estimator(tmp_path, {"spec": spec}).evaluate(input_fn(epochs=1))
+            results.append({key: float(value) for key, value in metrics_of_run.items()})
     assert set(results[0]) == {"loss", "error", "highest", "global_step"}
     assert results[0]["error"] > 0
     assert all(result == results[0] for result in results[1:])
@@ -76,7 +76,7 @@ def test_a_keras_metric_is_a_metric(mode: str, tmp_path: Path) -> None:
     assert results["squared"] == pytest.approx(results["loss"], rel=1e-5)
 
 
-def test_an_input_without_a_batch_is_an_error_that_says_so(mode: str, tmp_path: Path) -> None:
+def test_an_input_without_a_batch_is_an_error(mode: str, tmp_path: Path) -> None:
     estimator(tmp_path).train(input_fn(), steps=1)
     with pytest.raises(ValueError, match="the input has no batch"):
         estimator(tmp_path).evaluate(input_fn(samples=BATCH - 1, epochs=1))
@@ -109,12 +109,12 @@ def test_a_named_evaluation_writes_its_own_events(mode: str, tmp_path: Path) -> 
     run = estimator(tmp_path).train(input_fn(), steps=1)
     results = run.evaluate(input_fn(), steps=1, name="small")
     (events,) = (tmp_path / "eval_small").glob("events.out.tfevents.*")
-    found = {
+    summaries = {
         value.tag: value.simple_value
         for event in v1.train.summary_iterator(str(events))
         for value in event.summary.value
     }
-    assert found["loss"] == pytest.approx(float(results["loss"]))
+    assert summaries["loss"] == pytest.approx(float(results["loss"]))
 
 
 def test_hooks_and_evaluation_hooks_see_every_batch(mode: str, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_lookup_table_of_the_model_is_initialized(mode: str, tmp_path: Path) -
     assert estimator(tmp_path, {"spec": spec}).evaluate(input_fn(), steps=1)["found"] == 5.0
 
 
-def test_a_train_op_is_no_part_of_an_evaluation(mode: str, tmp_path: Path) -> None:
+def test_an_evaluation_does_not_run_the_train_op(mode: str, tmp_path: Path) -> None:
     def trains_always(mode: str, y: Any, labels: Any) -> Any:
         if mode == "train":
             return {}

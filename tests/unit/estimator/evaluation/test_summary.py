@@ -27,15 +27,19 @@ def test_numbers_arrays_and_serialized_summaries_are_written(tmp_path: Path) -> 
         "table": np.array([[1, 2], [3, 4]]), "picture": image.SerializeToString(),
     }  # fmt: skip
     write_evaluation(str(tmp_path), results, "/there/model.ckpt-2")
-    found = written(tmp_path)
-    assert set(found) == {"loss", "count", "table", "picture/0", "checkpoint_path"}
-    assert (found["loss"].simple_value, found["count"].simple_value, found["picture/0"].simple_value) == (1.5, 7.0, 3.0)
-    np.testing.assert_array_equal(tf.make_ndarray(found["table"].tensor), results["table"])
-    assert tf.make_ndarray(found["checkpoint_path"].tensor).item() == b"/there/model.ckpt-2"
-    assert found["checkpoint_path"].metadata.plugin_data.plugin_name == "text"
+    values = written(tmp_path)
+    assert set(values) == {"loss", "count", "table", "picture/0", "checkpoint_path"}
+    assert (values["loss"].simple_value, values["count"].simple_value, values["picture/0"].simple_value) == (
+        1.5,
+        7.0,
+        3.0,
+    )
+    np.testing.assert_array_equal(tf.make_ndarray(values["table"].tensor), results["table"])
+    assert tf.make_ndarray(values["checkpoint_path"].tensor).item() == b"/there/model.ckpt-2"
+    assert values["checkpoint_path"].metadata.plugin_data.plugin_name == "text"
 
 
-def test_other_values_are_told_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_values_are_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         write_evaluation(str(tmp_path), {"words": np.array(["a"]), "text": b"\xff", "global_step": 1}, None)
     assert written(tmp_path) == {}
@@ -43,7 +47,7 @@ def test_other_values_are_told_and_left_out(tmp_path: Path, caplog: pytest.LogCa
     assert "Skipping summary for text" in caplog.text
 
 
-def test_an_evaluation_tells_its_checkpoint(mode: str, tmp_path: Path) -> None:
+def test_the_event_file_names_the_checkpoint(mode: str, tmp_path: Path) -> None:
     run = estimator(tmp_path).train(input_fn(), steps=1)
     run.evaluate(input_fn(), steps=1)
     path = tf.make_ndarray(written(tmp_path / "eval")["checkpoint_path"].tensor).item().decode()

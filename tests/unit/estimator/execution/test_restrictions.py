@@ -1,4 +1,4 @@
-"""What a run on a CS system refuses, with the original's texts; nothing of it holds on the CPU."""
+"""Runs on a CS system refuse some settings with the published texts; runs on the CPU accept them."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_replicas_train_in_pipelined_mode_only(
 
 
 @pytest.mark.parametrize("text", ['{"targetNumReplicas": -1}', '{"target_num_replicas": -1}'])
-def test_the_appliance_asks_for_replicas_in_its_debug_args(text: str) -> None:
+def test_debug_args_of_the_appliance_can_request_replicas(text: str) -> None:
     debug_args = messages.DebugArgs()
     debug_args.debug_crd.pipeline_options.full_config = text
     asking = run_settings(CSRunConfig(cs_config=SimpleNamespace(debug_args=debug_args)))
     silent = run_settings(CSRunConfig(cs_config=SimpleNamespace(debug_args=messages.DebugArgs())))
     assert restrictions.wants_replicas(asking, "pipelined")
-    assert not restrictions.wants_replicas(asking, "weight_streaming")  # which has no pipeline to give options for
+    assert not restrictions.wants_replicas(asking, "weight_streaming")  # weight streaming has no pipeline options
     assert not restrictions.wants_replicas(silent, "pipelined")
 
 
@@ -82,7 +82,7 @@ def test_a_pipelined_checkpoint_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     restrictions.check_training(big_model(), (), True, "pipelined")
 
 
-def test_params_that_change_nothing_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_params_without_effect_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     params = {"runconfig": {"use_cs_grad_accum": True}, "model": {"precision_opt_level": 1}}
     with caplog.at_level(logging.INFO):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What an input_fn may return and take, and how its batches, end and errors reach the step."""
+"""Arguments and results of an input_fn, and how its batches, end and errors reach the step."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_tuple_of_three_is_refused_with_its_length() -> None:
         InputPipeline(lambda: (tf.constant(1), tf.constant(2), tf.constant(3)), None, "train", SETTINGS)
 
 
-def test_an_error_in_input_fn_surfaces_as_it_is() -> None:
+def test_an_error_in_input_fn_reaches_the_caller_unchanged() -> None:
     def input_fn() -> Any:
         raise FileNotFoundError("no such corpus")
 
@@ -127,7 +127,7 @@ def test_an_error_in_input_fn_surfaces_as_it_is() -> None:
         InputPipeline(input_fn, None, "train", SETTINGS)
 
 
-def test_an_error_while_reading_surfaces_in_every_later_call() -> None:
+def test_an_error_while_reading_is_raised_by_every_later_call() -> None:
     def generate() -> Any:
         yield np.float32(1)
         raise RuntimeError("row 17 is broken")
@@ -184,12 +184,12 @@ def test_closing_without_reading_ends_the_reading_thread() -> None:
     assert pipeline._thread is not None and not pipeline._thread.is_alive()
 
 
-def test_a_dataset_is_not_tuned_unless_its_options_ask_for_it() -> None:
+def test_autotune_is_off_unless_the_dataset_enables_it() -> None:
     asked = tf.data.Options()
     asked.autotune.enabled = True
     assert untuned(pairs()).options().autotune.enabled is False
     assert untuned(pairs().with_options(asked)).options().autotune.enabled is True
-    with tf.Graph().as_default():  # where TensorFlow warns of asking
+    with tf.Graph().as_default():  # reading the options in a graph makes TensorFlow warn
         dataset = pairs().with_options(asked)
         assert untuned(dataset) is dataset and untuned(pairs()) is not dataset
 
@@ -199,7 +199,7 @@ def test_first_dim_skips_scalars() -> None:
     assert first_dim({"a": np.float32(1)}) == 1
 
 
-def test_an_input_fn_finds_itself_the_only_worker_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf_config_describes_one_worker_while_input_fn_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     seen: list[Any] = []
 
@@ -213,7 +213,7 @@ def test_an_input_fn_finds_itself_the_only_worker_of_a_cluster(tmp_path: Path, m
     assert "TF_CONFIG" not in os.environ
 
 
-def test_a_tf_config_that_is_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_tf_config_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})
     monkeypatch.setenv("TF_CONFIG", given)
 

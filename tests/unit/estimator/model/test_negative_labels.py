@@ -44,7 +44,7 @@ def test_other_labels_keep_every_bit(dtype: Any, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("whole_gradient", [False, True])
-def test_negative_labels_give_nothing(whole_gradient: bool) -> None:
+def test_negative_labels_give_no_loss_and_no_gradient(whole_gradient: bool) -> None:
     ours = results([0, -1, 2, -1, 4, 0], np.float32, tf.int32, True, whole_gradient)
     original = results([0, 0, 2, 0, 4, 0], np.float32, tf.int32, False, whole_gradient)
     kept = np.array([True, False, True, False, True, True])
@@ -93,6 +93,6 @@ def test_training_equals_training_without_the_row(tmp_path: Path, monkeypatch: p
     assert with_row.evaluate(batches(-1), steps=1)["loss"] == without.evaluate(alone, steps=1)["loss"]
 
 
-def test_tf_estimator_leaves_them_to_the_op(tmp_path: Path) -> None:
+def test_tf_estimator_refuses_negative_labels(tmp_path: Path) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="outside the valid range"):
         Estimator(model_fn, str(tmp_path)).train(batches(-1), max_steps=1)

@@ -1,4 +1,4 @@
-"""What model_fn's Scaffold chooses, in both modes: the Saver, the first values, the summaries."""
+"""The Scaffold of a model_fn sets the Saver, the initial values and the summaries, in both modes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_saver_chooses_names_and_variables_of_checkpoints(mode: str, tmp_path:
     again = made(tmp_path, scaffold)
     before = outputs(run)
     assert np.array_equal(outputs(again), before)
-    again.train(tiny.input_fn(), max_steps=3)  # moments of Adam start anew
+    again.train(tiny.input_fn(), max_steps=3)  # the moments of Adam are not in the checkpoint and start at zero
     assert again.get_variable_value("global_step") == 3
 
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_objects_is_saved_and_restored(mode: str, tmp_path: Path
     assert np.allclose(outputs(made(tmp_path, scaffold)), np.tanh(tiny.arrays()[0] @ w) @ out, atol=1e-5)
 
 
-def test_init_fn_and_init_op_set_the_first_values_which_are_saved(mode: str, tmp_path: Path) -> None:
+def test_values_of_init_fn_and_init_op_are_in_the_first_checkpoint(mode: str, tmp_path: Path) -> None:
     def scaffold(mode: str) -> Any:
         if mode != "train":
             return None
@@ -106,7 +106,7 @@ def test_init_fn_and_init_op_set_the_first_values_which_are_saved(mode: str, tmp
     assert np.allclose(run.get_variable_value("w"), 3, atol=0.02)
 
 
-def test_a_local_init_op_takes_the_place_of_ours(mode: str, tmp_path: Path) -> None:
+def test_a_local_init_op_replaces_the_default(mode: str, tmp_path: Path) -> None:
     seen: list[Any] = []
 
     class Looks(v1.train.SessionRunHook):
@@ -121,13 +121,13 @@ def test_a_local_init_op_takes_the_place_of_ours(mode: str, tmp_path: Path) -> N
     assert seen == [9]
 
 
-def test_a_ready_op_that_names_a_variable_ends_the_run(mode: str, tmp_path: Path) -> None:
+def test_a_ready_op_that_reports_a_variable_stops_the_run(mode: str, tmp_path: Path) -> None:
     run = made(tmp_path, lambda mode: v1.train.Scaffold(ready_op=tf.constant(["w"])))
     with pytest.raises(RuntimeError, match=r"Init operations did not make model ready.*not initialized: w"):
         run.train(tiny.input_fn(), steps=1)
 
 
-def test_a_summary_op_is_what_is_written(mode: str, tmp_path: Path) -> None:
+def test_only_the_summary_op_of_the_scaffold_is_written(mode: str, tmp_path: Path) -> None:
     def scaffold(mode: str) -> Any:
         with tf.Graph().as_default():
             pass

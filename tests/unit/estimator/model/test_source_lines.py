@@ -1,4 +1,4 @@
-"""What cannot be streamed is named with the line of the model that is to blame."""
+"""Warnings about variables that cannot be streamed name the line of the model that causes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERE = Path(__file__)
 
 
 def place_in(text: str) -> tuple[str, str]:
-    """The file that a message names, and the line of it."""
+    """The file that a message names, and the text of the named line."""
     match = re.search(r"\(made at (.+):(\d+)\)", text)
     assert match, text
     path = Path(match[1])
@@ -42,12 +42,12 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     return CSEstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def test_a_variable_that_cannot_be_streamed_stays_with_a_warning_that_names_op_reason_and_line(
+def test_a_variable_that_cannot_be_streamed_gets_a_warning_with_op_reason_and_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
     config = CSRunConfig(cs_config=CSConfig(min_stream_bytes=1), save_summary_steps=None, log_step_count_steps=None)
-    for steps in (1, 2):  # the second finds the Program in the cache, and is as much of a surprise
+    for steps in (1, 2):  # the second run loads the Program from the cache and must warn too
         caplog.clear()
         CerebrasEstimator(model_fn, str(tmp_path), config=config, params={}).train(input_fn(), max_steps=steps)
         (record,) = [r for r in caplog.records if r.getMessage().startswith("w stays in memory (64 B): ")]
@@ -58,7 +58,7 @@ def test_a_variable_that_cannot_be_streamed_stays_with_a_warning_that_names_op_r
     assert "out stays in memory" not in caplog.text
 
 
-def test_a_line_is_outside_of_tensorflow_keras_and_this_package() -> None:
+def test_source_lines_skip_tensorflow_keras_and_this_package() -> None:
     with tf.Graph().as_default():
         text = source_line(tf_keras.layers.Dense(4)(tf.ones([2, 3])).op)
     assert text is not None
@@ -67,7 +67,7 @@ def test_a_line_is_outside_of_tensorflow_keras_and_this_package() -> None:
     assert "tf_keras.layers.Dense" in HERE.read_text().splitlines()[int(line) - 1]
 
 
-def test_a_file_below_the_working_folder_is_named_as_seen_from_there(
+def test_a_file_below_the_working_folder_is_named_by_its_relative_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.py").write_text("import tensorflow as tf\n\ndef build():\n    return tf.constant(1).op\n")
@@ -80,7 +80,7 @@ def test_a_file_below_the_working_folder_is_named_as_seen_from_there(
     assert source_line(operation) == "model.py:4"
 
 
-def test_a_note_about_no_op_of_the_model_gets_the_line_of_its_variable_or_none() -> None:
+def test_a_note_without_an_op_gets_the_line_of_its_variable_if_known() -> None:
     with tf.Graph().as_default() as graph:
         v1.get_variable("w", [4], use_resource=True)
     note = Note("w", 16, "its uses and its update need each other")

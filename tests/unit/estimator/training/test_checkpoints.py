@@ -1,4 +1,4 @@
-"""How a run saves: the format, what reads it afterwards, and that training goes on while a checkpoint is written."""
+"""How a run saves: the format, the readers, and that training continues while a checkpoint is written."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_unknown_format_is_refused() -> None:
         CSRunConfig(checkpoint_format="hdf5")
 
 
-def test_either_mode_goes_on_from_either_format_and_both_kinds_of_reader_follow(
+def test_both_modes_resume_from_both_formats_and_all_readers_find_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def from_start_of(step: int) -> Any:
@@ -102,7 +102,7 @@ def test_a_run_starts_from_hdf5_from_converted_files_and_from_a_path(mode: str, 
 
 
 class _Gate(TensorWriter):
-    """Writes when it is let."""
+    """A writer that waits until the gate is open."""
 
     opened = threading.Event()
 
@@ -126,7 +126,7 @@ class _Gate(TensorWriter):
 
 
 class _OpenAt(v1.train.SessionRunHook):
-    """Lets the writer write once some steps have been taken."""
+    """Opens the gate of the writer after some steps."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
@@ -139,7 +139,7 @@ class _OpenAt(v1.train.SessionRunHook):
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Checkpoints after the first can be written only when the hook says so."""
+    """Checkpoints after the first are written only after _OpenAt opens the gate."""
     _Gate.opened = threading.Event()
     monkeypatch.setattr(
         checkpoints, "open_writer", lambda path: open_writer(path) if "-0" in str(path) else _Gate(path)
@@ -150,7 +150,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("store", ["memory", "file"])
 @pytest.mark.usefixtures("gate")
-def test_training_goes_on_while_a_checkpoint_is_written_which_holds_the_values_of_its_step(
+def test_training_continues_while_a_checkpoint_of_an_earlier_step_is_written(
     mode: str, store: str, tmp_path: Path
 ) -> None:
     if mode == PIPELINED and store == "file":
@@ -173,7 +173,7 @@ def test_an_error_of_the_writer_stops_the_training_and_names_the_file(mode: str,
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_where_copies_do_not_fit_into_memory_training_waits_for_the_write(
+def test_training_waits_for_the_write_if_copies_do_not_fit_into_memory(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(checkpoints, "free_memory_bytes", lambda: 1000)
@@ -183,13 +183,13 @@ def test_where_copies_do_not_fit_into_memory_training_waits_for_the_write(
     assert int(run.get_variable_value("global_step")) == 3
 
 
-def test_a_second_run_that_saves_into_a_model_dir_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_second_run_that_saves_into_the_same_model_dir_is_refused(tmp_path: Path) -> None:
     with FolderLock(str(tmp_path)), pytest.raises(CheckpointError, match=r"process \d+ is saving checkpoints there"):
         estimator(tmp_path).train(input_fn(), max_steps=1)
     assert checkpoints_newest_first(tmp_path) == []
 
 
-def test_listeners_find_the_checkpoint_when_they_are_told_of_it(mode: str, tmp_path: Path) -> None:
+def test_after_save_runs_once_the_checkpoint_is_the_latest(mode: str, tmp_path: Path) -> None:
     seen = []
 
     class Listener(v1.train.CheckpointSaverListener):
@@ -200,8 +200,8 @@ def test_listeners_find_the_checkpoint_when_they_are_told_of_it(mode: str, tmp_p
     assert [(step, (path or "").rpartition("-")[2]) for step, path in seen] == [(0, "0"), (1, "1"), (2, "2")]
 
 
-def test_a_flipped_bit_leads_back_to_the_checkpoint_before_everywhere(mode: str, tmp_path: Path) -> None:
-    """Also whoever asks before training, to set the input to the step, gets the one that training starts from."""
+def test_a_flipped_bit_makes_all_calls_use_the_checkpoint_before(mode: str, tmp_path: Path) -> None:
+    """latest_checkpoint() before training names the checkpoint from which training starts; scripts skip input by it."""
     estimator(tmp_path, save_checkpoints_steps=2).train(input_fn(), max_steps=4)
     newest = checkpoints_newest_first(tmp_path)[0]
     data = Path(f"{newest}.data-00000-of-00001")
@@ -215,7 +215,7 @@ def test_a_flipped_bit_leads_back_to_the_checkpoint_before_everywhere(mode: str,
     assert int(run.get_variable_value("global_step")) == 3
 
 
-def test_the_values_saved_are_numpys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_values_keep_dtype_and_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", STREAMING)
     run = estimator(tmp_path, checkpoint_format="h5").train(input_fn(), max_steps=1)
     with tf_h5_saver.H5Checkpoint(run.latest_checkpoint() or "") as checkpoint:
@@ -223,12 +223,12 @@ def test_the_values_saved_are_numpys_own(tmp_path: Path, monkeypatch: pytest.Mon
         assert checkpoint.verify() > 0
 
 
-def test_runs_save_by_time_and_keep_some_of_the_past(tmp_path: Path) -> None:
+def test_keep_checkpoint_every_n_hours_keeps_older_checkpoints(tmp_path: Path) -> None:
     def kept(name: str, **settings: Any) -> list[int]:
         config = {"save_checkpoints_secs": 1e-6, "checkpoint_format": "h5", "keep_checkpoint_max": 2, **settings}
         estimator(tmp_path / name, **config).train(input_fn(), max_steps=4)
-        found = CheckpointReader.all_checkpoints(tmp_path / name)
-        return sorted(int(Path(path).stem.rpartition("-")[2]) for path in found)
+        paths = CheckpointReader.all_checkpoints(tmp_path / name)
+        return sorted(int(Path(path).stem.rpartition("-")[2]) for path in paths)
 
     assert kept("newest") == [3, 4]
     assert kept("some", keep_checkpoint_every_n_hours=1e-12) == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""The graph beside the checkpoints: what TensorFlow's readers make of it, and when it goes."""
+"""Graph files beside the checkpoints: TensorFlow can import them, and they are removed with their checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_graph_can_be_imported_and_trained_on(tmp_path: Path) -> None:
     assert not np.array_equal(before, after)
 
 
-def test_the_text_is_the_graph(tmp_path: Path) -> None:
+def test_graph_pbtxt_equals_the_graph_of_the_meta_file(tmp_path: Path) -> None:
     Estimator(model_fn, str(tmp_path)).train(input_fn(), max_steps=1)
     read = text_format.Parse((tmp_path / "graph.pbtxt").read_text(encoding="utf-8"), v1.GraphDef())
     meta = v1.MetaGraphDef.FromString((tmp_path / "model.ckpt-1.meta").read_bytes())
@@ -45,7 +45,7 @@ def test_the_text_is_the_graph(tmp_path: Path) -> None:
     assert read == meta.graph_def
 
 
-def test_a_graph_goes_with_its_checkpoint(tmp_path: Path) -> None:
+def test_a_meta_file_is_removed_with_its_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.ckpt-9.meta").write_bytes(b"of a run that died")
     run = Estimator(model_fn, str(tmp_path), RunConfig(save_checkpoints_steps=1, keep_checkpoint_max=1))
     run.train(input_fn(), max_steps=3)
@@ -59,12 +59,12 @@ def test_a_graph_goes_with_its_checkpoint(tmp_path: Path) -> None:
         ({"checkpoint_format": "h5"}, ["graph.pbtxt", "model.ckpt-0.h5", "model.ckpt-1.h5"]),
     ],
 )
-def test_settings_leave_files_out(tmp_path: Path, settings: dict[str, Any], expected: list[str]) -> None:
+def test_settings_disable_graph_files(tmp_path: Path, settings: dict[str, Any], expected: list[str]) -> None:
     Estimator(model_fn, str(tmp_path), RunConfig(**settings)).train(input_fn(), max_steps=1)
     assert endings(tmp_path) == expected
 
 
-def test_weight_streaming_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_streaming_writes_no_graph_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
     estimator(tmp_path).train(input_fn(), max_steps=1)
     assert endings(tmp_path) == ["model-ckpt-0.index", "model-ckpt-1.index"]
@@ -83,7 +83,7 @@ def test_the_event_file_has_the_graph_and_the_saves(tmp_path: Path) -> None:
     assert saves == [f"{tmp_path}/model.ckpt-{step}" for step in (0, 1)]
 
 
-def test_a_graph_beyond_what_a_file_takes_is_left_out(
+def test_a_graph_above_2_gb_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def too_large(**settings: Any) -> Any:

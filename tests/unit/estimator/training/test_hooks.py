@@ -1,4 +1,4 @@
-"""TensorFlow's own hooks and saving listeners see a run as they would one of a MonitoredTrainingSession."""
+"""TensorFlow's hooks and saving listeners get the same calls as in a MonitoredTrainingSession."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 
 
 class Listener(v1.train.CheckpointSaverListener):
-    """Writes down what it is told, and looks at the session."""
+    """Records its calls, and checks the step in the session."""
 
     def __init__(self, stops_at: int | None = None) -> None:
         self.events: list[tuple[str, int]] = []
@@ -56,7 +56,7 @@ def test_a_logging_tensor_hook_logs(mode: str, tmp_path: Path, caplog: pytest.Lo
     assert sum(line.startswith("mean_of_y = ") for line in lines) == 1
 
 
-def test_listeners_are_told_of_each_save(mode: str, tmp_path: Path) -> None:
+def test_listeners_are_called_for_each_save(mode: str, tmp_path: Path) -> None:
     listener = Listener()
     estimator = tiny.estimator(tmp_path, save_checkpoints_steps=2)
     estimator.train(tiny.input_fn(), steps=3, saving_listeners=[listener])

@@ -1,4 +1,4 @@
-"""Initial values are the same bits whether they are made in the session or read out one after the other."""
+"""Initial values have the same bits whether they are made in the session or one after the other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def session_of(made: Model) -> ProgramSession:
 
 
 @pytest.mark.parametrize("params", [{}, {"reads": True}], ids=["independent", "one reads another"])
-def test_values_made_in_the_session_are_those_of_the_initializers(params: dict[str, Any]) -> None:
+def test_values_made_in_the_session_equal_those_of_the_initializers(params: dict[str, Any]) -> None:
     made = model(params)
     session = session_of(made)
     initialize(session, made, None)
@@ -82,7 +82,7 @@ def large_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     return CSEstimatorSpec(mode, loss=loss, train_op=v1.assign_add(v1.train.get_global_step(), 1).op)
 
 
-def test_values_made_in_slices_are_those_made_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_made_in_slices_equal_those_made_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cerebras_tensorflow.estimator.training.initialize._SLICE_BYTES", 6000)
     monkeypatch.setattr("secrets.randbits", lambda _: 12345)  # both draw alike without a seed, too
     settings = run_settings(CSRunConfig(tf_random_seed=7))

@@ -1,4 +1,4 @@
-"""Training runs: how far they go, what they keep, what a run on the CS refuses."""
+"""Training runs: number of steps, checkpoints, logs, and what a run on the CS refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_steps_count_from_the_restored_step_and_max_steps_does_not(mode: str, tm
     assert final_step(estimator(tmp_path).train(input_fn(), max_steps=5)) == 5
 
 
-def test_asking_for_no_further_steps_says_so_and_does_not_call_model_fn(
+def test_a_finished_run_logs_that_it_skips_training_and_does_not_call_model_fn(
     mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     estimator(tmp_path).train(input_fn(), max_steps=2)
@@ -53,7 +53,7 @@ def test_asking_for_no_further_steps_says_so_and_does_not_call_model_fn(
     assert "Skipping training since max_steps has already saved" in caplog.text
 
 
-def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(mode: str, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_bits_as_an_unbroken_one(mode: str, tmp_path: Path) -> None:
     def from_start_of(step: int) -> Any:
         return lambda: input_fn()().skip(step)
 
@@ -64,19 +64,19 @@ def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(mode: str, tmp_path
         assert unbroken.get_variable_value(name).tobytes() == resumed.get_variable_value(name).tobytes()
 
 
-def test_checkpoints_come_at_the_start_at_the_interval_and_at_the_end(mode: str, tmp_path: Path) -> None:
+def test_checkpoints_are_saved_at_the_start_the_interval_and_the_end(mode: str, tmp_path: Path) -> None:
     estimator(tmp_path, save_checkpoints_steps=2, keep_checkpoint_max=None).train(input_fn(), max_steps=5)
     assert steps_saved(tmp_path) == [0, 2, 4, 5]
     name = "model-ckpt-5" if mode == "weight_streaming" else "model.ckpt-5"
     assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / name)
 
 
-def test_old_checkpoints_are_retired(mode: str, tmp_path: Path) -> None:
+def test_old_checkpoints_are_deleted(mode: str, tmp_path: Path) -> None:
     estimator(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=2).train(input_fn(), max_steps=5)
     assert steps_saved(tmp_path) == [4, 5]
 
 
-def test_the_end_of_the_input_ends_the_run_which_is_saved(
+def test_the_end_of_the_input_ends_the_run_and_saves_a_checkpoint(
     mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained = estimator(tmp_path).train(input_fn(epochs=1), max_steps=100)
@@ -85,20 +85,20 @@ def test_the_end_of_the_input_ends_the_run_which_is_saved(
     assert f"The input ended at step {steps}, before step 100" in caplog.text
 
 
-def test_performance_json_has_the_seven_fields_and_says_which_are_simulated(mode: str, tmp_path: Path) -> None:
+def test_performance_json_has_the_seven_fields_and_marks_simulated_ones(mode: str, tmp_path: Path) -> None:
     estimator(tmp_path).train(input_fn(), max_steps=3)
-    found = json.loads((tmp_path / "performance" / "performance.json").read_text())
-    assert found.pop("simulated") == ["est_samples_per_sec"]
-    assert set(found) == {
+    report = json.loads((tmp_path / "performance" / "performance.json").read_text())
+    assert report.pop("simulated") == ["est_samples_per_sec"]
+    assert set(report) == {
         "compile_time", "est_samples_per_sec", "programming_time", "samples_per_sec", "suspected_input_bottleneck",
         "total_samples", "total_time",
     }  # fmt: skip
-    assert found["total_samples"] == 3 * BATCH
-    assert found["samples_per_sec"] == pytest.approx(found["total_samples"] / found["total_time"], rel=0.1)
-    assert found["compile_time"] > 0 and found["est_samples_per_sec"] > 0
+    assert report["total_samples"] == 3 * BATCH
+    assert report["samples_per_sec"] == pytest.approx(report["total_samples"] / report["total_time"], rel=0.1)
+    assert report["compile_time"] > 0 and report["est_samples_per_sec"] > 0
 
 
-def test_a_second_run_finds_the_compiled_program(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_run_uses_the_compiled_program(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     estimator(tmp_path).train(input_fn(), max_steps=1)
     assert "Cached compilation found" not in caplog.text
     with caplog.at_level(logging.INFO, "tensorflow"):
@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(m
         ({"max_steps": -1}, "Must specify max_steps > 0, given: -1"),
     ],
 )
-def test_limits_that_make_no_sense_are_refused(limits: dict[str, int], text: str, tmp_path: Path) -> None:
+def test_invalid_step_limits_are_refused(limits: dict[str, int], text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=text):
         estimator(tmp_path).train(input_fn(), **limits)
 
@@ -154,12 +154,12 @@ def test_eval_metric_ops_in_a_training_spec_are_refused_on_the_cs(cs_ip: str, tm
     assert final_step(run.train(input_fn(), steps=1, use_cs=False)) == 1
 
 
-def test_an_address_that_nothing_answers_at_is_refused(mode: str, tmp_path: Path) -> None:
+def test_an_address_without_a_system_is_refused(mode: str, tmp_path: Path) -> None:
     with pytest.raises(SystemNotFoundError, match=r"127\.0\.0\.1:1"):
         estimator(tmp_path, cs_ip="127.0.0.1:1").train(input_fn(), steps=1)
 
 
-def test_a_model_dir_with_other_shapes_is_refused_with_their_names(mode: str, tmp_path: Path) -> None:
+def test_the_error_of_a_checkpoint_without_a_variable_names_it(mode: str, tmp_path: Path) -> None:
     estimator(tmp_path).train(input_fn(), steps=1)
 
     def wider(features: Any, labels: Any, mode: str) -> Any:
