@@ -1,1 +1,1 @@
-"""The Estimator: the only place that knows a whole run."""
+"""The Estimator: trains, evaluates, predicts and exports a model_fn."""

@@ -1,4 +1,4 @@
-"""Estimators with more metrics, and functions of logits called with the arguments that they take."""
+"""add_metrics and call_logit_fn of tf.estimator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _METRIC_ARGUMENTS = {"features", "labels", "predictions", "config"}
 
 
 def add_metrics(estimator: Any, metric_fn: Callable[..., Any]) -> Estimator:
-    """Return an Estimator on the same model_dir whose evaluations have more metrics.
+    """Return an Estimator on the same model_dir that also evaluates the metrics of metric_fn.
 
     Args:
         estimator: The estimator.
         metric_fn: Takes any of features, labels, predictions and config; returns name -> (value, update op), or Keras
-            metrics. Its metrics replace those of the same name.
+            metrics. They replace metrics of the same name.
 
     Raises:
         ValueError: If metric_fn takes another argument.
@@ -37,17 +37,17 @@ def add_metrics(estimator: Any, metric_fn: Callable[..., Any]) -> Estimator:
         given = {"features": features, "labels": labels, "predictions": spec.predictions, "config": config}
         return spec._replace(eval_metric_ops={**spec.eval_metric_ops, **(call_with(metric_fn, given) or {})})
 
-    warm_start = estimator._warm_start  # noqa: SLF001 - the new Estimator stands for the given one
+    warm_start = estimator._warm_start  # noqa: SLF001 - the new Estimator starts from the same weights
     return Estimator(
         model_fn, estimator.model_dir, estimator.config, estimator.params or {}, warm_start_from=warm_start
     )
 
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:
-    """Return what a logit_fn makes of features; it may also take mode, params and config.
+    """Return the logits of a logit_fn, which may also take mode, params and config.
 
     Raises:
-        ValueError: If that is neither a tensor nor a dict of tensors.
+        ValueError: If it returns neither a tensor nor a dict of tensors.
     """
     logits = call_with(logit_fn, {"features": features, "mode": mode, "params": params, "config": config})
     if not isinstance(logits, (dict, tf.Tensor, tf.SparseTensor)):

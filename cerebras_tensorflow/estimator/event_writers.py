@@ -1,7 +1,7 @@
-"""Writers of event files: TensorFlow's shared ones, of which only those used last stay open.
+"""TensorFlow's shared writers of event files; only the most recently used ones stay open.
 
-TensorFlow keeps one writer for each folder, with a thread and an open file, until the process ends. A process that
-trains many models (a search over parameters, a test suite) would run out of both.
+TensorFlow keeps one writer per folder, with a thread and an open file, until the process ends. A process that trains
+many models (a parameter search, a test suite) would run out of threads and files.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import tensorflow as tf
 MOST_OPEN = 16
 
 _lock = threading.Lock()
-_open: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # folder -> writer, second of opening; last used stands last
+_open: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # folder -> (writer, opened at [s]); last used is last
 _closed: dict[str, Any] = {}
 
 
 def event_writer(folder: str) -> Any:
-    """Return the writer of a folder's event files, that of `tf.compat.v1.summary.FileWriterCache`.
+    """Return a folder's writer from `tf.compat.v1.summary.FileWriterCache`.
 
-    Call it for each use, inside a graph (which a new event file gets), and keep no reference: a writer that was not
-    used for long is closed. The next call opens it again, with an event file of its own.
+    Call this for each use and keep no reference, since idle writers are closed. The next call reopens the writer with a
+    new event file. Call it inside a graph: a new event file starts with the current graph.
     """
     writer = tf.compat.v1.summary.FileWriterCache.get(folder)
     now_s = int(time.time())
@@ -39,11 +39,11 @@ def event_writer(folder: str) -> Any:
 
 
 def _close_idle(now_s: int) -> None:
-    """Close the writers that were not used for longest."""
+    """Close the least recently used writers."""
     while len(_open) > MOST_OPEN:
         folder, (writer, opened_s) = next(iter(_open.items()))
         if opened_s == now_s:
-            return  # reopened in the same second, it would get a file of the same name and truncate it
+            return  # if reopened in the same second, it would truncate its own file, which has the same name
         writer.close()
         _closed[folder] = writer
         del _open[folder]

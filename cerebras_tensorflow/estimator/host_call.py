@@ -1,4 +1,4 @@
-"""host_call: metrics that run on the host, in a graph of their own, on tensors that the device computed."""
+"""host_call: metrics that run on the host in a separate graph, on tensors from the device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tensorflow as tf
 
 
 def validate_host_call(host_call: Any) -> None:
-    """Check a host_call's form.
+    """Check the form of a host_call.
 
     Raises:
-        ValueError: With the texts of release 1.7.
+        ValueError: If the form is wrong, with the texts of release 1.7.
     """
     if not isinstance(host_call, Iterable) or len(parts := list(host_call)) not in (2, 3):
         raise ValueError(f"`host_call` must be an iterable with length 2 or 3. Instead received {host_call}")
@@ -25,9 +25,10 @@ def validate_host_call(host_call: Any) -> None:
 
 
 def host_call_to_eval_metric_ops(host_call: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the metrics that a host_call's function makes of its tensors, in the current graph.
+    """Call a host_call's function in the current graph and return its metrics.
 
-    A tuple or list gets the names elem_0, elem_1, ...; what is not a (value, update op) pair is left out.
+    Metrics in a tuple or list get the names elem_0, elem_1, ... Items that are not (value, update op) pairs are left
+    out.
 
     Raises:
         ValueError: If the function returns neither a mapping nor a sequence.
@@ -51,10 +52,10 @@ def host_call_to_eval_metric_ops(host_call: Any) -> dict[str, tuple[Any, Any]]:
 
 
 class HostMetrics:
-    """The metrics of a host_call, fed step by step.
+    """The metrics of a host_call, updated after each step.
 
     Attributes:
-        fetches: Tensors of the device's graph whose values `update` takes, in order.
+        fetches: Tensors of the device's graph; `update` takes their values in this order.
     """
 
     def __init__(self, host_call: Any) -> None:
@@ -76,7 +77,7 @@ class HostMetrics:
             self._session.run([tf.compat.v1.local_variables_initializer(), tf.compat.v1.tables_initializer()])
 
     def update(self, values: list[np.ndarray]) -> None:
-        """Take one step's values."""
+        """Update the metrics with the values of one step."""
         if self._updates:
             self._session.run(self._updates, dict(zip(self._inputs, values, strict=True)))
 

@@ -1,4 +1,4 @@
-"""CSConfig: settings of the cluster and, ours, of the weight store."""
+"""CSConfig: settings of the cluster, and our own settings of the weight store."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ STORES = ("auto", "memory", "servers", "file")
 class CSConfig:
     """Settings of a run on a CS system.
 
-    Fields up to `use_cbfloat16` are the original's (1.6 to 1.8); scripts may set all of them. On the simulated system
-    one machine plays all roles, so they change nothing.
+    Fields up to `use_cbfloat16` are those of the original (1.6 to 1.8). Scripts may set them, but they have no effect:
+    on the simulated system one machine plays all roles.
 
     Attributes:
-        weight_store: "memory", "servers" (the launch's weight servers), "file", or "auto": memory while the weights
-            take less than a quarter of the free one, else servers while they take less than half of theirs, else file.
+        weight_store: "memory", "servers" (the launch's weight servers), "file", or "auto". "auto" chooses memory if the
+            weights fit in a quarter of free memory, else servers if they fit in half of the servers' memory, else file.
         weight_store_dir: Folder of the file store; None: `<model_dir>/weight_store`.
-        stream_window_bytes: Bytes of weights in memory at a time; None: chosen from their sizes, at least 64 MB.
-        memory_budget: Most memory that the process may take, as bytes or as text ("4GB"): what does not fit is spilled
-            to the weight store, and a step that cannot be done within it is refused with the smallest budget that
-            would do. None: no limit.
+        stream_window_bytes: Bytes of streamed weights in memory at a time; None: chosen from their sizes, at least
+            64 MB.
+        memory_budget: Memory limit of the process, in bytes or as text ("4GB"). Values that do not fit are spilled to
+            the weight store. If a step cannot fit, the error names the smallest budget that works. None: no limit.
         min_stream_bytes: Variables smaller than this stay in memory.
-        use_xla: Compile clusters of ops with XLA. Pipelined only; the results then differ from weight streaming's in
-            the last bits.
+        use_xla: Compile clusters of ops with XLA, in pipelined mode only. The last bits of the results then differ from
+            those of weight streaming.
 
     Raises:
-        SettingsError: If a value of ours is out of range.
+        SettingsError: If one of our own settings is out of range.
     """
 
     num_csx: int | None = 1

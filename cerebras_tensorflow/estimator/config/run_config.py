@@ -1,4 +1,4 @@
-"""RunConfig and CSRunConfig: how a run saves, logs and seeds, and which system it runs on."""
+"""RunConfig and CSRunConfig: seed, checkpoints and logs of a run, and the system that it uses."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ class RunConfig:
         model_dir: Folder of checkpoints and event files.
         tf_random_seed: Seed of the model's graph.
         save_summary_steps: Steps between summaries; None or 0: no summaries.
-        save_checkpoints_steps, save_checkpoints_secs: When to save; at most one of them. Both None: never; a
-            CerebrasEstimator then saves the first and the last step. Default: every 600 seconds.
+        save_checkpoints_steps, save_checkpoints_secs: Interval between checkpoints; set at most one. Default: every 600
+            seconds. Both None: never, but a CerebrasEstimator saves the first and the last step.
         session_config: tf.compat.v1.ConfigProto of the session.
-        keep_checkpoint_max: Newest checkpoints to keep; 0 or None: all.
-        keep_checkpoint_every_n_hours: Of those that would go, one each so many hours stays.
+        keep_checkpoint_max: Number of newest checkpoints to keep; 0 or None: all.
+        keep_checkpoint_every_n_hours: Of the older checkpoints, one per this many hours is kept.
         log_step_count_steps: Steps between log lines; None: no lines.
-        **others: Accepted and kept: train_distribute, eval_distribute, device_fn, protocol,
-            experimental_distribute, experimental_max_worker_delay_secs, session_creation_timeout_secs,
-            checkpoint_save_graph_def.
-        checkpoint_format: Ours: "tensorflow", "h5", or "auto": HDF5 for weight streaming through the appliance's
-            interface outside csrun, where scripts read with CheckpointReader; else TensorFlow's, as tf.train reads it.
+        **others: Also accepted; only checkpoint_save_graph_def has an effect: train_distribute, eval_distribute,
+            device_fn, protocol, experimental_distribute, experimental_max_worker_delay_secs,
+            session_creation_timeout_secs, checkpoint_save_graph_def.
+        checkpoint_format: Our own setting: "tensorflow", "h5" or "auto". "auto" chooses HDF5 for weight streaming
+            through the appliance's interface outside csrun, since such scripts read with CheckpointReader. Otherwise it
+            chooses TensorFlow's format, which tf.train reads.
 
     Raises:
-        ValueError: If a value is out of range, both kinds of save interval are given, or TF_CONFIG has a cluster
-            without exactly one chief or without this task, or another model_dir (RunConfig only).
-        TypeError: If a setting is unknown, or TF_CONFIG's service is no dict.
+        ValueError: If a value is out of range or both save intervals are given. RunConfig only: if the cluster of
+            TF_CONFIG lacks this task or does not have exactly one chief, or TF_CONFIG names another model_dir.
+        TypeError: If a setting is unknown, or the service of TF_CONFIG is not a dict.
     """
 
     _checks_cluster = True
@@ -153,24 +154,24 @@ class RunConfig:
 
     @property
     def num_ps_replicas(self) -> int:
-        """Parameter servers in TF_CONFIG; an evaluator is not in the cluster."""
+        """Number of parameter servers in TF_CONFIG; 0 for an evaluator, which is not in the cluster."""
         return len(self._cluster.get("ps", ())) if self._task_type != EVALUATOR else 0
 
     @property
     def num_worker_replicas(self) -> int:
-        """Workers in TF_CONFIG, the chief among them; 1 without a cluster."""
+        """Number of workers in TF_CONFIG, including the chief; 1 without a cluster."""
         if self._task_type == EVALUATOR:
             return 0
         return sum(len(self._cluster.get(name, ())) for name in _WORKERS) or 1
 
     @property
     def service(self) -> Any:
-        """What TF_CONFIG says of the platform."""
+        """The platform's settings in TF_CONFIG."""
         return self._service
 
     @property
     def global_id_in_cluster(self) -> int | None:
-        """Index of this task among all: the chief, workers, parameter servers. None of an evaluator."""
+        """Index of this task in the order chief, workers, parameter servers; None for an evaluator."""
         if self._task_type == EVALUATOR:
             return None
         order = ("chief", "master", "worker", "ps")
@@ -181,7 +182,7 @@ class RunConfig:
         """Return a copy with other values.
 
         Raises:
-            ValueError: If a setting is unknown or out of range, or both kinds of save interval are given.
+            ValueError: If a setting is unknown or out of range, or both save intervals are given.
         """
         _check_ranges(changes)
         if changes.get("save_checkpoints_steps") is not None and changes.get("save_checkpoints_secs") is not None:
@@ -249,7 +250,7 @@ def _model_dir_of(tf_config: Mapping[str, Any], model_dir: str | None) -> str | 
     """Return the model_dir of the argument or of TF_CONFIG.
 
     Raises:
-        ValueError: If TF_CONFIG's is empty, or they differ.
+        ValueError: If the model_dir of TF_CONFIG is empty, or differs from the argument.
     """
     given = tf_config.get("model_dir")
     if given == "":
@@ -266,7 +267,7 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
     """Check TF_CONFIG as tf.estimator does.
 
     Raises:
-        ValueError: If its cluster has no chief or several, or the task is not of it.
+        ValueError: If the cluster does not have exactly one chief, or lacks this task.
     """
     if not cluster:
         if task.get("type", "worker") != "worker":
@@ -306,15 +307,15 @@ class CSRunConfig(RunConfig):
     """A RunConfig that names the CS system.
 
     Args:
-        cs_ip: Address of the system, with or without port. None: the CPU of this machine (pipelined), or the embedded
-            simulated system (weight streaming).
-        system_name: Accepted and kept.
+        cs_ip: Address of the system, with or without port. None: this machine's CPU in pipelined mode, or the embedded
+            simulated system in weight streaming.
+        system_name: Stored without effect.
         cs_config: CSConfig, or any object with its fields.
-        stack_params: Settings of the original's compiler; kept, not used.
-        **kwargs: As RunConfig, but the seed, which is 1 unless given.
+        stack_params: Settings for the original's compiler. We read only the number of replicas.
+        **kwargs: As RunConfig; the default of tf_random_seed is 1.
     """
 
-    _checks_cluster = False  # in an input worker TF_CONFIG names the workers alone
+    _checks_cluster = False  # the TF_CONFIG of an input worker lists only input workers
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""RunSettings: what the library reads from a caller's RunConfig, read once and typed."""
+"""RunSettings: typed settings, read once from the caller's RunConfig."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _OUR_FIELDS = (
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Settings of a run. The constructor of the estimator makes them; nothing behind it reads the RunConfig itself.
+    """Settings of a run. The estimator's constructor makes them; other code does not read the RunConfig.
 
     Attributes:
-        config: The caller's RunConfig, which model_fn and input_fn take.
+        config: The caller's RunConfig, for model_fn and input_fn.
         cs: The CSConfig of the run.
-        cs_ip: Address of the simulated system; None: none was named.
-        execution_mode: The mode that a config of the appliance (1.6 to 1.8) names; None: the interpreter decides.
+        cs_ip: Address of the simulated system; None: not given.
+        execution_mode: The mode that a config of the appliance (1.6 to 1.8) sets; None: the interpreter decides.
         stack_params: Settings for the original's compiler.
-        is_cs_config: Whether the config is a CSRunConfig, so that TF_CONFIG's cluster is the one of input workers.
+        is_cs_config: Whether the config is a CSRunConfig. The cluster of TF_CONFIG then lists input workers.
         tf_random_seed, save_summary_steps, save_checkpoints_steps, save_checkpoints_secs, session_config,
             keep_checkpoint_max, keep_checkpoint_every_n_hours, log_step_count_steps, checkpoint_save_graph_def,
-            checkpoint_format: As RunConfig has them.
+            checkpoint_format: As in RunConfig.
     """
 
     config: object
@@ -55,7 +55,7 @@ class RunSettings:
 
 
 def run_settings(config: object) -> RunSettings:
-    """Return the settings of a RunConfig, or of an object with some of its attributes."""
+    """Return the settings of a RunConfig, or of another object with some of its attributes."""
     given = {
         item.name: getattr(config, item.name)
         for item in fields(RunSettings)
@@ -72,7 +72,7 @@ def run_settings(config: object) -> RunSettings:
 
 
 def _cs_config(given: object) -> CSConfig:
-    """Return a CSConfig; of another object, such as a message of the appliance, the fields that we read are taken."""
+    """Return a CSConfig. From another object, such as a message of the appliance, copy the fields that we use."""
     if isinstance(given, CSConfig):
         return given
     return CSConfig(**{name: getattr(given, name) for name in _OUR_FIELDS if hasattr(given, name)})

@@ -1,4 +1,4 @@
-"""Evaluating checkpoints as they come: one at a time in the training process, or until the end in one of its own."""
+"""Evaluate each new checkpoint, in the training process or in a separate process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.names import files_of
 
 _WARN_EVERY_S = 600.0
-_LOOK_EVERY_S = 0.5  # for a new checkpoint, where throttle_secs says at once
+_LOOK_EVERY_S = 0.5  # between looks for a new checkpoint, if throttle_secs is 0
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation.
+    """The results of one evaluation.
 
     Attributes:
         metrics: As the estimator's evaluate returns them.
@@ -33,12 +33,12 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates the newest checkpoint of an estimator and hands it to the exporters.
+    """Evaluates the newest checkpoint of an estimator and calls the exporters.
 
     Args:
         estimator: The estimator.
         spec: The EvalSpec.
-        max_steps: Step at which training ends; None: not known.
+        max_steps: Step at which training ends; None: unknown.
     """
 
     def __init__(self, estimator: Any, spec: Any, max_steps: int | None) -> None:
@@ -49,31 +49,31 @@ class Evaluator:
         self._warned_at: float | None = None
 
     def is_end(self, step: int) -> bool:
-        """Whether training ends at a step."""
+        """Whether training has ended at this step."""
         return self._max_steps is not None and step >= self._max_steps
 
     def evaluate(self, is_last: bool = False) -> Evaluation | None:
-        """Evaluate the newest checkpoint; None if there is none, or none since the last evaluation.
+        """Evaluate the newest checkpoint; return None if there is no new one since the last evaluation.
 
         Args:
-            is_last: Whether training has ended, be it before max_steps.
+            is_last: Whether training has ended, possibly before max_steps.
         """
         path = self._newest()
         return self._evaluate(path, is_last) if path is not None else None
 
     def evaluate_beside_training(self) -> Evaluation | None:
-        """Evaluate as `evaluate` does; None, too, if the training process has removed the checkpoint meanwhile."""
+        """Like `evaluate`, but also return None if the training process removes the checkpoint meanwhile."""
         path = self._newest()
         if path is None:
             return None
         try:
             return self._evaluate(path, False)
-        except Exception as error:  # of whichever reader found it gone
+        except Exception as error:  # the type depends on which reader misses the file
             if files_of(path):
                 raise
             run_log.warning(
-                "Checkpoint %s was removed while it was evaluated (%s); the next one follows. Training keeps more of "
-                "them with a larger keep_checkpoint_max.", path, error,
+                "Checkpoint %s was removed while it was evaluated (%s); waiting for the next one. Set a larger "
+                "keep_checkpoint_max to keep checkpoints longer.", path, error,
             )  # fmt: skip
             return None
 
@@ -100,7 +100,7 @@ class Evaluator:
         return Evaluation(metrics, exports)
 
     def _warn(self, text: str) -> None:
-        """Say it, but not more often than every ten minutes."""
+        """Log a warning, at most every ten minutes."""
         now = time.monotonic()
         if self._warned_at is None or now - self._warned_at > _WARN_EVERY_S:
             run_log.warning("%s", text)
@@ -108,10 +108,10 @@ class Evaluator:
 
 
 def evaluate_until_the_end(estimator: Any, spec: Any, max_steps: int | None) -> None:
-    """Evaluate and export each new checkpoint that another process writes, until one is at max_steps.
+    """Evaluate and export each new checkpoint that another process writes, until one reaches max_steps.
 
-    The first evaluation begins start_delay_secs after the call, the others at least throttle_secs after the one before
-    them. Without max_steps it ends with the process.
+    The first evaluation begins start_delay_secs after the call. Evaluations begin at least throttle_secs apart. Without
+    max_steps this function does not return.
     """
     if spec.start_delay_secs:
         run_log.info("Waiting %f secs before starting eval.", spec.start_delay_secs)

@@ -1,4 +1,4 @@
-"""Predictions of a checkpoint, sample by sample, as a generator."""
+"""A generator of a checkpoint's predictions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def predict(
     yield_single_examples: bool,
     num_samples: int | None,
 ) -> Iterator[Any]:
-    """Yield predictions: dicts of arrays, or arrays; of one sample each, or of a batch.
+    """Yield predictions, as arrays or dicts of arrays, for one sample or one batch at a time.
 
     Raises:
-        ValueError: If no key of the predictions is asked for, or batches of different length are to be split.
+        ValueError: If no key of predict_keys exists, or a batch to be split has arrays of different lengths.
     """
     given = 0
     with opened_model(request, target, ModeKeys.PREDICT) as (model, create):

@@ -1,4 +1,4 @@
-"""One evaluation of a checkpoint: the metrics of the spec, or of its host_call, over the input."""
+"""One evaluation of a checkpoint, with the metrics of the spec or of its host_call."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """What the caller of evaluate or predict asked for.
+    """Arguments of evaluate or predict.
 
     Attributes:
-        model_fn, input_fn, params, settings, model_dir, compile_dir, warm_start: The estimator's.
-        hooks: The caller's.
-        steps: Batches to take; None: all.
+        model_fn, params, settings, model_dir, compile_dir, warm_start: From the estimator.
+        input_fn, hooks: From the caller.
+        steps: Number of batches; None: all.
         checkpoint_path: Checkpoint to use; None: the newest of model_dir.
-        name: Of this evaluation; its event files go to `<model_dir>/eval_<name>`.
+        name: Name of this evaluation. Its event files go to `<model_dir>/eval_<name>`.
         ignores_negative_labels: Whether labels of -1 give no loss.
-        load: Sets the variables of the model's session, in the place of a checkpoint; None: the checkpoint does.
+        load: load(model, session) sets the variables instead of a checkpoint. None: use the checkpoint.
     """
 
     model_fn: Callable[..., Any]
@@ -107,10 +107,10 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvaluationOps:
-    """What an evaluation asks for.
+    """Ops and tensors of an evaluation.
 
     Attributes:
-        updates: Metric name -> op that takes one batch.
+        updates: Metric name -> op that adds one batch to the metric.
         values: Metric name -> tensor of its value.
         host: Metrics that run on the host; None if the spec has no host_call.
     """
@@ -121,12 +121,12 @@ class EvaluationOps:
 
     @property
     def roots(self) -> list[Any]:
-        """All tensors and ops that the device has to compute."""
+        """All tensors and ops that the device computes."""
         return [*self.updates.values(), *self.values.values(), *(self.host.fetches if self.host else [])]
 
 
 def evaluation_ops(model: Model) -> EvaluationOps:
-    """Add to a model's graph the metrics of its spec and the mean of the loss."""
+    """Add the metrics of the spec and the mean loss to a model's graph."""
     host_call = getattr(model.spec, "host_call", None)
     updates: dict[str, Any] = {}
     values: dict[str, Any] = {}
@@ -141,9 +141,10 @@ def evaluation_ops(model: Model) -> EvaluationOps:
 
 
 def _keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
-    """Return the update op and the value of a Keras metric; its variables become local ones, which a run initializes.
+    """Return the update op and the value of a Keras metric, and make its variables local.
 
-    Keras 3 keeps no list of its updates: they are the assignments to its variables, other than their initializers.
+    A run initializes local variables.     Keras 3 keeps no list of its updates. We take all assignments to its
+    variables except the initializers.
     """
     inner = [(variable, getattr(variable, "value", None)) for variable in metric.variables]
     variables: list[Any] = [own if isinstance(own, tf.Variable) else variable for variable, own in inner]
@@ -166,7 +167,7 @@ def _keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
 def opened_model(
     request: InferenceRequest, target: Target, mode: str
 ) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession]]]:
-    """Yield a model for inference, and what makes its session for runs that ask for given tensors and ops."""
+    """Yield a model for inference, and a function that makes its session; it takes the tensors and ops to run."""
     path = checkpoint_of(request)
     if request.checkpoint_path and not any(
         os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5")
@@ -193,7 +194,7 @@ def opened_model(
         init = own_init(model.scaffold)
         session.run(local_init)
         if request.load is not None:
-            request.load(model, session)  # which looks at the Scaffold as model_fn made it
+            request.load(model, session)  # before finalize: load checks the Scaffold that model_fn returned
         keys = checkpoint_keys(model, finalize(model))
         if path is not None:
             run_log.info("Restoring parameters from %s", path)
@@ -220,7 +221,7 @@ def opened_model(
 
 
 def checkpoint_of(request: InferenceRequest) -> str | None:
-    """Return the checkpoint that a request is about; None: there is none yet, or `load` takes its place."""
+    """Return the checkpoint of a request; None if there is none yet, or `load` sets the variables."""
     if request.checkpoint_path is None and request.load is None:
         return checkpoints.newest_whole(request.model_dir)
     return request.checkpoint_path
@@ -234,10 +235,10 @@ class _EvaluationHook(tf.compat.v1.train.SessionRunHook):
     """Stops after the given number of batches and reads the metrics at the end.
 
     Args:
-        steps: Batches; None: until the input ends.
+        steps: Number of batches; None: until the input ends.
         finish: Reads the metrics.
-        needs_batch: Whether there is nothing to read of an input without a batch. tf.estimator reads the metrics'
-            initial values then.
+        needs_batch: Whether to skip `finish` if the input has no batch. tf.estimator calls it and gets the metrics'
+            initial values.
     """
 
     def __init__(self, steps: int | None, finish: Callable[[ProgramSession], None], needs_batch: bool) -> None:
@@ -253,6 +254,6 @@ class _EvaluationHook(tf.compat.v1.train.SessionRunHook):
 
     def end(self, session: Any) -> None:
         if not self._taken and not self._needs_batch:
-            run_log.warning("The input of the evaluation has no batch: the metrics are those of no data.")
+            run_log.warning("The evaluation's input has no batch, so the metrics have their initial values.")
         if self._taken or not self._needs_batch:
             self._finish(session)

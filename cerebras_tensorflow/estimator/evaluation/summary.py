@@ -1,4 +1,4 @@
-"""The event file of an evaluation: its results, and of which checkpoint they are."""
+"""The event file of an evaluation: its results, and the path of the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from google.protobuf.message import DecodeError
 from cerebras_tensorflow.estimator.event_writers import event_writer
 from cerebras_tensorflow.logs import run_log
 
-_TEXT_PLUGIN = "text"  # TensorBoard's, by the name it registers
+_TEXT_PLUGIN = "text"  # name of TensorBoard's text plugin
 
 
 def write_evaluation(folder: str, results: Mapping[str, Any], checkpoint_path: str | None) -> None:
-    """Write one evaluation to the event file of a folder.
+    """Write the results of one evaluation to the event file of a folder.
 
-    A number becomes a scalar, an array a tensor, and a serialized Summary (an image, a histogram) its values under
-    `<name>/0`, `<name>/1`, as tf.estimator does it.
+    As in tf.estimator, a number becomes a scalar and an array a tensor. The values of a serialized Summary (an image, a
+    histogram) get the tags `<name>/0`, `<name>/1`, ...
 
     Args:
-        folder: Of the event file.
+        folder: Folder of the event file.
         results: Metric name -> value, with "global_step".
-        checkpoint_path: What was evaluated; None: initial values.
+        checkpoint_path: The evaluated checkpoint; None: initial values.
     """
     summary = tf.compat.v1.Summary()
     for key, value in results.items():
@@ -46,7 +46,7 @@ def _add(summary: Any, key: str, value: Any) -> None:
         try:
             parts = tf.compat.v1.Summary.FromString(value).value
         except DecodeError:
-            run_log.warning("Skipping summary for %s: it is a string, and not a serialized Summary.", key)
+            run_log.warning("Skipping summary for %s: a string that is not a serialized Summary.", key)
             return
         for number, part in enumerate(parts):
             part.tag = f"{key}/{number}"

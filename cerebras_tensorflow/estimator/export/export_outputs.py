@@ -1,7 +1,7 @@
-"""What a model offers to a server: the outputs of each signature of an exported model.
+"""ExportOutput classes: the outputs of each signature of an exported model.
 
-The classes are TensorFlow's own, which no public name exports since tf.estimator has gone. They are the same classes as
-`tf.estimator.export.PredictOutput` of code that was written before.
+These are TensorFlow's own classes, such as the former `tf.estimator.export.PredictOutput`. TensorFlow no longer exports
+them under a public name.
 """
 
 from typing import Any
