@@ -103,9 +103,12 @@ def client_settings(address: str, authority: Mapping[str, str]) -> Object:
 def age(seconds: float) -> str:
     """Return a duration as the published tables write it: seconds to 2 minutes, minutes to 2 hours, hours to 2 days.
 
+    A negative duration counts as 0: the clock has gone back since the job was made.
+
     >>> age(88), age(70 * 60), age(43 * 3600), age(5 * 86400)
     ('88s', '70m', '43h', '5d')
     """
+    seconds = max(seconds, 0.0)
     for unit, size in (("s", 1), ("m", 60), ("h", 3600)):
         if seconds < 120 * size * (1 if unit != "h" else 0.4):
             return f"{int(seconds // size)}{unit}"

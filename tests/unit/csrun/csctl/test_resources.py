@@ -16,6 +16,11 @@ def test_the_default_columns_are_the_documented_ones(home) -> None:
     assert table.rows == ((job.id, "0s", "RUNNING", "CS2-01-01", jobs.user_name(), "model=gptj"),)
 
 
+@pytest.mark.parametrize("seconds", [-0.5, -5, -86400])
+def test_an_age_is_0_after_the_clock_went_back(seconds: float) -> None:
+    assert resources.age(seconds) == "0s"
+
+
 def test_finished_jobs_are_shown_on_request(home) -> None:
     job = jobs.submit(home, "lab", "pipelined")
     job.finish(jobs.SUCCEEDED)
