@@ -1,4 +1,4 @@
-"""The launchers csrun_wse and csrun_cpu: from the command line to a plan, and from the plan to an exit code."""
+"""The launchers csrun_wse and csrun_cpu: they turn a command line into a plan, run it, and return an exit code."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def site_program(here: site.Site, parsed: Parsed, command: tuple[str, ...]) -> t
     folders = dict.fromkeys((str(Path.cwd()), *here.mount_dirs, *extra))
     if "," in str(Path.cwd()) or ":" in str(Path.cwd()):
         raise UsageError(
-            f"ERROR: {str(Path.cwd())!r} cannot be mounted in the site's container: singularity takes a comma or colon "
-            "in a name for a separator. Use a folder without one"
+            f"ERROR: {str(Path.cwd())!r} cannot be mounted in the site's container: singularity reads a comma or colon "
+            "in a name as a separator. Use a folder without one"
         )
     return ("singularity", "exec", "-B", ",".join(folders), here.image, *command)
 
 
 def _request(parsed: Parsed, here: site.Site) -> Request:
-    """Return the sizes of a launch: the options, and the site's defaults for what they leave open."""
+    """Return the sizes of a launch: from the options, else from the site's defaults."""
     tasks = parsed.number("tasks-per-node")
     cpus = parsed.number("cpus-per-task")
     workers, servers = parsed.number("input-workers"), parsed.number("weight-servers")
@@ -110,8 +110,8 @@ def _request(parsed: Parsed, here: site.Site) -> Request:
         others = [name for name in ("total-nodes", "tasks-per-node", "single-task-nodes") if name in parsed.values]
         if others:
             raise UsageError(
-                f"ERROR: --input-workers and --weight-servers are for a launch on one node; with --{others[0]} the "
-                "input workers are the tasks of the nodes with several, weight servers the single-task nodes but one"
+                f"ERROR: --input-workers and --weight-servers are for a launch on one node. With --{others[0]}, rank 0 "
+                "is the chief, the other single-task nodes are weight servers, and all other tasks are input workers"
             )
         size = 1 + (servers or 0) + (workers or 0)
         return Request(1, size, cpus, gres=here.gres, weight_servers=servers or 0)
@@ -127,13 +127,13 @@ def _request(parsed: Parsed, here: site.Site) -> Request:
     if tasks is None and cpus is not None:
         return replace(request, tasks_per_node=max(1, node_cpus // cpus))
     if tasks is not None and cpus is None and tasks * here.cpus_per_task > node_cpus:
-        tell(f"INFO: {tasks} tasks of {here.cpus_per_task} CPUs do not fit on a node; the CPUs of a task are left open")
+        tell(f"INFO: {tasks} tasks of {here.cpus_per_task} CPUs do not fit on a node; Slurm chooses the CPUs of a task")
         return replace(request, cpus_per_task=None)
     return request
 
 
 def is_answered(program: str, parsed: Parsed, help_text: Callable[[], str]) -> bool:
-    """Return whether a line only asked for the help or the version, which is then printed; obey --debug."""
+    """Print the help or the version and return True if the line asks for it; apply --debug."""
     if parsed.truth("debug", False):
         env.set_debug()
     if parsed.wants_help:
@@ -146,7 +146,7 @@ def is_answered(program: str, parsed: Parsed, help_text: Callable[[], str]) -> b
 
 
 def command_of(parsed: Parsed, program: str) -> tuple[str, ...]:
-    """Return the command of a parsed line, after its warnings have been shown.
+    """Return the command of a parsed line; print its warnings.
 
     Raises:
         UsageError: If there is none.
@@ -154,12 +154,12 @@ def command_of(parsed: Parsed, program: str) -> tuple[str, ...]:
     for warning in parsed.warnings:
         tell(warning)
     if not parsed.command:
-        raise UsageError(f"ERROR: there is no command to execute; `{program} --help` shows how")
+        raise UsageError(f"ERROR: there is no command to run; see `{program} --help`")
     return parsed.command
 
 
 def guarded(program: str, run: Callable[[], int]) -> int:
-    """Return the exit code of a launcher; errors become one line, signals the codes that shells give."""
+    """Return the exit code of a launcher. An error prints one line; a signal gives the code that a shell would give."""
     signal.signal(signal.SIGTERM, _terminated)
 
     def expected() -> int:

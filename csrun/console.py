@@ -1,4 +1,4 @@
-"""What the launchers say to the person at the terminal. A terminal or a log that takes nothing more ends no launch."""
+"""Lines that the launchers print for the user. A closed terminal or a full disk does not end a launch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from cerebras_tensorflow.text import one_line
 
 
 def tell(line: str) -> None:
-    """Print a line on standard error. Control characters in it are written out."""
+    """Print a line on standard error. Control characters are escaped."""
     with suppress(OSError, ValueError):
         print("\n".join(map(one_line, line.splitlines())), file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:
-    """Print a line on standard output, bytes of the command line as they are.
+    """Print a line on standard output; bytes of the command line stay unchanged.
 
     Raises:
-        BrokenPipeError: If nobody reads it any more.
+        BrokenPipeError: If the reader of the pipe has closed it.
     """
     try:
         sys.stdout.flush()

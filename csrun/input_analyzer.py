@@ -1,7 +1,7 @@
-"""cs_input_analyzer: how many input workers does this model need? Measured on this machine.
+"""cs_input_analyzer: measures on this machine how many input workers a model needs.
 
-It runs the given compile or validate command, during which the run measures its own input pipeline in one process with
-several numbers of CPUs, and compares that with the rate at which the simulated system is estimated to take samples.
+It runs the given compile or validate command. The command measures its own input pipeline, in one process and with
+several numbers of CPUs. The result is compared with the estimated rate at which the simulated system takes samples.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from csrun.options import command_hint, parse
 NO_RATE = 3
 REPORT_NAME = "compile_report.txt"
 CPU_COUNTS = (12, 16, 20)
-"""CPUs for a worker that are tried, as by the original; on a smaller machine 1, half of its CPUs and all of them."""
+"""CPUs per worker to try, as in the original. A smaller machine tries 1, half of its CPUs, and all of them."""
 
 ESTIMATE = re.compile(r"^\s*Samples/s:\s*([0-9.eE+]+)", re.M)
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What the measurement means for a launch."""
+    """The sizes of a launch that the measurement recommends; `workers` is None if no estimate is known."""
 
     samples_per_s: float
     cpus_per_worker: int
@@ -56,12 +56,12 @@ def cs_input_analyzer(argv: Sequence[str] | None = None) -> int:
 
 
 def recommend(reports: Sequence[Mapping[str, float]], needed_samples_per_s: float | None) -> Recommendation:
-    """Return the workers that give the needed rate with the fewest CPUs, and of those the fewest workers.
+    """Return the choice with the fewest CPUs that gives the needed rate; of equal choices, the one with fewest workers.
 
     Args:
-        reports: What runtime/input_rate.py has measured with each number of CPUs.
-        needed_samples_per_s: Rate at which the system takes samples; None when no estimate is known: then the number of
-            CPUs with the highest rate of each.
+        reports: Measurements of runtime/input_workers/rate.py, one for each number of CPUs.
+        needed_samples_per_s: Rate at which the system takes samples. None if no estimate is known; the choice is then
+            the number of CPUs with the highest rate per CPU.
     """
     options = []
     for report in reports:
@@ -100,14 +100,16 @@ def _analyse(argv: Sequence[str]) -> int:
             raise process.CommandError(f"{exc}{command_hint(parsed)}", exc.exit_code) from exc
         if not path.exists():
             print(
-                "ERROR: the command did not come to its input pipeline, so there is nothing to measure. "
+                "ERROR: the command did not reach its input pipeline, so there is nothing to measure. "
                 "Give a command that compiles or validates the model",
                 file=sys.stderr,
             )
             return code or NO_RATE
         reports = json.loads(path.read_text(encoding="utf-8"))
     if not all(report["batches"] for report in reports):
-        print("ERROR: the input pipeline ended before it could be measured: it needs a few batches", file=sys.stderr)
+        print(
+            "ERROR: the input pipeline ended before it could be measured. It must give a few batches", file=sys.stderr
+        )
         return code or NO_RATE
     print(_text(reports, recommend(reports, _estimate(command)), nodes))
     print("Finished Analysis")
@@ -123,7 +125,7 @@ def _text(reports: Sequence[Mapping[str, float]], best: Recommendation, nodes: i
             f"({report['samples']:.0f} samples in {report['wall_s']:.1f} s, {report['cpu_s']:.1f} s of CPU time)"
         )
     if best.workers is None:
-        lines.append(f"No {REPORT_NAME} was found, so how many workers the system needs is not known.")
+        lines.append(f"No {REPORT_NAME} was found, so the number of workers that the system needs is unknown.")
     else:
         tasks = math.ceil(best.workers / nodes)
         lines += [
@@ -135,7 +137,7 @@ def _text(reports: Sequence[Mapping[str, float]], best: Recommendation, nodes: i
 
 
 def _estimate(command: Sequence[str]) -> float | None:
-    """Return the estimated samples/s of the newest compile report below the command's model_dir."""
+    """Return the estimated samples/s of the newest compile report in the command's model_dir; None if there is none."""
     model_dir = "model_dir"
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, separator, value = word.partition("=")

@@ -25,11 +25,11 @@ MODES: Mapping[str, str | None] = {
     "python-ws": env.WEIGHT_STREAMING,
     "python-pt": None,
 }
-"""Execution mode by the command's first word; None: PyTorch, which chooses no mode of ours."""
+"""Execution mode by the command's first word. None: PyTorch, which has no mode here."""
 
 
 def execution_mode(command: Sequence[str]) -> str | None:
-    """Return the mode that a command's first word chooses; None when it chooses none.
+    """Return the mode that a command's first word chooses; None if it chooses none.
 
     >>> execution_mode(["python-ws", "run.py"]), execution_mode(["bash", "train.sh"])
     ('weight_streaming', None)
@@ -38,22 +38,22 @@ def execution_mode(command: Sequence[str]) -> str | None:
 
 
 def resolved(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command with this Python in the place of one of its names."""
+    """Return the command with `python` and its variants replaced by this Python."""
     if command and command[0] in MODES:
         return (sys.executable, *command[1:])
     return tuple(command)
 
 
 def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
-    """Check for a mistyped program or script, before anything waits for it.
+    """Check for a mistyped program or script before the launch waits in a queue.
 
     Args:
-        command: The command. Only what is not there, but is like something that is, counts as mistyped.
-        is_for_here: Whether it runs on this machine. Another machine may have other programs: there only our own
-            names count.
+        command: The command. A name counts as mistyped if it does not exist but resembles one that does.
+        is_for_here: Whether the command runs on this machine. Another machine may have other programs, so only our own
+            names are checked for it.
 
     Raises:
-        CommandError: Names what was probably meant; its exit code is what a shell or Python would give.
+        CommandError: If a name is mistyped. The text suggests a name; the exit code is that of a shell or of Python.
     """
     if not command:
         return
@@ -76,7 +76,7 @@ def _programs() -> Iterator[str]:
 
 
 def environment(command: Sequence[str]) -> dict[str, str]:
-    """Return the variables that a command's first word sets in a launch: the mode, and which old names it sees."""
+    """Return the variables that a command's first word sets: the mode, and the path to the old module names."""
     if not command or command[0] == "python-pt":
         return {}
     mode = execution_mode(command)
@@ -85,18 +85,18 @@ def environment(command: Sequence[str]) -> dict[str, str]:
 
 
 def for_own_modules() -> dict[str, str]:
-    """Return this process's environment for `python -m csrun...`, which finds us installed or run from a checkout."""
+    """Return this process's environment for `python -m csrun...`; it finds csrun installed or in a checkout."""
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join(dict.fromkeys(filter(None, [*os.environ.get("PYTHONPATH", "").split(os.pathsep), root])))
     return {**os.environ, "PYTHONPATH": path}
 
 
 def _python_path(roots: Sequence[str]) -> str:
-    """Return PYTHONPATH with folders of old names in front; compat/names.py says what each one holds."""
+    """Return PYTHONPATH with the folders of old names in front; compat/names.py lists what each one holds."""
     package = Path(config.__file__).parents[1]
     ours = [str(package / "compat" / "roots" / root) for root in roots]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    # An installed package is found anyway, and site-packages on PYTHONPATH would come before the standard library.
+    # An installed package needs no entry, and site-packages on PYTHONPATH would come before the standard library.
     checkout = "" if package.parent.name.endswith("-packages") else str(package.parent)
     return os.pathsep.join(dict.fromkeys(filter(None, [*ours, *given, checkout])))
 

@@ -1,4 +1,4 @@
-"""A plan on a simulated system: the job's record and place in the queue, the executor, how it ended."""
+"""Runs a plan on a simulated system: submits a job, waits in the queue, calls the executor, records the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from csrun.site import EXECUTORS, Site
 
 
 class Hints(NamedTuple):
-    """What the command's own arguments say about the system and the job."""
+    """What the command's own arguments say about the system (--cs_ip) and the job (--job_labels)."""
 
     cs_ip: str | None
     labels: dict[str, str]
@@ -34,7 +34,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     """Run a plan to its end and return its exit code.
 
     Raises:
-        SystemNotFoundError, SystemStateError, ExecModeError: If the system cannot take the run; before anything starts.
+        SystemNotFoundError, SystemStateError, ExecModeError: Before anything starts, if the system cannot take the run.
     """
     executor = executor_of(here, parsed, program)
     if not here.image:
@@ -42,7 +42,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     hints = command_hints(plan.command)
     labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
     system = registry.find(hints.cs_ip)
-    # A command that is no interpreter of ours (a shell script) tells its mode only when it asks for the system.
+    # The mode of a command such as a shell script is unknown until it asks for the system.
     mode = interpreters.execution_mode(plan.command) or system.execution_mode
     home = env.read().home
     admit: Callable[[], bool]
@@ -51,7 +51,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
         queue_name = system.name
         admit = partial(system.admit, mode)
     else:
-        # The run itself holds a system that another host serves; here its launches only queue behind each other.
+        # Another host serves this system, and the run itself holds it. Here launches only queue behind each other.
         queue_name, admit = system.address, lambda: True
     say(f"Launching: {shlex.join(executor.command_line(plan))}")
     job = _submitted(home, queue_name, mode, shlex.join(plan.command), labels)
@@ -79,14 +79,16 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
 def _submitted(
     home: Path, queue_name: str, mode: str, description: str, labels: dict[str, str]
 ) -> jobs.LiveJob | jobs.UnrecordedJob:
-    """Return a job with its place in the queue, or one without a record where the disk is full or fails."""
+    """Return a queued job, or one without a record if the disk is full or fails."""
     try:
         return jobs.submit(home, queue_name, mode, description, labels)
     except RecordsError as exc:
         if exc.kind in (REFUSED, LOCKED):
             raise
         job = jobs.unrecorded(queue_name, mode, description, labels)
-        tell(f"csrun: this job cannot be recorded: {exc}. It runs without: it waits for no other job, csctl lacks it")
+        tell(
+            f"csrun: this job cannot be recorded: {exc}. It runs without waiting for other jobs; csctl does not show it"
+        )
         return job
 
 
@@ -98,7 +100,7 @@ def chosen_executor(here: Site, parsed: Parsed) -> str:
             f"ERROR: unknown executor {name!r}: expected one of {', '.join(EXECUTORS)}" + did_you_mean(name, EXECUTORS)
         )
     if name == "auto":
-        from csrun.executors import slurm  # only a site that leaves the choice open pays for the question
+        from csrun.executors import slurm  # slow; only needed for `auto`
 
         return "slurm" if slurm.answers() else "embedded"
     return name
@@ -110,7 +112,7 @@ def executor_of(here: Site, parsed: Parsed, program: tuple[str, ...]) -> Executo
 
 
 def make_executor(name: str, program: tuple[str, ...], here: Site, parsed: Parsed) -> Executor:
-    """Return an executor by its name, with the options that are its own."""
+    """Return an executor by its name, with that executor's own options."""
     tolerates = parsed.truth("tolerate-node-failure", False)
     if name == "slurm":
         from csrun.executors.slurm import Slurm
@@ -164,7 +166,7 @@ def _verdict(code: int) -> tuple[str, str]:
     if code == 0:
         return jobs.SUCCEEDED, ""
     # Ctrl-C at the terminal and `kill` of the chief do not pass through this process, and a run that saves first ends
-    # by itself: the code, as every shell has it, is all that tells.
+    # by itself. So only the exit code shows that a signal stopped the run.
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return jobs.CANCELLED, f"exit code {code}: stopped by {signal.Signals(code - 128).name}"
     return jobs.FAILED, f"exit code {code}"
@@ -172,5 +174,5 @@ def _verdict(code: int) -> tuple[str, str]:
 
 def _how_killed(number: int) -> str:
     names = {item.value: item.name for item in signal.Signals}
-    reason = " (killed by somebody, or its host was out of memory)" if number == signal.SIGKILL else ""
+    reason = " (somebody killed it, or its host was out of memory)" if number == signal.SIGKILL else ""
     return f"the chief was ended by {names.get(number, f'signal {number}')}{reason}"

@@ -1,4 +1,4 @@
-"""The options of the launchers, and the help that teaches them with this site's values."""
+"""The options of the launchers, and their help texts with this site's values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from csrun.options import Option
 from csrun.site import Site
 
-MOUNT_DIRS = Option("mount-dirs", "text", "Folders that a container sees, besides the site's", "directories to mount")
+MOUNT_DIRS = Option("mount-dirs", "text", "Folders to mount in a container, besides the site's", "directories to mount")
 DRY_RUN = Option("dry-run", "flag", "Show what would be started, and start nothing")
 COMMON = (
     Option("debug", "flag", "Show the traceback of an error"),
@@ -19,27 +19,27 @@ WSE_OPTIONS = (
     Option("total-nodes", "number", "Nodes of the launch", "number of nodes", aliases=("nodes",)),
     Option("tasks-per-node", "number", "Tasks on each node", "number of tasks"),
     Option("cpus-per-task", "number", "CPUs for each task", "number of CPUs"),
-    Option("single-task-nodes", "number", "How many of the nodes run one task only", "number of nodes", minimum=0),
-    Option("cyclic", "flag", "Deal tasks out to the nodes in turn, instead of filling node after node"),
+    Option("single-task-nodes", "number", "Number of nodes that run only one task", "number of nodes", minimum=0),
+    Option("cyclic", "flag", "Distribute tasks over the nodes in turn, instead of filling one node after the other"),
     MOUNT_DIRS,
     Option(
         "input-workers",
         "number",
-        "Instead of the sizes above: one node with the chief, this many input workers, and the weight servers below",
+        "Replaces the sizes above: one node with the chief, N input workers, and the weight servers below",
         "number of input workers",
         minimum=0,
     ),
     Option(
         "weight-servers",
         "number",
-        "The same for the tasks that may hold the weights",
+        "The same for N weight servers, tasks that can hold the weights",
         "number of weight servers",
         minimum=0,
     ),
     Option(
         "local-tasks",
         "number",
-        "Embedded executor: limit on the input workers, and on the weight servers; 0: the chief plays all roles",
+        "Embedded executor: start at most N input workers and N weight servers; 0: the chief plays all roles",
         "number of processes",
         minimum=0,
     ),
@@ -60,7 +60,7 @@ CPU_OPTIONS = (
     Option("alloc-node", "truth", "Whether to take a whole node", "True or False"),
     MOUNT_DIRS,
     Option("logging", "truth", "Whether to print the line `Running: ...`", "True or False"),
-    Option("exclude-gres", "truth", "Whether to leave the CS system's node alone", "True or False"),
+    Option("exclude-gres", "truth", "Whether to keep off the CS system's node", "True or False"),
     EXECUTOR,
     DRY_RUN,
     *(Option(name, "flag", "Print the site's value and exit") for name in SITE_NAMES),
@@ -69,7 +69,7 @@ CPU_OPTIONS = (
 
 
 ANALYZER_OPTIONS = (
-    Option("available-nodes", "number", "Nodes that a launch may have", "number of nodes"),
+    Option("available-nodes", "number", "Most nodes that a launch may use", "number of nodes"),
     MOUNT_DIRS,
     *COMMON,
 )
@@ -80,10 +80,10 @@ def analyzer_help(here: Site) -> str:
     defaults = {"available-nodes": str(here.nodes), "mount-dirs": ",".join(here.mount_dirs) or "none"}
     return f"""Usage: cs_input_analyzer [OPTION]... COMMAND [ARGUMENT]...
 
-Run COMMAND, which compiles or validates a model, measure its input pipeline on this machine, and recommend how many
-input workers a launch needs for the rate that the simulated system is estimated to have.
+Run COMMAND, which compiles or validates a model. Measure its input pipeline on this machine, and recommend the number
+of input workers for the estimated rate of the simulated system.
 
-Options, --name VALUE or --name=VALUE, with hyphens or underscores; they end at the first other word:
+Options, --name VALUE or --name=VALUE, with hyphens or underscores; COMMAND begins at the first other word:
 {_table(ANALYZER_OPTIONS, defaults)}
       --help                  This text
 
@@ -106,7 +106,7 @@ def wse_help(here: Site) -> str:
 
 Run COMMAND on a CS system: wait for the system, start the tasks, pass signals on, return the exit code.
 
-Options, --name VALUE or --name=VALUE, with hyphens or underscores; they end at the first other word:
+Options, --name VALUE or --name=VALUE, with hyphens or underscores; COMMAND begins at the first other word:
 {_table(WSE_OPTIONS, defaults)}
       --help                  This text
 
@@ -142,9 +142,9 @@ def cpu_help(here: Site) -> str:
     }
     return f"""Usage: csrun_cpu [OPTION]... COMMAND [ARGUMENT]...
 
-Run COMMAND on CPUs, without a CS system: to compile, to validate, to prepare data. It queues for no system.
+Run COMMAND on CPUs, without a CS system: to compile, to validate, to prepare data. It does not wait for a system.
 
-Options, --name VALUE or --name=VALUE, with hyphens or underscores; they end at the first other word:
+Options, --name VALUE or --name=VALUE, with hyphens or underscores; COMMAND begins at the first other word:
 {_table(CPU_OPTIONS, defaults)}
       --help                  This text
 
@@ -159,7 +159,7 @@ See also: csrun_wse --help."""
 
 
 def site_values(here: Site) -> dict[str, str]:
-    """Return what each of the site's own queries prints."""
+    """Return what each option prints that asks for a value of the site."""
     values = (
         str(here.nodes),
         str(here.tasks_per_node),

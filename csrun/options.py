@@ -1,7 +1,7 @@
-"""Command-line options as the 1.x launchers read them: both spellings; the first other word begins the command.
+"""Parses command-line options as the 1.x launchers do: hyphens or underscores; the first other word begins the command.
 
-An unknown option is ignored with a warning, because scripts for one release of the original have options of another. If
-it has a value in the next word, that word becomes the command; so the warning names what was probably meant, and
+An unknown option is ignored with a warning, because scripts for one release of the original use options of another. If
+the value of an unknown option is the next word, that word becomes the command. So the warning suggests an option, and
 `command_hint` explains the failure that follows. A word that is nearly an option is usually a typo, and is refused: a
 launch instead of a `--dry-run` may cost hours.
 """
@@ -18,11 +18,11 @@ HELP = ("-h", "-?", "--help")
 
 
 NEAR_MISS = 0.84
-"""Likeness from which a word is a mistyped option: above that of any two options of different launchers or releases."""
+"""Similarity from which a word is a typo. Any two options of different launchers or releases are less similar."""
 
 
 class UsageError(Exception):
-    """A command line that cannot be carried out; the text is for the user."""
+    """A command line that is wrong; the text is for the user."""
 
     exit_code = 1
 
@@ -38,12 +38,12 @@ class Option:
     """One option.
 
     Attributes:
-        name: Without dashes, words separated by hyphens; underscores are accepted for them everywhere.
-        kind: What its value is; a flag needs none.
-        meaning: For the help.
-        metavar: For the help; also in the message when the value is missing.
-        minimum: Least number accepted.
-        aliases: Other names, as in earlier releases.
+        name: Without leading dashes, words separated by hyphens. Users may write underscores instead.
+        kind: Type of its value; a flag needs no value.
+        meaning: Text for the help.
+        metavar: Names the value in the message that it is missing.
+        minimum: Smallest number accepted.
+        aliases: Names in earlier releases.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A command line taken apart."""
+    """A parsed command line."""
 
     values: Mapping[str, str | int | bool]
     command: tuple[str, ...]
@@ -69,7 +69,7 @@ class Parsed:
         return str(self.values.get(name, default))
 
     def number(self, name: str) -> int | None:
-        """Return the value of a number option, None when it was not given."""
+        """Return the value of a number option; None if it was not given."""
         value = self.values.get(name)
         return None if value is None else int(value)
 
@@ -79,7 +79,7 @@ class Parsed:
 
 
 def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
-    """Return the options before the first word that is none, and that word with all that follows.
+    """Return the options, and the command: the first word that is no option, with all words behind it.
 
     Raises:
         UsageError: If a value is missing or of the wrong kind.
@@ -115,14 +115,14 @@ def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
 
 
 def command_hint(parsed: Parsed) -> str:
-    """Return why the command may not have been found: its first word looks like the value of an ignored option."""
+    """Return a hint why a command was not found: its first word may be the value of an ignored option; else empty."""
     if parsed.unknown and parsed.command:
         return f" (the option {parsed.unknown[-1]} is unknown and was ignored; was this its value?)"
     return ""
 
 
 def _next_value(words: list[str], is_number: bool) -> str:
-    # A word with a dash is the next option: `--mount-dirs --cyclic` is a forgotten value. -1 is a number out of range.
+    # A word with a dash is the next option: `--mount-dirs --cyclic` lacks a value. But -1 is a number, out of range.
     is_value = bool(words) and (not words[0].startswith("-") or (is_number and words[0][1:].isdigit()))
     return words.pop(0) if is_value else ""
 

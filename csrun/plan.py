@@ -1,4 +1,4 @@
-"""Options and site -> LaunchPlan: which task runs on which node, in which role. Pure.
+"""Turns a request into a LaunchPlan: which task runs on which node, in which role. Pure functions.
 
 | request | components (groups of nodes of one Slurm job) |
 |---|---|
@@ -6,8 +6,8 @@
 | N nodes | 1 node with the CS system : N-1 nodes, T tasks each |
 | N nodes, S of them single-task | S times 1 node with 1 task, the first with the CS system : N-S nodes, T tasks each |
 
-Rank 0 is the chief. The other single-task nodes hold shares of the weights (our reading: no public text says what the
-second one is for); on one node the next W tasks do. All other tasks are input workers.
+Rank 0 is the chief. The other single-task nodes are weight servers (our choice: no public text says what the second
+single-task node is for). On one node the next W tasks are weight servers. All other tasks are input workers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Request:
     Attributes:
         total_nodes: Nodes, from 1.
         tasks_per_node: Tasks on each node that is not single-task.
-        cpus_per_task: CPUs for each of these; None: Slurm chooses.
+        cpus_per_task: CPUs for each of these tasks; None: Slurm chooses.
         single_task_nodes: Nodes with one task, fewer than total_nodes.
         is_cyclic: Whether consecutive ranks lie on different nodes.
-        gres: Slurm's name of the CS system; empty: none.
-        weight_servers: Tasks behind the chief that hold weights, of a launch on one node.
+        gres: Slurm's name of the CS system; empty if it has none.
+        weight_servers: Weight servers of a launch on one node; their ranks follow the chief's.
     """
 
     total_nodes: int
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Component:
-    """Nodes of a launch that are alike."""
+    """Nodes of a launch with the same number of tasks and the same resources."""
 
     nodes: int
     tasks_per_node: int
@@ -81,7 +81,7 @@ def make_plan(request: Request, command: Sequence[str]) -> LaunchPlan:
     """Return the plan of a launch.
 
     Raises:
-        ValueError: If there are not more nodes than single-task nodes; in the words of the original.
+        ValueError: If there are not more nodes than single-task nodes; the text is the original's.
     """
     if request.single_task_nodes and request.single_task_nodes >= request.total_nodes:
         raise ValueError(
@@ -119,7 +119,7 @@ def _components(request: Request) -> tuple[Component, ...]:
 
 
 def _nodes_by_rank(components: Sequence[Component]) -> list[int]:
-    """Return the node of each rank: rank by rank within a component, one component after the other."""
+    """Return the node of each rank. Ranks go through one component after the other."""
     nodes: list[int] = []
     first = 0
     for component in components:
@@ -154,7 +154,7 @@ def folded(plan: LaunchPlan, most: int) -> tuple[Task, ...]:
 
 
 def counts(tasks: Sequence[Task]) -> dict[str, int]:
-    """Return how many tasks of each role there are that stand by for the chief."""
+    """Return the number of weight servers and of input workers."""
     return {role: sum(task.role == role for task in tasks) for role in (WEIGHT_SERVER, INPUT_WORKER)}
 
 
@@ -169,9 +169,9 @@ def task_environment(plan: LaunchPlan, task: Task, job_number: int) -> dict[str,
 
 
 def srun_options(plan: LaunchPlan) -> tuple[str, ...]:
-    """Return srun's words for the plan, without the program.
+    """Return the srun command for the plan, without the program.
 
-    The number of tasks is given for each component: inside an existing allocation srun would else take it from there.
+    Each component states its number of tasks; otherwise srun, inside an allocation, would use the allocation's.
     """
     words = ["srun", "--unbuffered", "--kill-on-bad-exit"]
     for index, component in enumerate(plan.components):

@@ -1,7 +1,7 @@
-"""One child process in the foreground: signals passed on exactly once, its output relayed and kept, its exit code.
+"""Runs one child process in the foreground: passes each signal on once, relays and logs output, returns how it ended.
 
-The child leads a process group of its own, which has the terminal while it runs. So the child gets a Ctrl-C once, from
-the terminal. It gets a signal to the launcher, or to the launcher's whole group, once, from here.
+The child leads its own process group, which has the terminal while it runs. So a Ctrl-C reaches the child once, from
+the terminal. A signal to the launcher, or to the launcher's group, also reaches the child once, from this module.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Ended:
     """How a command ended.
 
     Attributes:
-        code: Its exit code, 128 + n when signal n ended it.
-        signal: That n; 0 when it ended by itself, with whatever code.
+        code: Its exit code; 128 + n if signal n ended it.
+        signal: Number of the signal that ended it; 0 if it ended by itself.
     """
 
     code: int
@@ -40,7 +40,7 @@ class Ended:
 
 
 class CommandError(Exception):
-    """A command that could not be started; `exit_code` is what a shell would give."""
+    """A command that failed to start, or a launch that failed; `exit_code` is what the launcher returns."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -60,24 +60,25 @@ def run(
 ) -> Ended:
     """Run a command to its end and return how it ended.
 
-    The first SIGINT, SIGTERM or SIGHUP is passed on (a hang-up as SIGTERM), so that the command can save and stop; the
-    next one kills it. When this process is killed itself, the kernel sends the child a SIGTERM.
+    The first SIGINT, SIGTERM or SIGHUP is passed on (SIGHUP as SIGTERM), so that the command can save and stop. The
+    second one kills the command. If this process is killed, the kernel sends the child a SIGTERM.
 
     Args:
-        argv: The command; never goes through a shell.
+        argv: The command; no shell interprets it.
         environ: Its whole environment.
-        log: File that gets a copy of the output. None: the child writes to this process's own output, maybe a terminal.
+        log: File that gets a copy of the output. None: the child writes directly to this process's output, which may be
+            a terminal.
         keep_open: File descriptors that the child inherits, besides the standard ones.
-        kill_after_s: Asked after the first signal: time until the child is killed anyway [s], or None.
-        has_failed: Asked whenever a child of this process has ended: True stops the command, as by SIGTERM.
-        stop: Asks the child, by its process number, to stop for a signal; by default the signal goes to its group. A
-            child with such a way of its own does not have the terminal, neither for signals nor to read from.
-        kill: Ends the child; by default SIGKILL goes to its group.
+        kill_after_s: Called after the first signal; returns the time until the child is killed [s], or None for never.
+        has_failed: Called when any child of this process has ended; True stops the command, as a SIGTERM does.
+        stop: Takes the child's process id and a signal, and asks the child to stop. By default the signal goes to the
+            child's group. With a `stop` function the child does not get the terminal: no signals and no input.
+        kill: Takes the child's process id and ends the child. By default SIGKILL goes to its group.
 
     Raises:
         CommandError: If the command cannot be started.
     """
-    # Waking up by file descriptor: a signal that arrives between two instructions is not lost.
+    # The signal handler writes to a pipe, so a signal just before `select` still wakes it up.
     waker, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(waker, False)
@@ -90,7 +91,7 @@ def run(
         stack.enter_context(_handlers({signal.SIGTTOU: signal.SIG_IGN}))
         previous = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         stack.callback(signal.set_wakeup_fd, previous)
-        # A child that is asked to stop in a way of its own must not get the terminal's Ctrl-C past that way.
+        # With a `stop` function, the terminal's Ctrl-C must not reach the child directly.
         terminal = _own_terminal() if stop is None else None
         stdin = subprocess.DEVNULL if stop is not None and os.isatty(0) else None
         child = _start(argv, environ, log is not None, keep_open, terminal, stdin)
@@ -124,7 +125,7 @@ def _start(
         for number in defaults:
             signal.signal(number, signal.SIG_DFL)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != launcher:  # it died before the line above
+        if os.getppid() != launcher:  # the launcher died before prctl, so no SIGTERM will come
             os._exit(128 + signal.SIGTERM)
 
     pipe = subprocess.PIPE if is_piped else None
@@ -146,7 +147,7 @@ def _start(
 
 @dataclass
 class _Stopping:
-    """How a child is asked to stop: at the first signal, and killed at the next one or when its time is up."""
+    """Stops a child: asks it at the first signal, kills it at the second one or when its time is up."""
 
     pid: int
     received: list[int]
@@ -158,7 +159,7 @@ class _Stopping:
     deadline: float | None = None
 
     def timeout_s(self) -> float | None:
-        """Return how long nothing has to be done [s]; None: until something happens."""
+        """Return how long to wait before `act` must be called [s]; None: until the next event."""
         if not self.received and self.has_failed():
             self.received.append(signal.SIGTERM)
         if self.passed_on < len(self.received):
@@ -166,7 +167,7 @@ class _Stopping:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def act(self) -> None:
-        """Pass on what has been received since the last time."""
+        """Pass on the signals received since the last call."""
         while self.passed_on < len(self.received):
             if self.passed_on == 0:
                 self.stop(self.pid, signal.SIGINT if self.received[0] == signal.SIGINT else signal.SIGTERM)
@@ -196,7 +197,7 @@ def _attend(
                     relay.pass_on(key)
             stopping.act()
             ended = _reap(child, terminal)
-        # What a task leaves behind ends with it, as under Slurm; and what it has written is still in the pipes.
+        # As under Slurm, processes that the command left behind are killed. Their last output is still in the pipes.
         _kill_group(child.pid)
         selector.unregister(waker)
         relay.drain()
@@ -204,11 +205,11 @@ def _attend(
 
 
 def _reap(child: subprocess.Popen[bytes], terminal: int | None) -> Ended | None:
-    """Return how the child has ended, if it has; stop together with it if it has been stopped (Ctrl-Z)."""
+    """Return how the child has ended, None if it still runs. If it was stopped (Ctrl-Z), stop this process too."""
     pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
     if pid == 0:
         if terminal is not None and os.tcgetpgrp(terminal) == os.getpgrp():
-            os.tcsetpgrp(terminal, child.pid)  # brought back to the foreground by `fg`
+            os.tcsetpgrp(terminal, child.pid)  # `fg` has brought the launcher to the foreground
         return None
     if os.WIFSTOPPED(status):
         if terminal is not None:
@@ -223,12 +224,12 @@ def _reap(child: subprocess.Popen[bytes], terminal: int | None) -> Ended | None:
 
 
 def _not_ignored(signals: Sequence[signal.Signals]) -> tuple[signal.Signals, ...]:
-    """Return the signals that the parent process has not switched off, as nohup does with SIGHUP."""
+    """Return the signals that the parent process does not ignore; nohup, for one, ignores SIGHUP."""
     return tuple(number for number in signals if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def _own_terminal() -> int | None:
-    """Return the standard input when it is a terminal that this process may hand on, i.e. is in its foreground."""
+    """Return standard input if it is a terminal and this process is in its foreground; else None."""
     try:
         return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else None
     except OSError:

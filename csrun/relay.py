@@ -1,4 +1,4 @@
-"""A child's output: passed on to this process's own, with a copy in a log. A full disk ends neither child nor relay."""
+"""Relays a child's output to this process's own, with a copy in a log. A full disk stops neither child nor relay."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CHUNK_BYTES = 1 << 16
 
 
 class Relay:
-    """Reads a child's pipes; to be used as a context. Final.
+    """Reads a child's pipes; use it in a `with` statement. Final.
 
-    What cannot be written is told once for each place and then left out: losing a log never costs a run.
+    If the log or an output cannot be written, one line says so, and the rest is dropped: losing a log never ends a run.
 
     Args:
-        selector: Gets the pipes.
-        pipes: Each pipe of the child with the stream of ours that it goes on to; None where the child writes itself.
-        log: File that gets a copy; None: none.
+        selector: The pipes are registered here.
+        pipes: Each pipe of the child, and the stream to write to. The pipe is None if the child writes directly.
+        log: File that gets a copy; None: no copy.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Relay:
             try:
                 self._copy = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             except OSError as exc:
-                self._tell_once("the log", f"csrun: there is no log: {exc}. The run goes on")
+                self._tell_once("the log", f"csrun: there is no log: {exc}. The run continues")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -49,7 +49,7 @@ class Relay:
             os.close(self._copy)
 
     def pass_on(self, key: selectors.SelectorKey) -> None:
-        """Read what a pipe has, and write it to both places."""
+        """Read from a pipe, and write to the output and the log."""
         data = os.read(key.fd, CHUNK_BYTES)
         if not data:
             self._selector.unregister(key.fileobj)
@@ -58,17 +58,19 @@ class Relay:
             try:
                 _write_all(self._copy, data)
             except OSError as exc:
-                self._tell_once("the log", f"csrun: the log {self._log} lacks output: {exc.strerror}. The run goes on")
+                self._tell_once(
+                    "the log", f"csrun: the log {self._log} lacks output: {exc.strerror}. The run continues"
+                )
         try:
             key.data.flush()
             _write_all(key.data.fileno(), data)
         except BrokenPipeError:
-            # The reader has gone (`| head`): what the child writes from here on has no reader either.
+            # Our reader has exited (`| head`), so the child must get a broken pipe too.
             self._selector.unregister(key.fileobj)
             os.close(key.fd)
         except OSError as exc:
             name = "standard output" if key.data is sys.stdout else "standard error"
-            self._tell_once(name, f"csrun: {name} cannot be written: {exc.strerror}. The run goes on")
+            self._tell_once(name, f"csrun: {name} cannot be written: {exc.strerror}. The run continues")
 
     def drain(self) -> None:
         """Pass on what is still in the pipes."""
@@ -87,7 +89,7 @@ def _write_all(handle: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(handle, rest) :]
-        except BlockingIOError:  # a terminal or pipe that another process has made non-blocking
+        except BlockingIOError:  # another process has made the terminal or pipe non-blocking
             with selectors.DefaultSelector() as selector:
                 selector.register(handle, selectors.EVENT_WRITE)
                 selector.select()

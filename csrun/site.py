@@ -1,7 +1,7 @@
-"""What this site sets once for all its users: sizes of a launch, mounts, resources, the executor.
+"""The settings of a site for all its users: sizes of a launch, mounts, resources, the executor.
 
-The file is `site.conf` in CEREBRAS_HOME, else /etc/cerebras/site.conf: lines NAME=VALUE with the names that stand at
-the top of the original csrun_cpu script. Without a file the defaults fit the machine at hand.
+The file is `site.conf` in CEREBRAS_HOME, else /etc/cerebras/site.conf. Its lines are NAME=VALUE, with the names at the
+top of the original csrun_cpu script. Without a file, the defaults fit this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cerebras_tensorflow.errors import SettingsError
 SYSTEM_FILE = Path("/etc/cerebras/site.conf")
 EXECUTORS = ("auto", "embedded", "slurm")
 NUMBERS = {"DEF_NODES": 1, "DEF_TASKS_PER_NODE": 1, "DEF_CPUS_PER_TASK": 1, "LOCAL_TASKS": 0}
-"""Names of numbers, and the least of each."""
+"""Names whose value is a number, and the smallest value of each."""
 TEXTS = ("SINGULARITY_IMAGE", "GRES_RESOURCE", "GRES_NODE", "EXECUTOR")
 MOST_LOCAL_TASKS = 8
 
@@ -27,15 +27,15 @@ class Site:
 
     Attributes:
         nodes: Nodes of a launch (DEF_NODES).
-        tasks_per_node: Tasks on each of them (DEF_TASKS_PER_NODE).
+        tasks_per_node: Tasks on each node (DEF_TASKS_PER_NODE).
         cpus_per_task: CPUs for each task (DEF_CPUS_PER_TASK).
-        mount_dirs: Folders that a container sees besides the current one (MOUNT_DIRS, separated by commas).
-        image: Container image; empty: none (SINGULARITY_IMAGE).
-        gres: Slurm's name of the CS system as a resource; empty: none (GRES_RESOURCE).
-        gres_node: Node that has it, which csrun_cpu leaves alone; empty: none (GRES_NODE).
+        mount_dirs: Folders to mount in a container, besides the current one (MOUNT_DIRS, separated by commas).
+        image: Container image; empty: no container (SINGULARITY_IMAGE).
+        gres: Slurm's name of the CS system as a resource; empty if there is none (GRES_RESOURCE).
+        gres_node: Node with the CS system, which csrun_cpu does not use; empty if there is none (GRES_NODE).
         executor: auto, embedded or slurm (EXECUTOR, ours).
-        local_tasks: Limit of the embedded executor on input workers, and on weight servers (LOCAL_TASKS, ours).
-        source: The file, or what the defaults come from.
+        local_tasks: Most input workers, and most weight servers, that the embedded executor starts (LOCAL_TASKS, ours).
+        source: The file, or a text that says where the defaults come from.
     """
 
     nodes: int
@@ -54,7 +54,7 @@ def read(home: Path) -> Site:
     """Return the settings of this site.
 
     Raises:
-        SettingsError: If the file has an unknown name or a value of the wrong kind; names the file and the line.
+        SettingsError: If the file has an unknown name or a wrong value; the text names the file and the line.
     """
     path = next((path for path in (home / "site.conf", SYSTEM_FILE) if path.is_file()), None)
     if path is None:
@@ -63,7 +63,7 @@ def read(home: Path) -> Site:
 
 
 def parse(text: str, source: str) -> Site:
-    """Return the settings that a file's text gives, and this machine's defaults for the rest."""
+    """Return the settings in a file's text; missing ones get this machine's defaults."""
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = shlex.split(line, comments=True)
@@ -76,7 +76,9 @@ def parse(text: str, source: str) -> Site:
             raise SettingsError(f"{source}, line {number}: expected NAME=VALUE, not {line!r}")
         known = (*NUMBERS, *TEXTS, "MOUNT_DIRS")
         if name not in known:
-            raise SettingsError(f"{source}, line {number}: unknown name {name!r}; known are {', '.join(sorted(known))}")
+            raise SettingsError(
+                f"{source}, line {number}: unknown name {name!r}; expected one of {', '.join(sorted(known))}"
+            )
         values[name] = value
     for name, least in NUMBERS.items():
         if name in values and (not values[name].isdigit() or int(values[name]) < least):

@@ -1,4 +1,4 @@
-"""cs-system: make simulated systems, list them, remove them."""
+"""cs-system: makes, lists, removes and serves simulated systems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODES = {"pipelined": env.PIPELINED, "weight-streaming": env.WEIGHT_STREAMING}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one cs-system command and return the exit code."""
+    """Run one cs-system command and return the exit code."""
     return command_line.exit_code("cs-system", lambda: _run(argv))
 
 
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     removing.set_defaults(run=_remove)
     serving = commands.add_parser(
         "serve",
-        help="make systems and jobs reachable over gRPC",
+        help="make a system and all jobs available over gRPC",
         description="Other hosts run on the system with --cs_ip HOST:PORT (CSAUTH_TOKEN, CEREBRAS_TLS_CERT); the "
         "published csctl client works with --csconfig FILE. "
         "Beyond loopback it needs TLS and a token. A certificate for tests: openssl req -x509 -newkey rsa:2048 -nodes "
@@ -64,7 +64,10 @@ def _parser() -> argparse.ArgumentParser:
         "--listen", default=f"127.0.0.1:{facts.PORT}", metavar="HOST:PORT", help="(default: %(default)s)"
     )
     serving.add_argument(
-        "--system", default=registry.EMBEDDED_NAME, metavar="NAME", help="what other hosts reach (default: %(default)s)"
+        "--system",
+        default=registry.EMBEDDED_NAME,
+        metavar="NAME",
+        help="the system that other hosts get (default: %(default)s)",
     )
     serving.add_argument("--tls-cert", type=Path, metavar="PEM")
     serving.add_argument("--tls-key", type=Path, metavar="PEM")
@@ -72,22 +75,24 @@ def _parser() -> argparse.ArgumentParser:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="clients present it as CSAUTH_TOKEN (default: made, in CEREBRAS_HOME)",
+        help="token of the clients, their CSAUTH_TOKEN (default: created in CEREBRAS_HOME)",
     )
-    serving.add_argument("--write-csconfig", type=Path, metavar="FILE", help="write what csctl --csconfig reads")
-    serving.add_argument("--ssh", metavar="HOST:PORT", help="offer the system's cs> shell over ssh (default: not)")
-    serving.add_argument("--ssh-admin-keys", type=Path, metavar="FILE", help="keys that may log in as admin and change")
-    serving.add_argument("--ssh-viewer-keys", type=Path, metavar="FILE", help="keys that may log in else, and look")
+    serving.add_argument("--write-csconfig", type=Path, metavar="FILE", help="write the file for csctl --csconfig")
+    serving.add_argument("--ssh", metavar="HOST:PORT", help="serve the system's cs> shell over ssh (default: off)")
+    serving.add_argument(
+        "--ssh-admin-keys", type=Path, metavar="FILE", help="keys of administrators; they log in as admin"
+    )
+    serving.add_argument("--ssh-viewer-keys", type=Path, metavar="FILE", help="keys of users who may only look")
     serving.add_argument("--ssh-password-file", type=Path, metavar="FILE", help="the password of admin (default: none)")
     serving.add_argument(
-        "--ssh-host-key", type=Path, metavar="FILE", help="made when missing (default: in CEREBRAS_HOME)"
+        "--ssh-host-key", type=Path, metavar="FILE", help="created if missing (default: in CEREBRAS_HOME)"
     )
     serving.set_defaults(run=_serve)
     return parser
 
 
 def _serve(arguments: argparse.Namespace) -> str:
-    from csrun.serving import serve as serving  # gRPC takes a while to load
+    from csrun.serving import serve as serving  # gRPC is slow to import
 
     home = env.read().home
     serving.serve(

@@ -1,8 +1,8 @@
-"""The wrapper around each task of a launch, by srun or on this machine: `python -m csrun.task FOLDER -- COMMAND...`.
+"""The wrapper of each task of a launch: `python -m csrun.task FOLDER -- COMMAND...`, under srun or on this machine.
 
-It works out the task's role, runs the command if the task is the chief, turns the launcher's `stop` file into one
-signal, and leaves a file with what became of the task. Input workers and weight servers serve when the chief asks.
-(The embedded executor's chief needs no wrapper: the launcher itself does this for it.)
+It determines the task's role. For the chief it runs the command, and sends itself one signal when the launcher writes
+the `stop` file. For an input worker or weight server it starts the server when the chief asks for it. At the end it
+writes a file with the outcome. (The embedded executor's chief has no wrapper: the launcher does this work.)
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ RECORD_BYTES = 2048
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """What became of a task.
+    """The outcome of a task.
 
     Attributes:
-        rank, role, node, pid: Which task this was.
+        rank, role, node, pid: Identify the task.
         started_at, ended_at: Seconds since the epoch; ended_at is None while it runs.
-        exit_code: Of its command.
-        message: What went wrong, for people.
-        signal: Number of the signal that ended its command; 0: none.
+        exit_code: Exit code of its command.
+        message: What went wrong, for the user.
+        signal: Number of the signal that ended its command; 0 if none did.
     """
 
     rank: int
@@ -75,27 +75,27 @@ def main(argv: Sequence[str]) -> int:
         code, message = worker.serve_when_asked(Path(folder), task.role, task.role_index, named(task, node))
     write_end(Path(folder), replace(start, ended_at=time.time(), exit_code=code, message=message, signal=number))
     if task.role == CHIEF:
-        with suppress(OSError):  # without the file the others end with the launch
+        with suppress(OSError):  # without the file, the other tasks end with the launch
             (Path(folder) / worker.DONE_FILE).touch()
-        # The chief's code reaches the launcher by the file above; a bad one here would have srun kill the others.
+        # The launcher reads the chief's exit code from the file above. Nonzero here would make srun kill the others.
         return 0
     return code
 
 
 def read_plan(text: str, command: Sequence[str]) -> LaunchPlan:
-    """Return the launcher's plan from the layout that it has put in the environment."""
+    """Return the launcher's plan, from the layout in the environment."""
     sizes = json.loads(text)
     names = ("tasks_per_node", "cpus_per_task", "single_task_nodes", "is_cyclic", "weight_servers")
     return make_plan(Request(total_nodes=sizes["nodes"], **{name: sizes[name] for name in names}), command)
 
 
 def task_file(folder: Path, rank: int) -> Path:
-    """Return the path of the file that a task leaves behind."""
+    """Return the path of the file with a task's outcome."""
     return folder / f"task-{rank}.json"
 
 
 def named(task: Task, node: str) -> str:
-    """Return what people call a task: its role, rank and host.
+    """Return a task's name for users: its role, rank and host.
 
     >>> named(Task(5, 3, "input_worker", 3), "node3")
     'input worker 3 (task 5 on node3)'
@@ -105,23 +105,23 @@ def named(task: Task, node: str) -> str:
 
 
 def ended_silently(task: Task, end: TaskEnd | None) -> str:
-    """Return what is known of a task that left no end behind."""
+    """Return what is known about a task that wrote no end."""
     node = f"node {task.node} of the launch" if end is None else end.node
     return f"{named(task, node)} exited without a status: killed, or its host was lost"
 
 
 def read_end(path: Path) -> TaskEnd | None:
-    """Return what a task has left, None if nothing."""
+    """Return a task's outcome; None if it has written none."""
     try:
         return TaskEnd(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # none, or one that a full disk has cut off
+    except (OSError, ValueError, TypeError):  # no file, or one that a full disk has truncated
         return None
 
 
 def write_end(folder: Path, end: TaskEnd) -> None:
-    """Leave what became of a task in the job's folder. A disk that is full or fails is told, and costs nothing else."""
+    """Write a task's outcome to the job's folder. If the disk fails, one line says so and the task continues."""
     path = task_file(folder, end.rank)
-    # Padded, so that the end of a task fits into the blocks that its start has got, should the disk be full by then.
+    # Padded, so that the end of a task fits into the disk blocks of its start, even if the disk is full by then.
     text = json.dumps(asdict(end)).ljust(RECORD_BYTES)
     try:
         files.write_text(path, text)
@@ -133,7 +133,7 @@ def write_end(folder: Path, end: TaskEnd) -> None:
             file.write(text)
             file.truncate()
         return
-    _tell_once(end.rank, f"what becomes of task {end.rank} cannot be recorded: {failure.strerror}")
+    _tell_once(end.rank, f"the outcome of task {end.rank} cannot be recorded: {failure.strerror}")
 
 
 _told: set[int] = set()
@@ -155,7 +155,7 @@ def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:
     watcher = threading.Thread(target=_watch_for_stop, args=(folder / STOP_FILE, ended), daemon=True)
     watcher.start()
     try:
-        # Slurm's own signal and the launcher's mean the same, whichever comes first; killing is Slurm's part.
+        # A signal from Slurm and one from the launcher mean the same. Slurm kills the task if that is needed.
         return process.run(plan.command, environ, kill=lambda _: None)
     finally:
         ended.set()
@@ -163,7 +163,7 @@ def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:
 
 
 def _watch_for_stop(path: Path, ended: threading.Event) -> None:
-    """Send this process the signal that the launcher has written down, as if the launcher could reach it."""
+    """Send this process the signal in the `stop` file; the launcher, on another host, cannot send it itself."""
     while not ended.wait(POLL_S):
         with suppress(FileNotFoundError, ValueError):
             number = int(path.read_text(encoding="ascii"))

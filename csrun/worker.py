@@ -1,7 +1,7 @@
-"""An input worker or weight server as csrun sees it: a process that stands by, cheaply, until the chief asks for it.
+"""The wrapper's part for input workers and weight servers: waits for the chief's request, then runs the server.
 
-A chief asks only if other processes can compute its input or are to hold its weights; others pay nothing for it. This
-is part of the task's wrapper, task.py.
+A chief asks only if other processes can compute its input or are to hold its weights. Until then a task costs little:
+it imports no TensorFlow. task.py, the wrapper, calls this.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from csrun.plan import INPUT_WORKER, WEIGHT_SERVER
 
 @dataclass(frozen=True)
 class Kind:
-    """A role that stands by.
+    """A role whose tasks wait for the chief.
 
     Attributes:
-        name: For people and for the names of files.
+        name: For messages and for the names of files.
         server: Module that does its work.
-        request_file: What the chief leaves in the folder to ask for it.
-        count: Variable that tells the chief how many there are.
-        restarts: How often a server that ends before the run does is started again. A weight server's memory is lost
-            with it, so it is not.
+        request_file: File that the chief creates in the folder to ask for the servers.
+        count: Environment variable with the number of these tasks, for the chief.
+        restarts: How often a server is started again that ends before the run. 0 for weight servers: their memory is
+            lost when they end.
     """
 
     name: str
@@ -59,22 +59,22 @@ POLL_S = 0.1
 
 
 def environment(folder: Path, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the variables by which the chief finds the tasks that stand by, and their number by role."""
+    """Return the variables that tell the chief the folder and the number of tasks of each role."""
     numbers = {kind.count: str(counts.get(role, 0)) for role, kind in KINDS.items()}
     return {env.INPUT_FOLDER: str(folder), **numbers}
 
 
 def serve_when_asked(folder: Path, role: str, index: int, name: str) -> tuple[int, str]:
-    """Stand by, serve from when the chief asks until it is done, and return the exit code and what went wrong.
+    """Wait for the chief's request, serve until the chief is done, and return the exit code and an error text.
 
     Args:
-        folder: The job's.
-        role: What kind of task this is.
-        index: Its number among those of its role.
-        name: What people call it, with its host.
+        folder: The job's folder.
+        role: The task's role.
+        index: The task's number within its role.
+        name: The task's name for messages, with its host.
     """
     kind = KINDS[role]
-    # A signal to the whole job is for the chief; whether we are still needed shows in the `done` file.
+    # A signal to the whole job is meant for the chief. This task ends when the `done` file appears.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     while not (folder / kind.request_file).exists():
@@ -93,7 +93,7 @@ def serve_when_asked(folder: Path, role: str, index: int, name: str) -> tuple[in
 
 
 def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:
-    """Run one server until it ends by itself, or until the chief wants another one or none; None: none is needed."""
+    """Run one server; return its exit code when it ends or the chief replaces it, None when the chief is done."""
     replace_file = folder / f"{kind.name}-{index}.replace"
     with suppress(OSError):
         replace_file.unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:
     try:
         while not (folder / DONE_FILE).exists():
             if replace_file.exists() and replace_file.read_text(encoding="ascii") == str(server.pid):
-                server.kill()  # it hangs, or the connection to it is lost
+                server.kill()  # the chief asks for a new server: this one hangs, or its connection is lost
             with suppress(subprocess.TimeoutExpired):
                 return server.wait(POLL_S)
     finally:
@@ -115,7 +115,7 @@ def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:
 
 
 def _log(path: Path) -> IO[bytes]:
-    """Return a log to write to, or standard error where it cannot be made."""
+    """Return the log, open for writing; standard error if the log cannot be opened."""
     try:
         return path.open("ab")
     except OSError:
@@ -123,7 +123,7 @@ def _log(path: Path) -> IO[bytes]:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Return a function for a new child: from then on the kernel kills it when its parent dies."""
+    """Return a function to run in a new child: it makes the kernel kill the child when its parent dies."""
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:

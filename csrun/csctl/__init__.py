@@ -1,1 +1,1 @@
-"""Jobs as people and programs see them: the command csctl, and the server that the published csctl client talks to."""
+"""The command csctl, and the server for the published csctl client: both show, label and cancel jobs."""

@@ -27,10 +27,10 @@ LABEL_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
 
 
 def request_cancel(home: Path, job_id: str, who: str) -> jobs.Job:
-    """Ask a job to save and stop, and return it; the launcher kills it when it has not stopped after CANCEL_GRACE_S.
+    """Ask a job to save and stop, and return it. The launcher kills it if it still runs after CANCEL_GRACE_S.
 
     Raises:
-        ResourceError: If there is no such job, it has ended, it runs on another host, or belongs to another user.
+        ResourceError: If the job does not exist, has ended, runs on another host, or belongs to another user.
     """
     job = jobs.find(home, job_id)
     if job is None:
@@ -47,7 +47,7 @@ def request_cancel(home: Path, job_id: str, who: str) -> jobs.Job:
 
 
 def finish_cancel(home: Path, job: jobs.Job) -> None:
-    """Return once a job that was asked to stop has stopped; kill it after KILL_AFTER_S."""
+    """Wait until a job stops that was asked to; kill it after KILL_AFTER_S."""
     deadline = time.monotonic() + KILL_AFTER_S
     while jobs.is_alive(home, job.id) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -63,7 +63,7 @@ def label(home: Path, job_id: str, changes: Mapping[str, str | None]) -> jobs.Jo
     if not isinstance(changes, Mapping) or len(changes) > MAX_LABELS:
         raise ResourceError(f"labels are at most {MAX_LABELS} pairs of a key and a text")
     for key, value in changes.items():
-        # From JSON a value may be of any type.
+        # JSON values may have any type.
         is_text = value is None or value == "" or (isinstance(value, str) and LABEL_PATTERN.fullmatch(value))
         if not isinstance(key, str) or not LABEL_PATTERN.fullmatch(key) or not is_text:
             raise ResourceError(f"{key}={value} is not a label: letters, digits, dot, dash, underscore, at most 63")
@@ -82,7 +82,7 @@ def export_log(home: Path, job_id: str, target: Path) -> Path:
     job = jobs.find(home, job_id)
     if job is None:
         raise ResourceError(f"job {job_id} not found")
-    path = target / f"{job.id}.zip"  # an id of ours: `find` returns no other
+    path = target / f"{job.id}.zip"  # `find` returns only ids of our form, so this is no path
     draft = None
     try:
         draft = files.open_new(path.with_suffix(f".{os.getpid()}.partial"), 0o600)
@@ -102,13 +102,13 @@ def export_log(home: Path, job_id: str, target: Path) -> Path:
 
 
 def _logs(folder: Path, uid: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the logs of a job, and what became of its tasks, by their names below the folder.
+    """Yield the logs of a job and the records of its tasks, with their names relative to the folder.
 
-    Not how the tasks find each other, which holds a token. Only regular files of the job's own user: a link in the
-    folder may lead anywhere, and a pipe never ends.
+    The servers' address files are left out, because they hold tokens. Only regular files of the job's own user are
+    read: a link in the folder may point anywhere, and reading a pipe may never end.
     """
     if folder.is_symlink() or not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(folder))
+        raise FileNotFoundError(errno.ENOENT, "the folder does not exist", str(folder))
     for place, _, names, handle in os.fwalk(folder, onerror=_raise, follow_symlinks=False):
         for name in sorted(names):
             if not (name.endswith(".log") or (name.startswith("task-") and name.endswith(".json"))):

@@ -1,4 +1,4 @@
-"""csctl: see, label and cancel the jobs of the simulated systems on this machine, without a server."""
+"""csctl: shows, labels and cancels the jobs of the simulated systems on this machine. It needs no server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from csrun.csctl.resources import Filters, ResourceError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one csctl command and return the exit code."""
-    # "Error: ..." is how the published client begins.
+    """Run one csctl command and return the exit code."""
+    # The published client prints "Error: ..." too.
     return command_line.exit_code("Error", lambda: _run(argv), errors=(ResourceError, CerebrasError, ValueError))
 
 
@@ -41,10 +41,10 @@ def _parser() -> argparse.ArgumentParser:
     get.add_argument("type", metavar="TYPE", help=", ".join(resources.TYPES))
     get.add_argument("name", metavar="NAME", nargs="?", default="")
     get.add_argument("-a", "--all-states", action="store_true", help="finished jobs too")
-    get.add_argument("-m", "--my-jobs", action="store_true", help="only mine")
-    get.add_argument("-l", "--labels", default="", metavar="K=V,...", help="only those with these labels")
-    get.add_argument("--system", metavar="NAME", help="only those of a system")
-    get.add_argument("--max-jobs", type=int, default=5000, metavar="N", help="at most the newest N (default: 5000)")
+    get.add_argument("-m", "--my-jobs", action="store_true", help="only my jobs")
+    get.add_argument("-l", "--labels", default="", metavar="K=V,...", help="only jobs with these labels")
+    get.add_argument("--system", metavar="NAME", help="only jobs of this system")
+    get.add_argument("--max-jobs", type=int, default=5000, metavar="N", help="only the newest N jobs (default: 5000)")
     get.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     get.set_defaults(run=_get)
 
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     config = commands.add_parser("config", help="View the settings of the client")
     config.add_argument("what", choices=("view",))
-    config.add_argument("--raw", action="store_true", help="all of them")
+    config.add_argument("--raw", action="store_true", help="show all settings")
     config.set_defaults(run=_config)
     return parser
 
@@ -90,7 +90,7 @@ def _get(home: Path, arguments: argparse.Namespace) -> str:
 
 
 def _cancel(home: Path, arguments: argparse.Namespace) -> str:
-    from csrun.csctl import actions  # `get jobs` does without, and answers sooner
+    from csrun.csctl import actions  # slow to import; `get jobs` does not need it
 
     job = actions.request_cancel(home, arguments.name, jobs.user_name())
     actions.finish_cancel(home, job)
@@ -120,7 +120,7 @@ def _label(home: Path, arguments: argparse.Namespace) -> str:
 def _config(home: Path, arguments: argparse.Namespace) -> str:
     settings = resources.client_settings(f"file://{home}", {})
     if not arguments.raw:
-        del settings["contexts"]  # as the published client leaves them out
+        del settings["contexts"]  # the published client does not show them either
     return _formatted(settings, "yaml")
 
 

@@ -1,4 +1,4 @@
-"""Jobs, systems, nodes and volumes as csctl shows them: a table of cells, or objects in the shape of the protocol."""
+"""Jobs, systems, nodes and volumes as csctl shows them: as a table, or as objects in the protocol's format."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Object = dict[str, Any]
 
 
 class ResourceError(Exception):
-    """A resource that there is not, or that this user may not touch; the text is for the user."""
+    """The resource does not exist, or this user may not change it. The text is for the user."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What was asked for, in both representations.
+    """The answer to a request, as a table and as objects.
 
     Attributes:
         columns: Names of the table's columns.
-        rows: Its cells.
-        objects: The same things as objects, with the protocol's field names in camel case.
-        kind: Name of the protocol's message for one of them.
-        is_single: Whether one thing was asked for by its name.
+        rows: The table's cells, row by row.
+        objects: The same resources as objects, with the protocol's field names in camel case.
+        kind: Name of the protocol's message for one resource.
+        is_single: Whether the request named one resource.
     """
 
     columns: tuple[str, ...]
@@ -51,7 +51,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Filters:
-    """Which jobs are wanted."""
+    """Which jobs a request selects."""
 
     all_states: bool = False
     user: str | None = None
@@ -61,10 +61,10 @@ class Filters:
 
 
 def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -> Resources:
-    """Return the resources of a type, or the one of a name.
+    """Return all resources of a type, or the one with the given name.
 
     Raises:
-        ResourceError: If there is no such type or thing.
+        ResourceError: If the type or the resource does not exist.
     """
     kind = SINGULAR.get(kind, kind)
     filters = filters or Filters()
@@ -80,15 +80,17 @@ def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -
     if kind == "version":
         info = {"meta": {"type": "version", "name": "cluster-server"}, "clusterServer": __version__}
         return Resources(("COMPONENT", "__version__"), (("cluster-server", __version__),), (info,), "VersionInfo", True)
-    raise ResourceError(f"resource type {kind} not found; there are {', '.join(TYPES)}{did_you_mean(kind, TYPES)}")
+    raise ResourceError(
+        f"resource type {kind} not found; expected one of {', '.join(TYPES)}{did_you_mean(kind, TYPES)}"
+    )
 
 
 def client_settings(address: str, authority: Mapping[str, str]) -> Object:
-    """Return the published client's settings for a server: what `--csconfig` names and `config view` shows.
+    """Return the published client's settings for a server: the content of its `--csconfig` file and of `config view`.
 
     Args:
-        address: Where the server is.
-        authority: How its certificate is checked: the entries of the namespace for that.
+        address: host:port of the server, or a URL.
+        authority: Entries of the namespace that say how to check the server's certificate.
     """
     name = "simulated"
     cluster = {
@@ -147,7 +149,7 @@ def _jobs(home: Path, name: str, filters: Filters) -> Resources:
 
 
 def job_object(job: jobs.Job) -> Object:
-    """Return a job in the shape of the protocol's message."""
+    """Return a job with the fields of the protocol's message."""
     status: Object = {"phase": job.phase, "systems": [system for system in (_wafers(job),) if system]}
     if job.started_at is not None:
         status["executionTime"] = _timestamp(job.started_at)
@@ -187,7 +189,7 @@ def _timestamp(seconds: float) -> str:
 
 
 def _cluster(home: Path) -> Resources:
-    from cerebras_tensorflow.system import registry  # `get jobs` does without, and answers sooner
+    from cerebras_tensorflow.system import registry  # slow to import; `get jobs` does not need it
     from cerebras_tensorflow.system.state import BOOTING, STANDBY
 
     running = {job.system: job.id for job in jobs.listed(home, (jobs.RUNNING,))}

@@ -1,4 +1,4 @@
-"""The cluster server: the published csctl client's protocol, answered from the records of this machine."""
+"""The cluster server: answers the published csctl client's protocol from the records of this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CsCtl:
         self._folder = tempfile.TemporaryDirectory(prefix="csctl-exports-")
 
     def GetServerConfig(self, _request: Any, _context: grpc.ServicerContext) -> Any:
-        """Say that a token is needed."""
+        """Return that clients need a token."""
         return api.GetServerConfigResponse(is_user_auth_enabled=True)
 
     def Get(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -55,7 +55,7 @@ class CsCtl:
         return self._guarded(context, lambda: self._patch(request))
 
     def CancelJobV2(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Ask a job to stop, and see to it that it does."""
+        """Ask a job to stop, and kill it if it does not."""
         return self._guarded(context, lambda: self._cancel(request, context))
 
     def ListResourceTypes(self, _request: Any, _context: grpc.ServicerContext) -> Any:
@@ -67,7 +67,7 @@ class CsCtl:
         return self._guarded(context, lambda: self._export(request))
 
     def GetLogExport(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Say that an export is ready: it is, once CreateLogExport has returned."""
+        """Return that an export is ready: CreateLogExport returns only when it is."""
         return self._guarded(
             context,
             lambda: (
@@ -76,11 +76,11 @@ class CsCtl:
         )
 
     def DownloadLogExport(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """Return the next piece of an export; the page token is the place in the file."""
+        """Return the next piece of an export; the page token is an offset in the file."""
         return self._guarded(context, lambda: self._download(request))
 
     def _guarded(self, context: grpc.ServicerContext, answer: Callable[[], Any]) -> Any:
-        """Return the answer; errors become gRPC's, with the text for the user."""
+        """Return the answer; turn our errors into gRPC errors with the same text."""
         try:
             return answer()
         except ResourceError as exc:
@@ -155,7 +155,7 @@ class CsCtl:
 
 
 def client_config(address: str, certificate: bytes | None) -> str:
-    """Return what the published csctl reads from the file that --csconfig names."""
+    """Return the content of the published csctl's --csconfig file."""
     import base64
 
     if certificate is None:
@@ -166,7 +166,7 @@ def client_config(address: str, certificate: bytes | None) -> str:
 
 
 def add_to(server: grpc.Server, home: Path) -> None:
-    """Let a gRPC server answer csctl."""
+    """Make a gRPC server answer csctl."""
     CSCTL.services["CsCtlV1"].add_to(server, CsCtl(home))
 
 

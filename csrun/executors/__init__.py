@@ -1,1 +1,1 @@
-"""Ways to carry out a LaunchPlan: as local processes, under Slurm, or on paper."""
+"""Ways to run a LaunchPlan: as local processes or under Slurm; a dry run only prints it."""

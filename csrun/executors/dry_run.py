@@ -1,4 +1,4 @@
-"""The plan on paper: what would be started here, the exact srun line and the roles; nothing is started."""
+"""A dry run: prints what would be started, the exact srun line and the roles. Nothing is started."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from csrun.plan import LaunchPlan, described, srun_options
 
 
 def report(plan: LaunchPlan, program: tuple[str, ...], executor: Executor) -> str:
-    """Return what a launch would do; where it would not use srun, what it would do on a cluster comes last.
+    """Return what a launch would do. If it would not use srun, the srun line for a cluster follows.
 
     Args:
         plan: The launch.
-        program: What each task executes: the command, inside a container if the site has one.
-        executor: What would carry it out.
+        program: The command that each task executes, inside a container if the site has one.
+        executor: The executor that would run the plan.
     """
     tasks = f"{len(plan.tasks)} tasks" if len(plan.tasks) > 1 else "1 task"
     srun = shlex.join((*srun_options(plan), *program))

@@ -1,8 +1,8 @@
-"""The plan as processes of this machine: the same roles, environment and records as under Slurm.
+"""Runs a plan as processes of this machine, with the same roles, environment and records as under Slurm.
 
-The chief is a child of the launcher and has the terminal; every other task is a process that stands by for it. No role
-gets more processes than the machine has CPUs (a site's LOCAL_TASKS): TensorFlow takes hundreds of megabytes for each
-input worker, and the tasks of 14 nodes would only wait for each other.
+The chief is a child of the launcher and has the terminal. Every other task is a process that waits until the chief
+needs it. A role gets at most LOCAL_TASKS processes (a setting of the site; by default at most one per CPU): each input
+worker takes hundreds of megabytes for TensorFlow, and the tasks of 14 nodes would only compete for the same CPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from csrun.plan import LaunchPlan, Task, counts, folded, layout, task_environmen
 from csrun.task import TaskEnd, write_end
 
 CANCEL_GRACE_S = 25.0
-"""How long a cancelled run may take to save and stop; with what comes around it, it stays below 30 s."""
+"""How long a cancelled run may take to save and stop. The whole cancellation then takes less than 30 s."""
 
 WORKER_GRACE_S = 10.0
 WORKER_FAILED = 1
@@ -32,7 +32,7 @@ class Embedded(Executor):
     """Runs a plan on this machine.
 
     Args:
-        most_tasks: Limit on the input workers, and on the weight servers, that are started.
+        most_tasks: Most input workers, and most weight servers, that are started.
     """
 
     def __init__(self, most_tasks: int) -> None:
@@ -43,7 +43,7 @@ class Embedded(Executor):
         return plan.command
 
     def started(self, plan: LaunchPlan) -> str:
-        """Return how many processes of each role would be started on this machine, and what is folded."""
+        """Return how many processes of each role would be started here, and whether tasks are folded."""
         tasks = folded(plan, self.most_tasks)
         lines = [f"Started on this machine (embedded executor): {_processes(tasks)}"]
         return "\n".join([*lines, _what_is_folded(plan, tasks)] if len(tasks) < len(plan.tasks) else lines)
@@ -52,7 +52,7 @@ class Embedded(Executor):
         """Wait for the system, run the tasks, and return how the chief ended.
 
         Raises:
-            CommandError: If another task ended before the chief was done, or the command cannot be started.
+            CommandError: If another task ended before the chief did, or the command cannot be started.
         """
         plan, job = launch.plan, launch.job
         # The published launcher's jobs have several components and always print both lines.
@@ -103,7 +103,7 @@ def _run_chief(launch: Launch, tasks: tuple[Task, ...], common: Mapping[str, str
         interpreters.resolved(plan.command),
         environ,
         log=job.folder / "output.log",
-        # The child holds the lock too: the wafer stays taken while it saves, even if the launcher was killed.
+        # The child holds the lock too: it keeps the wafer while it saves, even if the launcher was killed.
         keep_open=() if job.lock is None else (job.lock,),
         kill_after_s=lambda: _grace_s(job, standby),
         has_failed=lambda: bool(standby.failure()),
@@ -111,9 +111,9 @@ def _run_chief(launch: Launch, tasks: tuple[Task, ...], common: Mapping[str, str
 
 
 def step_environment(plan: LaunchPlan, task: Task) -> dict[str, str]:
-    """Return the variables of Slurm that say which task of the launch a process is, as srun sets them.
+    """Return Slurm's variables that identify a task of the launch, as srun sets them.
 
-    Those that srun would itself obey (SLURM_NTASKS, SLURM_JOB_ID and so on) are left out: a command may call srun.
+    Variables that srun itself reads (SLURM_NTASKS, SLURM_JOB_ID and so on) are left out: the command may call srun.
     """
     loads = Counter(other.node for other in plan.tasks)
     return {
@@ -127,7 +127,7 @@ def step_environment(plan: LaunchPlan, task: Task) -> dict[str, str]:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Return numbers as Slurm writes them.
+    """Return numbers in Slurm's notation, which counts repeats.
 
     >>> _runs([1, 1, 8, 8, 8, 2])
     '1(x2),8(x3),2'
@@ -157,7 +157,7 @@ def _what_is_folded(plan: LaunchPlan, tasks: tuple[Task, ...]) -> str:
 
 
 def _grace_s(job: LiveJob | UnrecordedJob, standby: Standby) -> float | None:
-    """Return how long the chief may take to stop: no limit, unless it was cancelled or another task is gone."""
+    """Return how long the chief may take to stop; no limit unless the job was cancelled or another task has ended."""
     if standby.failure():
         return WORKER_GRACE_S
     return CANCEL_GRACE_S if job.record.is_cancel_requested else None

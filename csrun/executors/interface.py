@@ -1,4 +1,4 @@
-"""What every executor is: it takes a plan and a job that has its place in the queue, and returns an exit code."""
+"""The interface of an executor: it takes a plan and a queued job, runs them, and returns an exit code."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Launch:
 
     Attributes:
         plan: Tasks and roles.
-        job: Its record and its lock.
-        wait_for_wafer: Returns once the job has the system; called at most once.
+        job: The record and the lock of the launch.
+        wait_for_wafer: Returns once the job has the system; may be called once. Takes a function that prints what the
+            job waits for.
         tell: Prints a line for the user, on standard error.
     """
 
@@ -31,7 +32,7 @@ class Launch:
 
 
 class Executor(ABC):
-    """A way to carry out a launch."""
+    """A way to run a launch."""
 
     @abstractmethod
     def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
@@ -39,7 +40,7 @@ class Executor(ABC):
 
     @abstractmethod
     def started(self, plan: LaunchPlan) -> str:
-        """Return what would be started, where that is not the plan's tasks by srun; else an empty text."""
+        """Return what would be started; empty if srun would start the plan's tasks."""
 
     @abstractmethod
     def run(self, launch: Launch) -> Ended:

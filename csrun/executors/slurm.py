@@ -1,14 +1,16 @@
-"""The plan as one heterogeneous Slurm job, by srun.
+"""Runs a plan as one heterogeneous Slurm job, with srun.
 
 Facts about srun that shape this (measured on 22.05):
-- A SIGTERM to srun kills the tasks at once, and one to all tasks ends the workers first, whose end then takes the chief
-  down in the middle of its checkpoint. So the first signal becomes a file, `stop`, which the chief's wrapper watches.
-- With --kill-on-bad-exit srun returns the code of the tasks that it tore down. So every wrapper leaves its task's own
-  code in a file, and the first to fail by itself counts.
+- A SIGTERM to srun kills the tasks at once. A SIGTERM to all tasks ends the workers first, and then Slurm kills the
+  chief while it writes its checkpoint. So the launcher writes the first signal to a file, `stop`, and the chief's
+  wrapper reads it.
+- With --kill-on-bad-exit srun returns the exit code of a task that srun killed. So every wrapper writes the exit code
+  of its own task to a file, and the first task that failed by itself counts.
 - Inside an allocation, srun would read the sizes of the job from six of the allocation's variables.
-- A request that no node can meet stays in the queue unless the site has set EnforcePartLimits; one whose components
-  only together ask for too many nodes does so even then. So `srun --test-only` is asked first, also for the sum.
-- A heterogeneous job ends with any of its nodes, --no-kill or not. To survive that, a launch starts again.
+- A request that no node can meet waits in the queue forever, unless the site has set EnforcePartLimits. A request whose
+  components ask for too many nodes only in sum waits forever even then. So `srun --test-only` checks the components
+  and the sum first.
+- A heterogeneous job ends when any of its nodes is lost, even with --no-kill. To survive that, a launch starts again.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ SIZES_OF_ANOTHER_STEP = (
 
 
 class NodeLostError(CommandError):
-    """A launch that ended because a node of its job went away."""
+    """A launch that ended because a node of its job was lost."""
 
 
 class Slurm(Executor):
     """Runs a plan on the nodes of a Slurm cluster.
 
     Args:
-        program: What each task executes: the command, inside a container if the site has one.
+        program: The command that each task executes, inside a container if the site has one.
         tolerates_node_failure: Whether a launch that has lost a node starts again, so that the run resumes from its
             latest checkpoint; at most MAX_RESTARTS times.
     """
@@ -68,7 +70,7 @@ class Slurm(Executor):
         return (*srun_options(plan), *self._program)
 
     def started(self, plan: LaunchPlan) -> str:  # noqa: ARG002 (the interface's)
-        """Return nothing: srun starts the plan's tasks as they stand."""
+        """Return an empty text: srun starts the plan's tasks unchanged."""
         return ""
 
     def run(self, launch: Launch) -> Ended:
@@ -82,7 +84,7 @@ class Slurm(Executor):
         launch.wait_for_wafer(lambda what: launch.tell(f"csrun: {what}"))
         restarts = 0
         while True:
-            # A fresh folder for each restart, so that late writes of the last attempt are not read as results.
+            # Use a fresh folder per restart, so that late writes of the last attempt are not read as results.
             folder = launch.job.folder / f"restart-{restarts}" if restarts else launch.job.folder
             folder.mkdir(exist_ok=True)
             try:
@@ -108,12 +110,12 @@ class Slurm(Executor):
         return _verdict(folder, plan, ended.code, _lost_nodes(log, start), log)
 
     def _resolved(self) -> tuple[str, ...]:
-        # In a container `python` is the container's; outside it is the one that runs this launcher.
+        # In a container `python` means the container's Python; outside it means the Python that runs this launcher.
         return self._program if self._program[0] == "singularity" else interpreters.resolved(self._program)
 
 
 def answers() -> bool:
-    """Return whether there is a Slurm cluster here that answers."""
+    """Return whether a Slurm cluster answers here."""
     if shutil.which("srun") is None or shutil.which("sinfo") is None:
         return False
     try:
@@ -134,13 +136,13 @@ def _environment(plan: LaunchPlan, number: int) -> dict[str, str]:
 
 
 def _check_possible(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Check that the cluster could run the plan if nothing else ran.
+    """Check that the cluster can run the plan when all its nodes are free.
 
     Raises:
         CommandError: If not, with Slurm's reason.
     """
     if "SLURM_JOB_ID" in environ:
-        return  # inside an allocation, which has its nodes already
+        return  # inside an allocation: the nodes are allocated already
     _, *options = srun_options(plan)
     total = ("--exclusive", f"--nodes={plan.request.total_nodes}", f"--ntasks={plan.request.total_nodes}")
     for request in dict.fromkeys((tuple(options), total)):
@@ -154,31 +156,31 @@ def _check_possible(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
             )
         except FileNotFoundError as exc:
             raise CommandError(
-                "there is no srun on PATH, so nothing can run under Slurm; install Slurm's client, or use "
+                "there is no srun on PATH, so nothing can run under Slurm. Install Slurm's client, or use "
                 "--executor embedded",
                 process.NOT_FOUND,
             ) from exc
         except subprocess.TimeoutExpired:
-            return  # a busy controller: srun itself will wait for it
+            return  # the controller is busy; srun itself waits for it
         if tested.returncode != 0:
             reason = (tested.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise CommandError(f"Slurm cannot run this launch on its nodes: {reason}", tested.returncode)
 
 
 def _lost_nodes(log: Path, start: int) -> list[str]:
-    """Return the nodes that srun's messages, from an offset in the log on, call failed."""
+    """Return the nodes that srun reports as failed, from an offset in the log on."""
     try:
         with log.open("rb") as file:
             file.seek(start)
             return sorted(set(NODE_FAILURE.findall(file.read().decode("utf-8", "replace"))))
-    except OSError:  # a full disk: there is no log
+    except OSError:  # there is no log, because the disk is full
         return []
 
 
 def _grace_s(folder: Path, job: LiveJob | UnrecordedJob) -> float | None:
-    """Return how long a launch may take to stop: no limit, unless it was cancelled or no chief has started."""
+    """Return how long a launch may take to stop; None (no limit) unless it was cancelled or no chief has started."""
     if not task_file(folder, 0).exists():
-        return PENDING_GRACE_S  # srun now and then misses a signal while it waits for its nodes: it gets another
+        return PENDING_GRACE_S  # while srun waits for nodes it sometimes misses a signal: send another
     return CANCEL_GRACE_S if job.record.is_cancel_requested else None
 
 
@@ -190,11 +192,11 @@ def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
         tell(f"csrun: the chief cannot be asked to save: {exc}; Slurm ends the job")
         is_told = False
     if not is_told or not task_file(folder, 0).exists():
-        os.kill(srun, signal.SIGTERM)  # still in Slurm's queue: there is no chief that could save
+        os.kill(srun, signal.SIGTERM)  # no chief runs that could save: the job is still in Slurm's queue
 
 
 def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequence[str], log: Path) -> Ended:
-    """Return how the first task that failed by itself has ended, from what it has left.
+    """Return how the first task ended that failed by itself, from the tasks' files.
 
     Raises:
         NodeLostError: If a node of the job was lost before the chief could end by itself.
@@ -202,18 +204,18 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     """
     records = {task.rank: read_end(task_file(folder, task.rank)) for task in plan.tasks}
     ends = [end for end in records.values() if end is not None]
-    # A task that was killed has left no end, or nothing at all if its wrapper had not come to its first line yet.
+    # A killed task has written no end. If its wrapper was killed at its start, it has written nothing at all.
     lost = [rank for rank, end in records.items() if end is None or end.ended_at is None]
     failed = sorted((end for end in ends if end.exit_code), key=lambda end: end.ended_at or 0.0)
     chief_has_ended = any(end.rank == 0 and end.ended_at is not None for end in ends)
     if not ends and (folder / STOP_FILE).exists():
         return Ended(128 + int((folder / STOP_FILE).read_text(encoding="ascii")))
-    # Slurm's SIGTERM lets the chief save and end by itself; it has still not done its work.
+    # After Slurm's SIGTERM the chief saves and ends by itself, but its work is not done.
     chief_is_done = any(end.rank == 0 and end.ended_at is not None and end.exit_code == 0 for end in ends)
     if lost_nodes and not chief_is_done and not (folder / STOP_FILE).exists():
         on_them = [(task, records[task.rank]) for task in plan.tasks]
         roles = [named(task, end.node) for task, end in on_them if end is not None and end.node in lost_nodes]
-        # Tasks that had not come to their first line yet are not known by their node.
+        # The node of a task is known only once its wrapper has started.
         what = ", ".join(lost_nodes) + (f", and with it {_few(roles)}" if roles else "")
         raise NodeLostError(f"Slurm has lost {what}; the log is {log}. {RESUME}", srun_code or 1)
     if ends and lost and (srun_code != 0 or not chief_has_ended) and not (folder / STOP_FILE).exists():
@@ -228,10 +230,10 @@ def _verdict(folder: Path, plan: LaunchPlan, srun_code: int, lost_nodes: Sequenc
     raise CommandError(
         f"Slurm ended the job with code {srun_code} before the chief had ended: refused, cancelled or killed; srun's "
         f"message is above. {RESUME}",
-        srun_code or 1,  # srun has been seen to give 0 when a node was lost
+        srun_code or 1,  # srun sometimes returns 0 when a node was lost
     )
 
 
 def _few(names: Sequence[str]) -> str:
-    """Return the first of some names, so that a launch of a hundred tasks still says what happened in a line or two."""
+    """Return the first three names and the number of the others, so that an error on 100 tasks stays short."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

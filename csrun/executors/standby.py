@@ -1,4 +1,4 @@
-"""The tasks of a launch on this machine, besides the chief: started, watched, told when the chief is done."""
+"""Starts and watches the tasks of a launch on this machine except the chief, and ends them when the chief is done."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ END_TIMEOUT_S = 5.0
 
 
 class Standby:
-    """Processes that stand by until the block ends. Final.
+    """Processes that wait for the chief until the `with` block ends. Final.
 
     Args:
-        folder: The job's, in which tasks find each other.
+        folder: The job's folder, in which tasks find each other.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,7 +31,7 @@ class Standby:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(OSError):  # without the file they are killed below
+        with suppress(OSError):  # without this file the loop below kills them
             (self._folder / worker.DONE_FILE).touch()
         for _, child in self._running:
             try:
@@ -41,7 +41,7 @@ class Standby:
                 child.wait()
 
     def start(self, task: Task, environ: Mapping[str, str]) -> None:
-        """Have a task stand by, in the wrapper that it has under Slurm too; it dies with this process."""
+        """Start a task in the same wrapper as under Slurm. The kernel kills it when this process dies."""
         child = subprocess.Popen(
             [sys.executable, "-m", "csrun.task", str(self._folder), "--"],
             stdin=subprocess.DEVNULL,
@@ -52,12 +52,12 @@ class Standby:
         self._running.append((task, child))
 
     def failure(self) -> str:
-        """Return what became of the first task that ended while the chief still needed it; empty when none has."""
+        """Return how the first task ended that ended before the chief; empty if none has."""
         if not self._failure:
             for task, child in self._running:
                 if child.poll() is not None:
                     end = read_end(task_file(self._folder, task.rank))
-                    # A server that has died is told with its own log; a wrapper has none but the launch's.
+                    # The message of a dead server names the server's own log; a dead wrapper has only the launch's log.
                     said = end.message if end is not None else ""
                     self._failure = said or f"{ended_silently(task, end)}; the log is {self._folder / 'output.log'}"
                     break

@@ -1,1 +1,1 @@
-"""`cs-system serve`: one process that offers jobs and systems to other machines."""
+"""`cs-system serve`: one process that makes jobs and systems available to other hosts."""

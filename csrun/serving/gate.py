@@ -1,4 +1,4 @@
-"""What stands before every call of the server: the token, a time limit for the request, a limit on streams."""
+"""Guards every call of the server: checks the token, limits the client's time to send a request, limits streams."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cerebras_tensorflow.config import env
 REQUEST_TIMEOUT_S = 10.0
 MAX_THREADS = 128
 MAX_STREAMS = 96
-"""Runs that hold or wait for a system keep a thread each; the other threads answer calls."""
+"""Each run that holds or waits for a system takes a thread. The remaining threads answer other calls."""
 
 OPEN_METHODS = ("/GetServerConfig",)
-"""What the published csctl asks before it presents a token: whether one is needed."""
+"""The published csctl calls this without a token, to ask whether it needs one."""
 
 OPTIONS = [
     ("grpc.so_reuseport", 0),
-    # A client whose host has gone is noticed, and its system given to the next.
+    # Notice that a client's host is lost, so that the next run gets the system.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    # Limits for who connects and says nothing, or too much.
+    # Limits for clients that connect and send nothing, or too much.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.max_concurrent_streams", MAX_THREADS),
@@ -38,12 +38,12 @@ OPTIONS = [
 class Gate(grpc.ServerInterceptor):
     """Lets calls with the right token through. Final.
 
-    A refused call never waits for its request: calls without a token, however many and silent, take no thread for
-    longer than the answer. To that end every method is answered as a stream, which looks the same to the client.
+    A call without the right token is refused before its request is read, so such calls cannot occupy the threads. For
+    this, every method is served as a stream; a client sees no difference.
 
     Args:
-        token: What a client must present.
-        timeout_s: How long a client that is let in may take for its first message.
+        token: The token that a client must send.
+        timeout_s: Time that a client with the right token has to send its first message.
     """
 
     def __init__(self, token: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
@@ -76,7 +76,9 @@ class Gate(grpc.ServerInterceptor):
     def _stream(self, answers: Callable[[Any, Any], Iterator[Any]]) -> Callable[[Any, Any], Iterator[Any]]:
         def behaviour(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             if not self._streams.acquire(blocking=False):
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} runs wait here already; try later")
+                context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} runs wait or run here already; try later"
+                )
             try:
                 yield from answers(_with_first(self._first(requests, context), requests), context)
             finally:

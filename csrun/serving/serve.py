@@ -1,4 +1,4 @@
-"""`cs-system serve`: makes this user's systems and jobs reachable over gRPC, for csctl and for other hosts."""
+"""`cs-system serve`: makes a system and the jobs of this user available over gRPC, to csctl and to other hosts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Settings:
 
     Attributes:
         host: Address to listen on.
-        port: TCP port; 0: any free one.
+        port: TCP port; 0 chooses a free one.
         certificate: PEM file with the server's certificate; None: no TLS, on loopback only.
-        key: PEM file with its key.
-        token_file: File with the token that clients must present; None: the home's own, on loopback only.
-        config: File to write for the published csctl's --csconfig; None: none.
-        system: Name of the system that other hosts reach under this address.
-        ssh: How its `cs>` shell is reached; None: not at all.
+        key: PEM file with the certificate's private key.
+        token_file: File with the token that clients must send. None: the token file of the home, on loopback only.
+        config: File to write for the published csctl's --csconfig; None: do not write one.
+        system: Name of the system that other hosts get at this address.
+        ssh: Settings of the `cs>` shell over ssh; None: no shell.
     """
 
     host: str
@@ -51,8 +51,8 @@ def serve(home: Path, settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        SettingsError: If TLS or the token is missing beyond loopback, others may read a secret, nobody could log in to
-            the shell, or an address cannot be used.
+        SettingsError: If TLS or the token is missing beyond loopback, if other users may read a secret, if no user
+            could log in to the shell, or if an address cannot be used.
     """
     import grpc
 
@@ -91,7 +91,7 @@ def serve(home: Path, settings: Settings) -> None:
 
 
 def _bound(server: grpc.Server, settings: Settings) -> tuple[int, bytes | None]:
-    """Return the port on which a server listens from now on, and its certificate if it has one."""
+    """Bind a server to its address; return the port, and the certificate if it has one."""
     import grpc
 
     address = f"{settings.host}:{settings.port}"
@@ -107,10 +107,10 @@ def _bound(server: grpc.Server, settings: Settings) -> tuple[int, bytes | None]:
 
 @contextmanager
 def _stop_signals() -> Iterator[int]:
-    """Give a file descriptor that can be read from the first SIGINT or SIGTERM on.
+    """Yield a file descriptor that becomes readable at the first SIGINT or SIGTERM.
 
-    Waiting for an event that a handler sets would miss a signal that another thread gets, or that comes just before the
-    wait: the handler runs in the main thread alone, and only once that one is awake.
+    A handler that sets a threading.Event is not enough. Python runs handlers only in the main thread. If another thread
+    gets the signal, or if it arrives just before the wait, the main thread sleeps on and the handler never runs.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -131,7 +131,7 @@ def _token_file(home: Path, settings: Settings) -> Path:
     if not _is_loopback(settings.host) and not (has_tls and settings.token_file):
         raise SettingsError(
             f"{settings.host} is reachable from other hosts: that needs --tls-cert, --tls-key and --token-file. "
-            "Listen on 127.0.0.1 to do without"
+            "Or listen on 127.0.0.1, which needs none of them"
         )
     if settings.key is not None and settings.key.exists() and settings.key.stat().st_mode & 0o077:
         raise SettingsError(f"others may read {settings.key}: chmod 600 it, and make a new key")

@@ -1,4 +1,4 @@
-"""The server's side of runs on other hosts: it holds a job for each, until the run ends or disconnects."""
+"""The server's side of runs on other hosts: it holds one job per run until the run ends or disconnects."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ protos = PROTOCOL.messages
 
 
 class Systems:
-    """Offers one system of a home. Final.
+    """Lets other hosts run on one system of a home. Final.
 
     Args:
         home: Folder of the systems and jobs.
-        name: Name of the system that is offered.
+        name: Name of the system.
     """
 
     def __init__(self, home: Path, name: str) -> None:
@@ -43,7 +43,7 @@ class Systems:
         return protos.SystemMessage(name=state.name, execution_mode=state.execution_mode)
 
     def Run(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        """Hold the system for one run of another host."""
+        """Hold the system while one run of another host lasts."""
         begin = next(requests).begin
         if begin.execution_mode not in env.EXECUTION_MODES:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"unknown execution mode {begin.execution_mode!r}")
@@ -52,7 +52,7 @@ class Systems:
         description = begin.description[:DESCRIPTION_LIMIT]
         labels = {key[:NAME_LIMIT]: value[:NAME_LIMIT] for key, value in list(begin.labels.items())[:LABELS_LIMIT]}
         job = jobs.submit(self._home, self._name, begin.execution_mode, description, labels, user)
-        phase, message = jobs.FAILED, "the client went away"
+        phase, message = jobs.FAILED, "the client disconnected before the end of the run"
         try:
             ended = _first_end(requests)
             told = None
@@ -79,17 +79,17 @@ class Systems:
             message = str(exc)
             context.abort(grpc.StatusCode.ABORTED, message)
         finally:
-            with suppress(RecordsError):  # a full disk: the wafer is free even so
+            with suppress(RecordsError):  # the disk is full; the wafer is free nevertheless
                 job.finish(phase, message)
 
 
 def add_to(server: grpc.Server, home: Path, name: str) -> None:
-    """Let a gRPC server offer a system."""
+    """Make a gRPC server answer for a system."""
     PROTOCOL.services["Systems"].add_to(server, Systems(home, name))
 
 
 def _first_end(requests: Iterator[Any]) -> queue.SimpleQueue[Any]:
-    """Return a queue that gets the client's `end`, an empty one when the client goes away without it."""
+    """Return a queue that gets the client's `End`; an empty `End` if the client disconnects without one."""
     ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""The command `cs`: the admin shell of a system, at a terminal, with -c, or fed by a script."""
+"""The command `cs`: the admin shell of a system. Commands come from a terminal, from -c, or from a script."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LEAVING = ("exit", "quit", "logout")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the shell and return the exit code: 0, 1 for a refused command, 2 for one that it does not know."""
+    """Run the shell and return the exit code: 0, 1 for a refused command, 2 for an unknown one."""
     arguments = _parser().parse_args(argv)
     return run(arguments.system, arguments.command or (), Login())
 
 
 def run(system_name: str | None, lines: Sequence[str], login: Login) -> int:
-    """Carry out lines, or else what a person or a script enters on standard input; return the exit code."""
+    """Run the given lines, or else the lines of standard input; return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return command_line.exit_code("cs", lambda: _carried_out(system_name, lines, login), failure=REFUSED)
@@ -34,7 +34,7 @@ def run(system_name: str | None, lines: Sequence[str], login: Login) -> int:
 def _carried_out(system_name: str | None, lines: Sequence[str], login: Login) -> int:
     system = registry.find_here(system_name)
     if lines:
-        # Answers to questions come from standard input, so that `yes | cs -c "system standby"` works.
+        # Questions read their answers from standard input, so that `yes | cs -c "system standby"` works.
         return _script(_session(system, login), lines)
     if sys.stdin.isatty():
         return _interactive(system, login)
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         'setup weight_streaming" -c "system activate"; cs < script. A script ends at the first command that fails.',
     )
     parser.add_argument("--system", metavar="NAME|ADDRESS", help="the system (default: the embedded one)")
-    parser.add_argument("-c", "--command", action="append", metavar="LINE", help="carry out LINE and leave; repeatable")
+    parser.add_argument("-c", "--command", action="append", metavar="LINE", help="run LINE and exit; repeatable")
     return parser
 
 
@@ -72,7 +72,7 @@ def _script(session: Session, lines: Iterable[str]) -> int:
 
 
 def _interactive(system: registry.LocalSystem, login: Login) -> int:
-    # Administrators own the history file. Others have a history for this login only.
+    # Only administrators have a history file. Others have a history for this login only.
     is_kept = login.may_change and os.access(system.home, os.W_OK)
     prompt = prompts.make_prompt(str(system.home / "cs_history") if is_kept else None)
     choose = prompts.chosen_at_terminal(_say)

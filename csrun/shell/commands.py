@@ -1,7 +1,7 @@
 """The commands of the `cs>` shell.
 
 Four of them are documented for the original: `config execmode show`, `config execmode setup`, `system standby` and
-`system activate`. The rest, and every text on a refused command, is our design and marked so in the help.
+`system activate`. The other commands are ours, and the help marks them so. Texts on refused commands are ours too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Login:
     """Who is at the shell.
 
     Attributes:
-        who: Name for the log of changes; None: this process's user.
-        may_change: Whether they may change anything. The file's permissions must allow it too.
+        who: Name for the log of changes; None means this process's user.
+        may_change: Whether this login may change anything. The file's permissions must allow it too.
     """
 
     who: str | None = None
@@ -40,13 +40,13 @@ class Login:
 
 @dataclass(frozen=True)
 class Session:
-    """What a command works with.
+    """What a command needs: the system, the user, and ways to print and to ask.
 
     Attributes:
         home: Folder of the systems.
         system: Name of the system that the shell is logged in to.
         say: Prints a line.
-        choose: Puts a question with choices and returns the chosen one, or None when the user gives up.
+        choose: Asks a question with choices; returns the chosen one, or None if the user gives up.
         login: Who is at the shell.
         history: The lines entered so far.
     """
@@ -65,11 +65,11 @@ class Session:
             SystemStateError: If not.
         """
         if not self.login.may_change:
-            raise SystemStateError(f"only administrators may change this system; {self.login.who} may look")
+            raise SystemStateError(f"only administrators may change this system; {self.login.who} may only look")
         registry.check_administrator(self.home)
 
     def change(self, transition: Callable[[SystemState], SystemState], what: str) -> SystemState:
-        """Return the system after an administrator's change."""
+        """Change the system as an administrator, and return its new state."""
         self.check_administrator()
         return registry.change(self.home, self.system, transition, what, self.login.who)
 
@@ -81,9 +81,9 @@ class Command:
     Attributes:
         words: Its name, e.g. ("system", "standby").
         meaning: For the help.
-        run: Carries it out with the words that follow its name and returns an exit code.
-        arguments: For the help and for completion; each may be left out.
-        is_documented: Whether the original's public documentation shows it.
+        run: Runs the command. Takes the words that follow its name, returns an exit code.
+        arguments: Words that the help shows and that Tab completes; all are optional.
+        is_documented: Whether the original's public documentation shows the command.
     """
 
     words: tuple[str, ...]
@@ -101,7 +101,7 @@ def execmode_show(session: Session, _arguments: Sequence[str]) -> int:
 
 
 def execmode_setup(session: Session, arguments: Sequence[str]) -> int:
-    """Let an administrator choose the mode; in standby only."""
+    """Let an administrator choose the mode; the system must be in standby."""
     before = registry.read(session.home, session.system)
     session.check_administrator()
     state.with_mode(before, before.execution_mode)  # refuse before asking
@@ -125,7 +125,7 @@ def execmode_setup(session: Session, arguments: Sequence[str]) -> int:
 
 
 def system_standby(session: Session, arguments: Sequence[str]) -> int:
-    """Put the system in standby, after a question."""
+    """Ask for confirmation, then put the system in standby."""
     session.check_administrator()
     state.to_standby(registry.read(session.home, session.system))  # refuse before asking
     if "--yes" in arguments:
@@ -139,7 +139,7 @@ def system_standby(session: Session, arguments: Sequence[str]) -> int:
 
 
 def system_activate(session: Session, _arguments: Sequence[str]) -> int:
-    """Reboot the system into its configured mode, and wait for it."""
+    """Reboot the system into its configured mode, and wait until it is active."""
     after = session.change(lambda before: state.activated(before, time.time()), "system activate")
     session.say(f"{session.system} is rebooting (simulated).")
     time.sleep(min(max(0.0, after.boot_ends_at - time.time()), facts.REBOOT_WALL_S.value))
@@ -148,7 +148,7 @@ def system_activate(session: Session, _arguments: Sequence[str]) -> int:
 
 
 def system_show(session: Session, _arguments: Sequence[str]) -> int:
-    """Print what there is to know about the system."""
+    """Print the system's name, address, state, mode and jobs."""
     now = registry.read(session.home, session.system)
     live = jobs.listed(session.home, jobs.LIVE, session.system)
     running = next((f"{job.id} of {one_line(job.user)}" for job in live if job.phase == jobs.RUNNING), "none")
@@ -204,28 +204,28 @@ COMMANDS = (
     Command(("config", "execmode", "show"), "Show the configured execution mode", execmode_show, (), True),
     Command(
         ("config", "execmode", "setup"),
-        "Choose the execution mode; in STANDBY only",
+        "Choose the execution mode (in STANDBY only)",
         execmode_setup,
         tuple(MODE_TITLES),
         True,
     ),
     Command(("config", "show"), "Show the configuration and its latest changes", config_show),
     Command(
-        ("system", "standby"), "Put the system in STANDBY; runs are refused then", system_standby, ("--yes",), True
+        ("system", "standby"), "Put the system in STANDBY, where it refuses runs", system_standby, ("--yes",), True
     ),
     Command(("system", "activate"), "Reboot into the configured mode and become ACTIVE", system_activate, (), True),
     Command(("system", "show"), "Show name, address, state, mode and jobs", system_show),
     Command(("jobs",), "Show the jobs that run or wait", show_jobs),
     Command(("history",), "Show the lines entered so far", show_history),
-    Command(("help",), "Show commands; `?` after any words does too", show_help),
+    Command(("help",), "Show commands; `?` at the end of a line does too", show_help),
 )
 
 
 def execute(session: Session, line: str) -> int:
-    """Carry out one line and return its exit code; an empty line or a comment does nothing.
+    """Run one line and return its exit code. An empty line or a comment does nothing.
 
     Raises:
-        CerebrasError: If the system's state or this user's rights do not allow it; says what to do.
+        CerebrasError: If the system's state or this user's permissions forbid it; the text says what to do.
     """
     words = line.split("#")[0].split()
     if not words:
@@ -260,7 +260,7 @@ def matching(words: Sequence[str]) -> list[Command]:
 
 
 def completions(text: str) -> list[str]:
-    """Return the words that may stand at the end of an unfinished line.
+    """Return the words that can complete an unfinished line.
 
     >>> completions("config e"), completions("system standby ")
     (['execmode'], ['--yes'])
@@ -283,7 +283,7 @@ def completions(text: str) -> list[str]:
 
 
 def help_text(words: Sequence[str]) -> str:
-    """Return the help on the commands that begin with words, on all if none does."""
+    """Return the help on the commands that begin with words; on all commands if none does."""
     chosen = matching(words) or list(COMMANDS)
     lines = [
         f"  {' '.join((*command.words, *(f'[{argument}]' for argument in command.arguments))):<60}{command.meaning}"

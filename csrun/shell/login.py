@@ -1,7 +1,6 @@
-"""The shell of one login over ssh: `python -m csrun.shell.login`, started by ssh.py for a user whom it has let in.
+"""The shell of one login over ssh: ssh.py starts `python -m csrun.shell.login` for each user who has logged in.
 
-A process of its own for each login: at the terminal it is the same program as `cs`, and whatever happens to it, the
-server goes on.
+Each login has its own process: it behaves like `cs` at a terminal, and if it crashes, the server continues.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from csrun.shell.commands import Login
 
 
 def command_line(system: str, login: Login, lines: Sequence[str]) -> list[str]:
-    """Return the words that start this module; each line stays one word, and no shell sees it."""
+    """Return the command that starts this module. Each line is one argument, and no Unix shell interprets it."""
     words = [sys.executable, "-m", "csrun.shell.login", "--system", system, f"--who={login.who}"]
     return [*words, *(["--may-change"] if login.may_change else []), *(f"--line={line}" for line in lines)]
 
@@ -32,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--line", action="append", default=[])
     arguments = parser.parse_args(argv)
     if os.isatty(0):
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C, the size and a hang-up of the terminal reach us
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that this process gets Ctrl-C, resizes and hang-ups of the terminal
     return cli.run(arguments.system, arguments.line, Login(arguments.who, arguments.may_change))
 
 

@@ -1,4 +1,4 @@
-"""Asking the administrator: at a terminal by arrow keys or typing, in a script by the next line."""
+"""Asks the administrator: at a terminal by a menu, in a script by the next line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chosen_from_lines(lines: TextIO, say: Callable[[str], None]) -> Callable[[st
 
 
 def chosen_at_terminal(say: Callable[[str], None]) -> Callable[[str, Sequence[str]], str | None]:
-    """Return a `choose` that shows a menu: arrow keys or the first letters move, Enter takes, Ctrl-C gives up."""
+    """Return a `choose` with a menu: arrow keys or first letters move, Enter selects, Ctrl-C gives up."""
 
     def choose(question: str, choices: Sequence[str]) -> str | None:
         choice = _menu(question, choices)
@@ -42,7 +42,7 @@ def make_prompt(history_file: str | None) -> PromptSession[str]:
     """Return the reader of the `cs>` prompt: line editing, completion by Tab, help by `?`, history.
 
     Args:
-        history_file: Where the lines are kept for the next time; None: nowhere.
+        history_file: File that keeps the lines for the next login; None: lines are not kept.
     """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.application import run_in_terminal
@@ -131,7 +131,7 @@ def _output() -> Output:
     from prompt_toolkit.output import create_output
 
     output = create_output()
-    # Terminals that do not answer the question for the cursor's position would make every prompt wait.
+    # On a terminal that does not report the cursor's position, every prompt would wait for the report.
     if hasattr(output, "enable_cpr"):
         output.enable_cpr = False
     return output

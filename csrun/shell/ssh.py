@@ -1,8 +1,8 @@
-"""The `cs>` shell over ssh: who is let in, and what they may do. By asyncssh; off unless `cs-system serve --ssh` asks.
+"""The `cs>` shell over ssh: checks who may log in, and what they may do. `cs-system serve --ssh` starts it.
 
 `admin` logs in with a key of the administrators' list or with the password, and may change the system. Any other name
-logs in with a key of the viewers' list and may look. Both lists are files like ~/.ssh/authorized_keys, read at each
-login. Nothing but the shell is offered: no file transfer, no forwarding.
+logs in with a key of the viewers' list, and may only look. Both lists have the format of ~/.ssh/authorized_keys and are
+read at each login. Logins get the shell only: no file transfer, no forwarding. The server is asyncssh.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MAX_CONNECTIONS = 100
 
 @dataclass(frozen=True)
 class SshSettings:
-    """How the shell is reached.
+    """Where the shell listens, and who may log in.
 
     Attributes:
-        host, port: Where to listen; port 0: any free one.
-        admin_keys: File with the keys that may log in as `admin`; None: none.
-        viewer_keys: File with the keys that may log in under any other name; None: none.
-        password_file: File with the password of `admin`, which only its owner may read; None: no password.
-        host_key: File with the server's key; made when it is missing.
+        host, port: Where to listen; port 0 chooses a free one.
+        admin_keys: File with the keys that may log in as `admin`; None: no keys.
+        viewer_keys: File with the keys that may log in under any other name; None: no keys.
+        password_file: File with the password of `admin`; only its owner may be able to read it. None: no password.
+        host_key: File with the server's key; created if it is missing.
     """
 
     host: str
@@ -59,10 +59,10 @@ class Listening:
 
 @contextmanager
 def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening]:
-    """Serve the shell of a system from a thread of its own, until the end of the context.
+    """Serve the shell of a system from its own thread until the `with` block ends.
 
     Raises:
-        SettingsError: If nobody could log in, the address cannot be used, or asyncssh is not installed.
+        SettingsError: If no user could log in, the address cannot be used, or asyncssh is not installed.
     """
     try:
         import asyncssh
@@ -72,7 +72,7 @@ def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening
     key = _host_key(asyncssh, settings.host_key)
     started: Future[tuple[int, Callable[[], object]]] = Future()
 
-    async def listen_until_told() -> None:
+    async def listen_until_ended() -> None:
         loop, end = asyncio.get_running_loop(), asyncio.Event()
         acceptor = await _listen(asyncssh, home, system, settings, key)
         started.set_result((acceptor.get_port(), lambda: loop.call_soon_threadsafe(end.set)))
@@ -81,7 +81,7 @@ def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening
 
     def run() -> None:
         try:
-            asyncio.run(listen_until_told())  # at its end the logins are cancelled, and end their shells
+            asyncio.run(listen_until_ended())  # on return it cancels the logins, and they end their shells
         except BaseException as exc:
             if started.done():
                 raise
@@ -101,7 +101,7 @@ def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening
 
 
 class Door:
-    """What all connections of a server share: how many there are, and whose password is looked at. Final."""
+    """State shared by all connections of a server: their number, and a lock per host for password checks. Final."""
 
     def __init__(self) -> None:
         self._connections = 0
@@ -117,12 +117,12 @@ class Door:
         self._connections -= 1
 
     def turn(self, host: str) -> asyncio.Lock:
-        """Return what a host holds while a password from it is checked: one guess after the other, all connections."""
+        """Return a host's lock for password checks: one guess at a time, over all its connections."""
         return self._turns[hash(host) % len(self._turns)]
 
 
 class Gate:
-    """Lets users in: what asyncssh asks of the owner of a connection. Final."""
+    """Decides who may log in on one connection, through the methods that asyncssh calls. Final."""
 
     def __init__(self, settings: SshSettings, door: Door) -> None:
         self._settings = settings
@@ -137,19 +137,19 @@ class Gate:
             connection.abort()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Make room for another; the session of the connection ends by itself."""
+        """Count the connection as ended; its session ends by itself."""
         self._door.goes_out()
 
     def begin_auth(self, _username: str) -> bool:
-        """Say that everybody has to prove who they are."""
+        """Return that every user must authenticate."""
         return True
 
     def public_key_auth_supported(self) -> bool:
-        """Say that keys are taken."""
+        """Return that keys are accepted."""
         return True
 
     def validate_public_key(self, username: str, key: Any) -> bool:
-        """Return whether a key is in the list for a user; that the user has it is checked after this."""
+        """Return whether a key is in the list for a user. asyncssh then checks that the client has the private key."""
         import asyncssh
 
         path = self._settings.admin_keys if username == ADMINISTRATOR else self._settings.viewer_keys
@@ -161,11 +161,11 @@ class Gate:
         return entry is not None
 
     def password_auth_supported(self) -> bool:
-        """Return whether there is a password."""
+        """Return whether passwords are accepted: only if a password file is set."""
         return self._settings.password_file is not None
 
     async def validate_password(self, username: str, password: str) -> bool:
-        """Return whether a password is the administrator's; a wrong one costs a pause, for the host it comes from."""
+        """Return whether a password is the administrator's. After a wrong one, the client's host has to wait."""
         path = self._settings.password_file
         self._proof = "password"
         async with self._door.turn(self._host()):
@@ -176,7 +176,7 @@ class Gate:
             return False
 
     def auth_completed(self) -> None:
-        """Note who has been let in."""
+        """Remember who has logged in."""
         username = self._connection.get_extra_info("username")
         login = Login(f"{username} ({self._proof}) from {self._host()}", may_change=username == ADMINISTRATOR)
         self._connection.set_extra_info(login=login)
@@ -189,7 +189,7 @@ async def _listen(asyncssh: Any, home: Path, system: str, settings: SshSettings,
     from csrun.shell.ssh_session import serve_login
 
     class Server(Gate, asyncssh.SSHServer):
-        """A gate that asyncssh knows as one."""
+        """A Gate with the base class that asyncssh requires."""
 
     door = Door()
     return await asyncssh.create_server(
@@ -237,4 +237,4 @@ def _host_key(asyncssh: Any, path: Path) -> Any:
     try:
         return asyncssh.read_private_key(str(path))
     except (OSError, asyncssh.KeyImportError) as exc:
-        raise SettingsError(f"{path} is no private key for the ssh server: {exc}") from exc
+        raise SettingsError(f"{path} is not a private key for the ssh server: {exc}") from exc

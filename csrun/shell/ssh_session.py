@@ -1,4 +1,4 @@
-"""One login over ssh: a process of `login.py`, at a pseudo-terminal if the client asks for one, else on pipes."""
+"""One login over ssh: a process of `login.py`, on a pseudo-terminal if the client asks for one, else on pipes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from csrun.shell.commands import Login
 
 CHUNK_BYTES = 1 << 14
 INPUT_LIMIT_BYTES = 1 << 16
-"""What a client may send ahead of a shell that does not read; the rest is dropped, as a terminal does."""
+"""Input that is kept while the shell does not read. More input is dropped, as a terminal does."""
 
 
 async def serve_login(process: Any, home: Path, system: str) -> None:
-    """Run the shell for a client, an asyncssh.SSHServerProcess, until it leaves or goes away."""
+    """Run the shell for a client (an asyncssh.SSHServerProcess) until it exits or disconnects."""
     who: Login = process.get_extra_info("login")
     words = login.command_line(system, who, [process.command] if process.command else [])
     environ = {**interpreters.for_own_modules(), env.HOME: str(home), "TERM": process.term_type or "dumb"}
@@ -64,7 +64,7 @@ async def _at_terminal(process: Any, words: list[str], environ: dict[str, str]) 
 
 
 async def _show(shown: asyncio.StreamReader, process: Any) -> None:
-    # Linux tells that the other side of a pseudo-terminal was closed by an input/output error.
+    # On Linux, reading a pseudo-terminal whose other side is closed raises an input/output error.
     with suppress(OSError):
         while data := await shown.read(CHUNK_BYTES):
             process.stdout.write(data)
@@ -89,7 +89,7 @@ async def _feed(process: Any, typing: Any, terminal: int) -> None:
 
 
 async def _ended(child: asyncio.subprocess.Process, process: Any) -> int:
-    """Return the exit code of the shell; end it when the client has gone or the server ends."""
+    """Return the exit code of the shell; kill the shell if the client disconnects or the server ends."""
     ended, gone = asyncio.create_task(child.wait()), asyncio.create_task(process.wait_closed())
     try:
         await asyncio.wait({ended, gone}, return_when=asyncio.FIRST_COMPLETED)

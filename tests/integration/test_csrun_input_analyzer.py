@@ -37,4 +37,4 @@ def test_the_report_has_the_measured_rate_and_a_recommendation(run, tmp_path: Pa
 def test_a_command_without_a_pipeline_is_reported(run) -> None:
     done = run("cs_input_analyzer", "true")
     assert done.returncode == 3
-    assert "did not come to its input pipeline" in done.stderr
+    assert "did not reach its input pipeline" in done.stderr
