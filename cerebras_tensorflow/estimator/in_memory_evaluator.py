@@ -1,4 +1,4 @@
-"""InMemoryEvaluatorHook: evaluations inside a training run, of its weights as they are, without a checkpoint."""
+"""InMemoryEvaluatorHook: evaluates the current weights of a training run, without a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
 class InMemoryEvaluatorHook(SessionRunHook):
     """Evaluates before the first step of a training run, every few steps and at its end.
 
-    The metrics go to the event files of the evaluation, as those of `evaluate` do. Each evaluation calls model_fn
-    and input_fn anew. Variables that the training does not have keep their initial values.
+    The metrics go to the same event files as those of `evaluate`. Each evaluation calls model_fn and input_fn again.
+    Variables that the training run does not have keep their initial values.
 
     Args:
         estimator: The estimator that trains.
@@ -28,7 +28,7 @@ class InMemoryEvaluatorHook(SessionRunHook):
 
     Raises:
         ValueError: If every_n_iter or steps is not positive, or TF_CONFIG has several workers.
-        TypeError: If a hook is none.
+        TypeError: If a hook is not a SessionRunHook.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class InMemoryEvaluatorHook(SessionRunHook):
         self._taken = 0
 
     def begin(self) -> None:
-        """A run begins."""
+        """Reset the count of steps."""
         self._taken = 0
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Evaluate what the run starts with."""
+        """Evaluate the first weights of the run."""
         self._evaluate(session)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -72,7 +72,7 @@ class InMemoryEvaluatorHook(SessionRunHook):
             self._evaluate(run_context.session)
 
     def end(self, session: Any) -> None:
-        """Evaluate what the run ends with."""
+        """Evaluate the last weights of the run."""
         self._evaluate(session)
 
     def _evaluate(self, training: ProgramSession) -> None:
@@ -90,5 +90,5 @@ class InMemoryEvaluatorHook(SessionRunHook):
             for name in sorted(own & trained):
                 session.load(name, training.read(name))
 
-        evaluate = self._estimator._evaluate_values  # noqa: SLF001 - a verb between the two, and not for callers
+        evaluate = self._estimator._evaluate_values  # noqa: SLF001 - shared by these two classes only
         evaluate(self._input_fn, self._steps, self._hooks, self._name, take_over)

@@ -1,4 +1,4 @@
-"""Estimators from a compiled Keras 2 model (tf_keras), with its weights."""
+"""Estimators from a compiled Keras 2 model (tf_keras) and its weights."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def model_to_estimator(
     """Return an Estimator that trains, evaluates and predicts as a compiled model of tf_keras does.
 
     Args:
-        keras_model: The model; or
-        keras_model_path: Where one was saved.
-        custom_objects: Classes and functions that the model needs beside those of Keras.
-        model_dir: As Estimator takes it.
-        config: As Estimator takes it.
-        checkpoint_format: Accepted; checkpoints are those of every Estimator here.
+        keras_model: The model. Give this or keras_model_path.
+        keras_model_path: Path of a saved model.
+        custom_objects: Classes and functions that the model needs in addition to those of Keras.
+        model_dir: As in Estimator.
+        config: As in Estimator.
+        checkpoint_format: Ignored; all Estimators here write the same kind of checkpoint.
         metric_names_map: Name of a metric in Keras -> name in the results.
-        export_outputs: Of the spec; by default the model's outputs.
+        export_outputs: export_outputs of the spec; by default the model's outputs.
 
     Raises:
-        ValueError: If both or neither of model and path are given, or the model has not been compiled, or its
-            optimizer has no form for graphs.
+        ValueError: If both or neither of model and path are given, the model has not been compiled, or there is no
+            graph version of its optimizer.
     """
     config = config if config is not None else RunConfig()
     folder = model_dir or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
@@ -60,13 +60,13 @@ class KerasModelToCerebrasEstimator(CerebrasEstimator):
     """A CerebrasEstimator that trains, evaluates and predicts as a compiled model of tf_keras does.
 
     Args:
-        keras_model, keras_model_path, custom_objects, model_dir, metric_names_map, export_outputs: As
-            model_to_estimator takes them.
+        keras_model, keras_model_path, custom_objects, model_dir, metric_names_map, export_outputs: As in
+            model_to_estimator.
         config: CSRunConfig or RunConfig.
-        params: Handed to input_fn.
+        params: Passed to input_fn.
 
     Raises:
-        ValueError: As model_to_estimator.
+        ValueError: For the reasons of model_to_estimator.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ def _made(
 
 
 class _KerasModel:
-    """A model as its config, its weights and what it was compiled with; made anew in each graph."""
+    """A model as config, weights and compile settings, from which each graph gets a new copy."""
 
     def __init__(self, model: Any, objects: dict[str, Any], metric_names: dict[str, str], exports: Any) -> None:
         self._model = model
@@ -155,7 +155,7 @@ class _KerasModel:
         return EstimatorSpec(mode, predictions, loss, tf.group(train_op, *model.updates))
 
     def save_weights(self, model_dir: str) -> WarmStartSettings:
-        """Write the weights below model_dir, under their names in a graph; return what starts from them."""
+        """Write the weights below model_dir under their names in a graph; return settings that start from them."""
         path = os.path.join(model_dir, "keras", "keras_model.ckpt")
         with tf.Graph().as_default(), graph_semantics():
             tf.compat.v1.train.create_global_step()
@@ -182,10 +182,10 @@ class _KerasModel:
 
 
 def _graph_optimizer(optimizer: Any) -> Any:
-    """Return what makes an optimizer of the same name and settings in a graph: TensorFlow's own, or (class, config).
+    """Return a graph version of an optimizer: an optimizer of TensorFlow, or (class, config).
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no graph version.
     """
     from tf_keras.optimizers import legacy
 

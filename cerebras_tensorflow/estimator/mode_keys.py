@@ -1,4 +1,4 @@
-"""The three modes in which a model_fn is called, as tf.estimator names them."""
+"""The modes of model_fn, with the names of tf.estimator."""
 
 
 class ModeKeys:

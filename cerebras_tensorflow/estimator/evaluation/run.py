@@ -143,7 +143,7 @@ def evaluation_ops(model: Model) -> EvaluationOps:
 def _keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
     """Return the update op and the value of a Keras metric, and make its variables local.
 
-    A run initializes local variables.     Keras 3 keeps no list of its updates. We take all assignments to its
+    A run initializes local variables. Keras 3 keeps no list of its updates, so we take all assignments to the metric's
     variables except the initializers.
     """
     inner = [(variable, getattr(variable, "value", None)) for variable in metric.variables]

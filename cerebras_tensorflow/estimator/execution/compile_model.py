@@ -1,4 +1,4 @@
-"""From a model to its compiled Program: taken from the cache, or compiled and checked against the memory budget."""
+"""Compile a model, or take its Program from the cache; check the memory budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
-_ROUNDED_TO = 64_000_000  # bytes of the process without the step, so that runs of one model share a Program
+_ROUNDED_TO = 64_000_000  # [B] round up the memory of the process, so that runs of one model share a Program
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
     """Compile a step, or take it from the cache.
 
     Args:
-        model: The model that the step comes from.
+        model: The model of the step.
         step: The step.
         mode: Execution mode.
-        settings: The run's.
-        compile_dir: Folder of the tfcs_<checksum> folder; None: compile in memory and write nothing.
+        settings: The run's CSConfig.
+        compile_dir: Parent of the tfcs_<checksum> folder; None: compile in memory and write nothing.
     """
     options = streaming_options(model, mode, settings)
     begin = time.perf_counter()
@@ -86,9 +86,9 @@ def _tell_notes(program: Program, model: Model) -> None:
 
 
 def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingOptions:
-    """Return the options by which a run with these settings compiles a model here and now."""
+    """Return the compile options of a run. They depend on the settings and on the memory that is free now."""
     budget = settings.memory_budget
-    assert not isinstance(budget, str)  # CSConfig has made bytes of it
+    assert not isinstance(budget, str)  # CSConfig has converted text to bytes
     weights = model.saved_names().values()
     weight_bytes = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in weights if v.shape.is_fully_defined())
     is_streaming = mode == WEIGHT_STREAMING
@@ -103,17 +103,17 @@ def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingO
 
 
 def _check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None:
-    """Refuse a pipelined step that is beyond the memory budget; a streamed one has been made to fit.
+    """Check a pipelined step against the memory budget. The compiler has already made a streamed step fit.
 
     Raises:
-        CompileError: If it is.
+        CompileError: If the step needs more memory than the budget.
     """
     needed = options.process_bytes + plan.peak_bytes
     if mode != WEIGHT_STREAMING and options.memory_budget is not None and needed > options.memory_budget:
         raise CompileError(
             f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs {format_bytes_up(needed)} in "
             f"pipelined mode, which keeps all weights ({format_bytes(plan.resident_bytes)}) in memory. Raise "
-            "memory_budget to that, or run it in weight streaming: csrun_wse python-ws run.py …"
+            "memory_budget to that, or use weight streaming: csrun_wse python-ws run.py …"
         )
 
 

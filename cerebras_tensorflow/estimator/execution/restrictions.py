@@ -1,4 +1,4 @@
-"""What the original refuses in a run on a CS system, and which settings of old scripts change nothing here."""
+"""Checks of the original for runs on a CS system, and settings of old scripts that have no effect here."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.logs import run_log
 
 MAX_CHECKPOINT_MB = 9024
-"""1.4 and 1.5: limit of a pipelined run's checkpoints [2**20 B]. Weight streaming never had it: GPT-J has 24 GB."""
+"""Limit of a pipelined run's checkpoints in 1.4 and 1.5 [2**20 B]. Weight streaming has none: GPT-J takes 24 GB."""
 
 _PARAMS = (
-    ("runconfig", "use_cs_grad_accum", "a batch is computed in one piece, which gives the same sums"),
-    ("model", "precision_opt_level", "numbers keep the formats that the model gives them"),
+    ("runconfig", "use_cs_grad_accum", "each batch is computed at once, with the same sums"),
+    ("model", "precision_opt_level", "tensors keep the dtypes of the model"),
 )
 _told: set[str] = set()
 
 
 def check_settings(settings: RunSettings, mode: str, is_cs: bool, execution_mode: str) -> None:
-    """Check what can be known before model_fn is called.
+    """Check what is known before the call of model_fn.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         mode: One of ModeKeys.
         is_cs: Whether the run is on a CS system.
         execution_mode: "pipelined" or "weight_streaming".
 
     Raises:
-        ValueError: If several replicas are asked for in weight streaming, with the text of 1.8.
+        ValueError: If the settings ask for several replicas in weight streaming, with the text of 1.8.
     """
     if not is_cs or not wants_replicas(settings, execution_mode):
         return
@@ -46,8 +46,8 @@ def check_settings(settings: RunSettings, mode: str, is_cs: bool, execution_mode
         run_log.warning("Multireplica is only supported in `train` mode. Disabling it for %s mode.", mode)
         return
     run_log.info(
-        "Multi-replica training: one replica computes the whole batch here. Replicas share a batch and add up their "
-        "gradients after each step, so that the result is the same."
+        "Multi-replica training: one replica computes the whole batch here. The result is the same, since replicas "
+        "split a batch and add up their gradients after each step."
     )
 
 
@@ -55,7 +55,7 @@ def check_evaluation_steps(settings: RunSettings, is_cs: bool, steps: int | None
     """Check that an evaluation on a CS system has a number of steps. The appliance (1.6 to 1.8) needs none.
 
     Raises:
-        ValueError: If it has none, with the text of 1.6.
+        ValueError: If the number is missing, with the text of 1.6.
     """
     if is_cs and steps is None and settings.execution_mode is None:
         raise ValueError("When performing eval on the Cerebras System, eval_steps must be provided.")
@@ -65,7 +65,7 @@ def check_training(model: Model, hooks: Sequence[Any], is_cs: bool, execution_mo
     """Check a model for a training run.
 
     Raises:
-        CerebrasError: If it has what the original refuses on a CS system.
+        CerebrasError: If the original refuses this model on a CS system.
     """
     if not is_cs:
         return
@@ -86,7 +86,7 @@ def check_training(model: Model, hooks: Sequence[Any], is_cs: bool, execution_mo
 
 
 def checkpoint_bytes(variables: Any) -> int:
-    """Return the bytes [B] of variables in a checkpoint."""
+    """Return the size of variables in a checkpoint [B]."""
     return sum(
         int(np.prod(variable.shape.as_list(), dtype=np.int64)) * variable.dtype.base_dtype.size
         for variable in variables
@@ -96,7 +96,8 @@ def checkpoint_bytes(variables: Any) -> int:
 def wants_replicas(settings: RunSettings, execution_mode: str) -> bool:
     """Whether the settings for the original's compiler ask for as many replicas as fit (target_num_replicas = -1).
 
-    The appliance's are options of the pipeline, by their name: scripts of 1.7 and 1.8 set them in either mode.
+    In the appliance's messages, scripts of 1.7 and 1.8 set `pipeline_options` in both modes. We ignore them in weight
+    streaming.
     """
     full_config = settings.stack_params.get("config") if settings.stack_params is not None else None
     if getattr(full_config, "target_num_replicas", 0) == -1:
@@ -112,7 +113,7 @@ def wants_replicas(settings: RunSettings, execution_mode: str) -> bool:
 
 
 def note_params(params: Any) -> None:
-    """Say once, of settings that only the original's estimator read from params, that they change nothing here."""
+    """Log once per setting in params that only the original's estimator uses: it has no effect here."""
     for section, key, why in _PARAMS:
         given = params.get(section) if isinstance(params, Mapping) else None
         value = given.get(key) if isinstance(given, Mapping) else None

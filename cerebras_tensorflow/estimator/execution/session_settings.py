@@ -1,4 +1,4 @@
-"""What TensorFlow's sessions of a run are made with."""
+"""The ConfigProto and the SessionCreator of a run."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
 
-_REWRITES = 1  # runs of TensorFlow's meta optimizer; the protobuf calls it ONE
+_REWRITES = 1  # one run of TensorFlow's meta optimizer; ONE in the protobuf
 
 
 class SessionCreator(tf.compat.v1.train.SessionCreator):
     """Makes the session after MonitoredSession has called the hooks' begin.
 
     Args:
-        create: Makes it.
+        create: Returns the session.
     """
 
     def __init__(self, create: Callable[[], ProgramSession]) -> None:
         self._create = create
 
     def create_session(self) -> ProgramSession:
-        """Return the session."""
+        """Make the session."""
         return self._create()
 
 
 def session_config_of(settings: RunSettings, mode: str) -> Any:
-    """Return the ConfigProto of a run: the caller's, with XLA where it was asked for."""
+    """Return the ConfigProto of a run: a copy of the caller's, with XLA if the settings ask for it."""
     result = tf.compat.v1.ConfigProto()
     if settings.session_config is not None:
         result.CopyFrom(settings.session_config)
@@ -46,5 +46,5 @@ def session_config_of(settings: RunSettings, mode: str) -> Any:
 
 
 def let_tensorflow_rewrite(session_config: Any) -> None:
-    """Let TensorFlow fuse ops, in a run whose two modes need not agree to the last bit."""
+    """Let TensorFlow fuse ops. Only for runs whose two modes need not agree to the last bit."""
     session_config.graph_options.rewrite_options.meta_optimizer_iterations = _REWRITES

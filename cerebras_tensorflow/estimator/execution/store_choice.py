@@ -14,7 +14,7 @@ from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
 
 MEMORY_SHARE = 0.25
-"""Of the free memory, up to which weight_store "auto" means memory, and "file" a file that is mapped."""
+"""If the weights take less than this share of free memory, "auto" means memory, and "file" a mapped file."""
 
 
 def choose_residence(weight_bytes: int, settings: CSConfig) -> Residence:
@@ -22,7 +22,7 @@ def choose_residence(weight_bytes: int, settings: CSConfig) -> Residence:
 
     Args:
         weight_bytes: Size of all weights of the model.
-        settings: The weight store that the user asked for, and the memory budget.
+        settings: The user's choice of weight store, and the memory budget.
     """
     if settings.weight_store == "memory":
         return Residence.HOST_MEMORY
@@ -37,12 +37,12 @@ def choose_residence(weight_bytes: int, settings: CSConfig) -> Residence:
 def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
     """Return the weight store of a Program; None if it needs none.
 
-    A file store of training has `weight_store_dir` for itself. Any other has a folder inside it, so that a model can be
+    The file store of a training run is in `weight_store_dir`. Other runs use a subfolder, so that a model can be
     evaluated while it is trained.
 
     Raises:
-        StoreError: If the weights, and in training a checkpoint, do not fit on their disks; or if another run uses the
-            store's folder.
+        StoreError: If the disks have no room for the weights or, in training, for a checkpoint. Or if another run uses
+            the store's folder.
     """
     checkpoint = Need("a checkpoint", Path(model_dir), program.weight_bytes, "model_dir")
     needs = [checkpoint] if is_training else []
@@ -50,13 +50,13 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
     if not program.needs_store:
         return None
     if settings.weight_store != "file":
-        from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # and gRPC, which few runs need
+        from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # imports gRPC
 
         servers = weight_servers.start_weight_servers()
         needed = sum(spec.num_bytes for spec in program.stored)
         if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
             return weight_servers.ServerStore(program.stored, servers)
-    # A link that the user chose is followed here. The store refuses one that it finds inside a model_dir.
+    # Follow a symbolic link that the user chose. The store refuses links inside a model_dir.
     chosen = settings.weight_store_dir
     folder = Path(chosen).resolve() if chosen else Path(model_dir).resolve() / "weight_store"
     folder = folder if is_training else folder / "other"

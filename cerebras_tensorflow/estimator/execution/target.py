@@ -1,4 +1,4 @@
-"""Where a run executes: the execution mode, and the simulated system that it holds."""
+"""Where a run executes: the execution mode and the simulated system."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Target:
 
     Attributes:
         mode: "pipelined" or "weight_streaming".
-        is_cs: Whether the run asked for a CS system, so that its documented restrictions hold.
-        system: The simulated system; None: the CPU alone.
+        is_cs: Whether the user asked for a CS system, so that its documented restrictions apply.
+        system: The simulated system; None: only the CPU.
     """
 
     mode: str
@@ -30,14 +30,14 @@ class Target:
 
 
 def choose_target(settings: RunSettings, use_cs: bool) -> Target:
-    """Return the target of a run: the interpreter gives the mode, cs_ip the system.
+    """Return the target of a run: the interpreter decides the mode, cs_ip the system.
 
-    Weight streaming always runs on a simulated system, pipelined without cs_ip on the CPU alone.
+    Weight streaming always runs on a simulated system. Pipelined mode without cs_ip runs only on the CPU.
 
     Raises:
         SystemNotFoundError: If no simulated system answers at cs_ip.
     """
-    if settings.execution_mode is not None:  # 1.6 to 1.8: the config names the mode, use_cs the system
+    if settings.execution_mode is not None:  # 1.6 to 1.8: the config decides the mode, use_cs the system
         on_system = Target(settings.execution_mode, True, registry.find(None)) if use_cs else None
         return on_system or Target(env.PIPELINED, False, None)
     environment = env.read()
@@ -50,7 +50,7 @@ def choose_target(settings: RunSettings, use_cs: bool) -> Target:
 
 @contextmanager
 def held(target: Target, description: str) -> Iterator[None]:
-    """Hold the target's system for one run; queue if it is busy."""
+    """Reserve the target's system for one run; wait in its queue if it is busy."""
     if target.system is None:
         yield
         return

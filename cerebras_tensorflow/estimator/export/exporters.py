@@ -1,4 +1,4 @@
-"""Exporters: when train_and_evaluate exports the model, and how many exports stay."""
+"""Exporters: when train_and_evaluate exports the model, and how many exports it keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Exporter(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """Name; the exports go to `<model_dir>/export/<name>`."""
+        """Name of the exporter. The exports go to `<model_dir>/export/<name>`."""
 
     @abc.abstractmethod
     def export(
@@ -31,7 +31,7 @@ class Exporter(abc.ABC):
         Args:
             estimator: The estimator.
             export_path: Folder of the exports.
-            checkpoint_path: Checkpoint that has been evaluated.
+            checkpoint_path: The evaluated checkpoint.
             eval_result: Its metrics.
             is_the_final_export: Whether training has ended.
 
@@ -41,7 +41,7 @@ class Exporter(abc.ABC):
 
 
 class FinalExporter(Exporter):
-    """Exports once, when training has ended.
+    """Exports once, after training.
 
     Args:
         name: Name of the exporter.
@@ -80,7 +80,7 @@ class LatestExporter(Exporter):
 
     Args:
         name, serving_input_receiver_fn, assets_extra, as_text: As FinalExporter.
-        exports_to_keep: Newest exports that stay; None: all.
+        exports_to_keep: Number of newest exports to keep; None: all.
 
     Raises:
         ValueError: If exports_to_keep is not positive.
@@ -113,7 +113,7 @@ class LatestExporter(Exporter):
 
 
 def loss_is_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]) -> bool:
-    """Whether the current loss is the smaller one.
+    """Whether the current loss is smaller than the best loss.
 
     Raises:
         ValueError: If a result is empty or has no loss.
@@ -125,12 +125,14 @@ def loss_is_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Ma
 
 
 class BestExporter(Exporter):
-    """Exports after an evaluation that is better than all before it, those of earlier runs included.
+    """Exports after an evaluation that is better than all earlier ones, including those of earlier runs.
 
     Args:
         name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep: As LatestExporter.
-        event_file_pattern: Event files of evaluations, below model_dir, from which a restarted run learns the best one.
-        compare_fn: compare_fn(best_eval_result, current_eval_result) -> whether current is better. Default: lower loss.
+        event_file_pattern: Event files of evaluations, relative to model_dir. A restarted run finds the best result
+            there.
+        compare_fn: compare_fn(best_eval_result, current_eval_result) -> whether the current one is better. Default:
+            lower loss.
 
     Raises:
         ValueError: If compare_fn is None or takes other arguments, or exports_to_keep is not positive.
@@ -183,7 +185,7 @@ class BestExporter(Exporter):
         best: dict[str, Any] | None = None
         for step, metrics in read_eval_metrics(os.path.dirname(pattern), os.path.basename(pattern)).items():
             if step >= current.get("global_step", step + 1):
-                continue  # the current one has been written already
+                continue  # the event files already have the current evaluation
             if best is None or self._is_better(best_eval_result=best, current_eval_result=metrics):
                 best = dict(metrics)
         return best
@@ -197,7 +199,7 @@ def _checked_keep(number: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class _Exported:
-    """What an exporter writes: the arguments of export_saved_model that stay the same."""
+    """The fixed arguments of export_saved_model."""
 
     receiver_fn: Callable[[], Any] | None
     assets: Mapping[str, str] | None

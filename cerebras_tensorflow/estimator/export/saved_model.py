@@ -1,4 +1,4 @@
-"""Exporting a trained model as a SavedModel: what a server feeds, and the export itself."""
+"""Export of a trained model as a SavedModel, and its input receivers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 SINGLE_FEATURE = "feature"
 SINGLE_RECEIVER = "input"
 SINGLE_LABEL = "label"
-# In the order of tf.estimator: training has all variables.
+# Order of tf.estimator. The first graph needs all variables, so training comes first.
 _TAGS = {ModeKeys.TRAIN: "train", ModeKeys.EVAL: "eval", ModeKeys.PREDICT: "serve"}
 
 if TYPE_CHECKING:
@@ -35,11 +35,13 @@ else:
 
 
 class ServingInputReceiver(_Fields):
-    """What a server feeds and what the model makes of it; a single tensor gets the key "feature" or "input".
+    """The tensors that a server feeds, and the features for model_fn.
+
+    A single feature gets the key "feature", a single receiver tensor the key "input".
 
     Raises:
-        ValueError: If features or receiver tensors are not tensors, or keys are of another type than string (integer:
-            features only).
+        ValueError: If features or receiver tensors are not tensors, or a key is not a string. Features may also have
+            integer keys.
     """
 
     def __new__(cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> Any:
@@ -50,10 +52,10 @@ class ServingInputReceiver(_Fields):
 
 
 class TensorServingInputReceiver(_Fields):
-    """A ServingInputReceiver whose feature is one tensor, which model_fn gets as it is.
+    """A ServingInputReceiver with one feature tensor, which model_fn receives without a dict.
 
     Raises:
-        ValueError: If features is not one tensor, or as ServingInputReceiver.
+        ValueError: If features is not one tensor, or for the reasons of ServingInputReceiver.
     """
 
     def __new__(cls, features: Any, receiver_tensors: Any, receiver_tensors_alternatives: Any = None) -> Any:
@@ -66,11 +68,11 @@ class TensorServingInputReceiver(_Fields):
 
 
 class SupervisedInputReceiver(_SupervisedFields):
-    """What is fed to an exported graph of training or evaluation; model_fn gets features and labels as they are.
+    """The tensors that are fed to an exported training or evaluation graph. model_fn receives features and labels.
 
     Raises:
-        ValueError: If features, labels or receiver tensors are not tensors, or keys are of another type than string
-            (integer: not of receiver tensors).
+        ValueError: If features, labels or receiver tensors are not tensors, or a key is not a string. Features and
+            labels may also have integer keys.
     """
 
     def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Any:
@@ -143,13 +145,13 @@ def build_parsing_serving_input_receiver_fn(
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What the caller of export_saved_model or experimental_export_all_saved_models asked for.
+    """Arguments of export_saved_model or experimental_export_all_saved_models.
 
     Attributes:
-        model_fn, params, settings: The estimator's.
+        model_fn, params, settings: From the estimator.
         checkpoint: The checkpoint to export.
-        receiver_fns: Mode of model_fn -> what returns its receiver.
-        folder: Where the timestamped folder goes.
+        receiver_fns: Mode of model_fn -> function that returns the receiver.
+        folder: Parent of the timestamped folder.
         assets: Path in assets.extra -> file to copy there.
         as_text: Whether the SavedModel is text.
     """
@@ -165,10 +167,10 @@ class ExportRequest:
 
 
 def export(request: ExportRequest) -> str:
-    """Write a SavedModel into a new timestamped folder, which appears when it is whole; return its path.
+    """Write a SavedModel into a new timestamped folder and return its path. The folder appears when it is complete.
 
     Raises:
-        ValueError: If there is no receiver function of a known mode.
+        ValueError: If there is no receiver function for a known mode.
     """
     modes = [mode for mode in _TAGS if request.receiver_fns.get(mode)]
     if not modes:
@@ -189,7 +191,7 @@ def export(request: ExportRequest) -> str:
 
 
 def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -> None:
-    """Add the graph of one mode to a SavedModel, and the variables' values with the first."""
+    """Add the graph of one mode to a SavedModel. The first graph also adds the values of the variables."""
     source = _Receiver(request.receiver_fns[mode])
     model = call_model_fn(request.model_fn, source, mode, request.params, request.settings)
     run_log.info("Done calling model_fn.")
@@ -222,7 +224,7 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
 
 
 class _Receiver:
-    """Hands the receiver's features to model_fn, in the place of a batch."""
+    """Passes the receiver's features to model_fn instead of a batch."""
 
     def __init__(self, receiver_fn: Callable[[], Any]) -> None:
         self._receiver_fn = receiver_fn
