@@ -1,4 +1,4 @@
-"""The trace of a step with a file store shows moves that overlap computation, and the log gives their share."""
+"""The trace of a measured step: it shows the moves that overlap computation, and a full disk does not end the run."""
 
 from __future__ import annotations
 
@@ -62,6 +62,23 @@ def test_moves_of_a_file_store_overlap_computation(
     assert 0 < timeline.overlap() <= 1
     said = re.search(r"(\d+)% of that beside computation", caplog.text)
     assert said and int(said[1]) == pytest.approx(100 * timeline.overlap(), abs=1)
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CEREBRAS_TRACE_STEP", "1")
+    trace = tmp_path / "trace" / "step_1.json"
+    trace.parent.mkdir()
+    trace.symlink_to("/dev/full")  # every write to it fails with ENOSPC
+    config = CSRunConfig(save_summary_steps=None, log_step_count_steps=None)
+    estimator = CerebrasEstimator(model_fn, str(tmp_path), config=config, params={})
+    with caplog.at_level(logging.INFO):
+        estimator.train(input_fn, steps=2)
+    assert estimator.get_variable_value("global_step") == 2
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"The trace of step 1 in {trace.parent} is missing or incomplete ([Errno 28]")
 
 
 def test_the_trace_names_the_spilled_values(tmp_path: Path) -> None:

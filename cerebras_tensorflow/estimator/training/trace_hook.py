@@ -1,4 +1,4 @@
-"""A hook that records one training step: what loads, computes, updates and stores when, and the memory it takes."""
+"""A hook that records one training step: its loads, ops, updates and stores over time, and the memory in use."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ v1 = tf.compat.v1
 
 
 class StepRecorder:
-    """Records what a session does from now until `finish`.
+    """Records what a session does from its construction until `finish`.
 
     Args:
-        session: The session; its next run must be given `options` and a RunMetadata.
+        session: The session. Pass `options` and a RunMetadata to its next run.
     """
 
     def __init__(self, session: ProgramSession) -> None:
@@ -39,7 +39,7 @@ class StepRecorder:
             session.store.on_move = self._note
 
     def finish(self, run_metadata: Any, title: str) -> Timeline:
-        """Return the timeline of the run whose RunMetadata is given; the step's writes have arrived by then."""
+        """Return the timeline of the run that filled `run_metadata`. Waits for the step's writes to arrive."""
         store = self._session.store
         if store is not None:
             store.flush()
@@ -63,8 +63,10 @@ class StepRecorder:
 class TraceHook(tf.compat.v1.train.SessionRunHook):
     """Records one step and writes `<folder>/step_<N>.json` (Chrome trace) and, with matplotlib, `step_<N>.png`.
 
+    If a file cannot be written, the hook logs one warning and the run goes on.
+
     Args:
-        step: Global step to record, from 1; the recorded step is slower than others, since TensorFlow notes every op.
+        step: Global step to record, from 1. TensorFlow records every op of it, so it is slower than other steps.
         folder: Made if it is missing.
     """
 
@@ -74,7 +76,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         self._recorder: StepRecorder | None = None
 
     def before_run(self, run_context: Any) -> Any:
-        """Ask for TensorFlow's record if this is the step."""
+        """Ask TensorFlow to record the run if this is the step."""
         session = run_context.session
         if session.global_step + 1 != self._step:
             return None
@@ -88,12 +90,19 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             return
         timeline = recorder.finish(run_values.run_metadata, f"step {self._step}")
         path = self._folder / f"step_{self._step}.json"
-        write_chrome_trace(path, timeline)
-        # The trace holds everything; the picture is a convenience that needs matplotlib.
-        with contextlib.suppress(SettingsError):
-            write_picture(path.with_suffix(".png"), timeline)
+        try:
+            write_chrome_trace(path, timeline)
+            # The trace holds everything; the picture is a convenience that needs matplotlib.
+            with contextlib.suppress(SettingsError):
+                write_picture(path.with_suffix(".png"), timeline)
+        except OSError as error:  # such as a full disk: a trace is not worth a run
+            run_log.warning(
+                "The trace of step %d in %s is missing or incomplete (%s). The run and its checkpoints are not affected.",
+                *(self._step, self._folder, error),
+            )
+        else:
+            run_log.info("Trace of step %d: %s (open it in ui.perfetto.dev)", self._step, path)
         moves_s = timeline.busy_s((LOAD, STORE))
-        run_log.info("Trace of step %d: %s (open it in ui.perfetto.dev)", self._step, path)
         if moves_s:
             run_log.info(
                 "Loads and stores took %.3f of its %.3f seconds, %.0f%% of that beside computation.",
