@@ -1,1 +1,1 @@
-"""What a run measured and what the system model estimates, never in one column."""
+"""Measured and simulated speed, always reported separately."""

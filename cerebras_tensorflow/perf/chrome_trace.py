@@ -1,7 +1,7 @@
-"""A timeline as Chrome-trace JSON, which ui.perfetto.dev and chrome://tracing open.
+"""A timeline as Chrome-trace JSON. ui.perfetto.dev and chrome://tracing open it.
 
-Source: "Trace Event Format", Google, 2016: complete events (ph X), counters (ph C), names (ph M); times
-in microseconds.
+Source: "Trace Event Format", Google, 2016: complete events (ph X), counters (ph C), names (ph M). Times are in
+microseconds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.perf.timeline import STREAMS, Span, Timeline, lanes
 
-_LANES_EACH = 1000  # thread numbers of one stream
+_LANES_EACH = 1000  # thread numbers reserved for each stream
 _MICROSECONDS = 1e6
 
 
 def write_chrome_trace(path: Path, *timelines: Timeline) -> None:
-    """Write timelines into one file, each as a process of its own, so that a plan stands beside what was measured."""
+    """Write timelines into one file, each as a separate process. Viewers show a plan and a measured step together."""
     events = [event for number, timeline in enumerate(timelines) for event in _events(timeline, number + 1)]
     content = {"traceEvents": events, "displayTimeUnit": "ms"}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def read_chrome_trace(path: Path) -> list[Timeline]:
     """Return the timelines of a file that `write_chrome_trace` wrote.
 
     Raises:
-        SettingsError: If the file is something else.
+        SettingsError: If the file cannot be read, or is not such a trace.
     """
     try:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]

@@ -1,4 +1,4 @@
-"""Which layer of the model an op belongs to, by its name; and which layer is computed when."""
+"""Finds the layer of each op from its name, and the layer that is computed at each time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cerebras_tensorflow.perf.timeline import Span
 
 _GRADIENTS = re.compile(r"gradients(_\d+)?$")
 _NUMBERED = re.compile(r"\d+$")
-_UNNUMBERED_SCOPES = 2  # of a layer without a number, as in "model/embedding"
+_UNNUMBERED_SCOPES = 2  # scopes that name a layer without a number, such as "model/embedding"
 
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """A time in which one layer is computed.
+    """An interval in which one layer is computed.
 
     Attributes:
         layer: From `layer_of`.
@@ -30,7 +30,7 @@ class LayerSpan:
 
 
 def layer_of(op: str) -> str:
-    """Return the layer of an op: its scopes up to the first numbered one; the op's own name may have a number too.
+    """Return the layer of an op: its scopes up to the first numbered one. A number in the op's own name is ignored.
 
     >>> layer_of("gradients/model/layer_3/dense/MatMul_grad/MatMul_1")
     'model/layer_3'
@@ -47,14 +47,15 @@ def layer_of(op: str) -> str:
 
 
 def layer_spans(spans: Iterable[Span], length_s: float, num_bins: int) -> list[LayerSpan]:
-    """Return which layer is computed when, as a picture of some width can show it.
+    """Return the layer that is computed at each time, at the resolution of a picture.
 
-    The time is cut into bins. Each shows the layer that takes most of it; neighbours with the same layer are one.
+    The time is cut into bins. Each bin shows the layer that takes most of it. Neighbouring bins of one layer are
+    merged.
 
     Args:
-        spans: Of the compute stream, by op.
-        length_s: The time that the bins cover [s].
-        num_bins: How many.
+        spans: Spans of the compute stream, one for each run of an op.
+        length_s: Time that the bins cover [s].
+        num_bins: Number of bins.
     """
     bin_s = length_s / num_bins
     shares: list[dict[str, float]] = [defaultdict(float) for _ in range(num_bins)]
@@ -80,7 +81,7 @@ def layer_spans(spans: Iterable[Span], length_s: float, num_bins: int) -> list[L
 
 
 def short_names(layers: Iterable[str]) -> dict[str, str]:
-    """Return the layers' names without the scopes that all of them share; "other" for ops without a scope.
+    """Return the layers' names without the scopes that all of them share. Ops without a scope are "other".
 
     >>> short_names(["model/layer_0", "model/layer_1", "model/head", ""])
     {'model/layer_0': 'layer_0', 'model/layer_1': 'layer_1', 'model/head': 'head', '': 'other'}

@@ -1,4 +1,4 @@
-"""The timeline of a step that ran: TensorFlow's own record of its ops, the store's moves, the process's memory."""
+"""The timeline of a measured step: ops as TensorFlow recorded them, moves of the store, memory of the process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Span, Timeline
 
-_LEAST_SPAN_S = 5e-6  # shorter ops are too many to draw and too short to matter
+_LEAST_SPAN_S = 5e-6  # shorter ops are left out: there are many, and they do not matter
 _SAMPLE_S = 0.005
 _UPDATE_OPS = ("ResourceApply", "ResourceSparseApply", "ResourceScatter", "Assign")
-_WAITING_OPS = frozenset({"PyFunc"})  # the store's own record is better: it leaves out the time spent waiting
+_WAITING_OPS = frozenset({"PyFunc"})  # store calls; the store's own record leaves out the time spent waiting
 
 
 class Clock:
-    """The moment at which a step began, on the clocks that its records use."""
+    """The start of a step, on both clocks that the records use."""
 
     def __init__(self) -> None:
         self.counter_s = time.perf_counter()
@@ -25,7 +25,7 @@ class Clock:
 
 
 class MemorySampler:
-    """Samples the process's resident set in a thread of its own."""
+    """Samples the process's resident set in a background thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class MemorySampler:
         self._thread.start()
 
     def stop(self) -> tuple[tuple[float, int], ...]:
-        """End it; return (time from the clock's beginning [s], bytes)."""
+        """Stop sampling. Return (time since the start of the step [s], bytes) of each sample."""
         self._stop.set()
         self._thread.join()
         return tuple(self._samples)
@@ -56,7 +56,7 @@ def op_spans(step_stats: Any, ops: Mapping[str, str], clock: Clock) -> list[Span
     Args:
         step_stats: StepStats of TensorFlow's RunMetadata.
         ops: Op type by node name.
-        clock: Taken as the step began.
+        clock: Made when the step began.
     """
     spans = []
     for device in step_stats.dev_stats:
@@ -72,5 +72,5 @@ def op_spans(step_stats: Any, ops: Mapping[str, str], clock: Clock) -> list[Span
 
 
 def measured_timeline(title: str, spans: Iterable[Span], memory: Iterable[tuple[float, int]] = ()) -> Timeline:
-    """Return the timeline of what was recorded."""
+    """Return the timeline of recorded spans and memory samples."""
     return Timeline(title, True, tuple(spans), tuple(memory), "resident set of the process, measured [bytes]")

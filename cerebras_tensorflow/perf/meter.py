@@ -1,4 +1,4 @@
-"""Counts steps and samples of a run, and the time that they took or waited for input."""
+"""Counts steps and samples of a run, their time, and the time that they waited for input."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Speed:
 
 
 class Meter:
-    """Counts the steps of one run. Pauses (checkpoints) do not count.
+    """Counts the steps of one run. Pauses (checkpoints) are not training time.
 
     Args:
         waited_s: Returns the time that steps have waited for input so far [s].
-        clock: Seconds, rising.
+        clock: Returns a time that never goes back [s].
     """
 
     def __init__(self, waited_s: Callable[[], float], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -36,12 +36,12 @@ class Meter:
         self.samples = 0
 
     def start(self) -> None:
-        """The first step is about to run."""
+        """Start the clock, right before the first step."""
         self._started = self._clock()
         self._mark = (0.0, 0, 0)
 
     def count_step(self) -> None:
-        """A step has ended."""
+        """Count a step that has ended."""
         self.steps += 1
         self.samples += self.batch_size
         if self.steps == 1:
@@ -49,7 +49,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside the block is not training time."""
+        """Leave the time of the block out of the training time."""
         begin = self._clock()
         try:
             yield
@@ -64,7 +64,7 @@ class Meter:
 
     @property
     def input_wait_share(self) -> float:
-        """Share of the training time that steps after the first waited for input."""
+        """Share of the training time spent waiting for input, not counting the first batch."""
         return (self._waited_s() - self._waited_before) / self.elapsed_s if self.steps > 1 else 0.0
 
     def overall_speed(self) -> Speed:

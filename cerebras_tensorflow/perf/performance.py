@@ -1,4 +1,4 @@
-"""performance.json: what a run measured and, labelled so, what the system model estimates."""
+"""performance.json: measured figures of a run, and simulated ones that are labelled as such."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Performance:
     """The fields of performance.json, with the original's names.
 
     Attributes:
-        compile_time: Measured [s]; 0 when a cached Program was used.
+        compile_time: Measured [s]. 0 if a cached Program was used.
         programming_time: Measured time to load the Program and its weights [s].
         samples_per_sec: Measured.
         total_samples: Samples of this run.
         total_time: Measured training time [s], without saving.
-        est_samples_per_sec: Simulated: what a CS-2 would do by our model of it.
+        est_samples_per_sec: Simulated speed of a CS-2.
         suspected_input_bottleneck: Whether steps waited for input for more than a tenth of the time.
     """
 
@@ -39,7 +39,7 @@ class Performance:
 
 
 def is_input_bound(input_wait_share: float) -> bool:
-    """Whether steps wait for input for so long that the input is the likely limit."""
+    """Whether input is probably the bottleneck."""
     return input_wait_share > _BOTTLENECK_SHARE
 
 
@@ -47,7 +47,7 @@ def write(model_dir: str, performance: Performance) -> Path | None:
     """Write `<model_dir>/performance/performance.json`.
 
     Returns:
-        Its path; None if it could not be written. That is logged and costs the run nothing: it has saved by then.
+        Its path. None if it could not be written: the run has saved by then, so a warning is enough.
     """
     path = Path(model_dir) / "performance" / "performance.json"
     content = {**asdict(performance), "simulated": ["est_samples_per_sec"]}

@@ -1,4 +1,4 @@
-"""Timelines as a PNG: time against streams, the memory curve below. Needs matplotlib: the extra `pictures`."""
+"""Timelines as a PNG: the streams over time, and memory below. Needs matplotlib (the extra `pictures`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOTTOM, _TOP = 4.4, -0.6
 _LABELS = {LOAD: "load", COMPUTE: "compute,\nby layer", UPDATE: "update", STORE: "store"}
 _INCHES = (12.0, 5.0)
 _DOTS_PER_INCH = 110
-_BINS = 600  # of the time axis, in which compute shows one layer each
+_BINS = 600  # of the time axis; the compute row shows one layer in each
 _LEAST_WIDTH = 1 / 4000  # of the time axis; a shorter span is drawn this wide
 _CHARACTER_WIDTH = 1 / 150  # of the time axis, about
 _LINE_WIDTH = 1 / 80  # of the time axis, about
@@ -30,7 +30,7 @@ _SIZES: tuple[_Unit, ...] = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
 def write_picture(path: Path, *timelines: Timeline) -> None:
-    """Write timelines below each other into one PNG. All of them have the same time axis and the same units.
+    """Write timelines below each other into one PNG, with the same time axis and units.
 
     Raises:
         SettingsError: If matplotlib is not installed.
@@ -67,7 +67,7 @@ def write_picture(path: Path, *timelines: Timeline) -> None:
 
 
 def _unit(units: Sequence[_Unit], largest: float) -> _Unit:
-    """Return the largest unit of which the value has at least one; the smallest if there is none."""
+    """Return the largest unit that is not larger than the value, or else the smallest unit."""
     return next((unit for unit in units if largest >= unit[1]), units[-1])
 
 
@@ -87,7 +87,7 @@ def _draw_streams(axes: Any, timeline: Timeline, longest_s: float, unit: _Unit) 
 
 
 def _draw_layers(axes: Any, timeline: Timeline, longest_s: float, unit: _Unit) -> None:
-    """Draw what is computed, in a colour for each layer, with the layer's name where there is room for it."""
+    """Draw the compute row: one colour for each layer, and the layer's name where it fits."""
     from matplotlib import colormaps
 
     row, height = _ROWS[COMPUTE]

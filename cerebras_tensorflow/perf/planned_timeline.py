@@ -1,7 +1,7 @@
-"""The timeline that a schedule would have at given rates: a simulation of loads, computation, updates and stores.
+"""Simulates the timeline of a schedule at given rates: loads, computation, updates and stores.
 
-Computation and updates share the cores, one op after the other in the Program's order. Loads share one stream, stores
-another; a load begins when the window has room, as the gates of the graph have it (compiler/schedule.py).
+Computation and updates share the cores and run one op at a time, in the Program's order. Loads share one stream, stores
+share another. A load begins when the window has room, as in the compiled graph (compiler/schedule.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cerebras_tensorflow.graph.program import Event, Program
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Span, Timeline
 
 _LEAST_SPAN_S = 1e-6
-_PIECE = "/cs_rows_"  # in the names of the ops that a sliced update became (compiler/rewriting.py)
+_PIECE = "/cs_rows_"  # in the names of ops that the compiler made from a sliced update
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class StreamRates:
     """Rates of a machine.
 
     Attributes:
-        read_bytes_per_s, write_bytes_per_s: Of the weight store.
-        update_bytes_per_s: At which an optimizer reads and writes what it changes.
+        read_bytes_per_s, write_bytes_per_s: Rates of the weight store [B/s].
+        update_bytes_per_s: Rate at which an optimizer reads and writes memory [B/s].
     """
 
     read_bytes_per_s: float
@@ -31,25 +31,25 @@ class StreamRates:
 
 
 class _Simulation:
-    """Goes through the ops of a step in their order, and keeps track of when each starts."""
+    """Walks through the ops of a step in order and records the time of each."""
 
     def __init__(
         self, program: Program, op_s: Mapping[str, float], rates: StreamRates, live_bytes: Mapping[str, int]
     ) -> None:
         self._program, self._op_s, self._rates, self._live_bytes = program, op_s, rates, live_bytes
         self.spans: list[Span] = []
-        self.changes: list[tuple[float, int]] = []  # (time, bytes of weights that come or go)
-        self.passed_s: list[float] = []  # when each op that events count had run
+        self.changes: list[tuple[float, int]] = []  # (time, change of the bytes of weights in memory)
+        self.passed_s: list[float] = []  # when each op ended, by the position that events use
         self.live: list[tuple[float, int]] = []  # (time, bytes of values between ops)
         self._cores_s = self._read_s = self._write_s = 0.0
-        self._open: list[tuple[Event, float]] = []  # in memory, with the time at which they can go
+        self._open: list[tuple[Event, float]] = []  # events whose weight is in memory, and when it can be freed
         self._held = 0
 
     def run(self) -> None:
         events = sorted(self._program.events, key=lambda event: event.first)
         cursor = 0
         for name in self._program.order:
-            if _PIECE in name:  # has no position of its own
+            if _PIECE in name:  # the positions of events do not count these ops
                 self._compute(name)
                 continue
             while cursor < len(events) and events[cursor].first < len(self.passed_s) + 1:
@@ -69,7 +69,7 @@ class _Simulation:
         self._cores_s += taken
 
     def _passed(self, event: Event) -> float:
-        """When an event's weight was last used."""
+        """Return when an event's weight was last used [s]."""
         last = int(event.last)
         return self.passed_s[last] if last < len(self.passed_s) else self._cores_s
 
@@ -97,14 +97,14 @@ class _Simulation:
         self._open.append((event, free_s))
 
     def _store(self, event: Event, name: str) -> float:
-        """Write what an event brings to the store; return when it is there."""
+        """Write an event's weight to the store. Return when the write ends [s]."""
         begin_s = max(self._cores_s, self._write_s)
         self._write_s = begin_s + event.num_bytes / self._rates.write_bytes_per_s
         self.spans.append(Span(STORE, name, begin_s, self._write_s, event.num_bytes))
         return self._write_s
 
     def _make_room(self, event: Event) -> float:
-        """Free weights that are no longer used until the event's weight fits; return when the last was freed."""
+        """Free unused weights until the event's weight fits. Return when the last one is freed [s]."""
         room_s = 0.0
         kept = []
         for other, free_s in self._open:
@@ -134,10 +134,10 @@ def plan_timeline(
 
     Args:
         program: The Program.
-        op_s: Time of each op [s]; ops that are not in it take none.
-        rates: The machine.
-        title: What the Program is.
-        live_bytes: Bytes of values between ops while each op runs; None: the curve shows weights alone.
+        op_s: Time of each op [s]. Ops that are missing take no time.
+        rates: Rates of the machine.
+        title: Title of the timeline.
+        live_bytes: Bytes of values between ops while each op runs. None: the curve shows weights only.
     """
     simulation = _Simulation(program, op_s, rates, live_bytes or {})
     simulation.run()

@@ -1,4 +1,4 @@
-"""What happens when in one step: spans in streams and memory over time, planned or measured alike."""
+"""The timeline of one step, planned or measured: spans in streams, and memory over time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ STREAMS = (LOAD, COMPUTE, UPDATE, STORE)
 
 @dataclass(frozen=True)
 class Span:
-    """Something that takes a while.
+    """A load, an op, an update or a store, with its begin and end.
 
     Attributes:
         stream: One of STREAMS.
-        name: Of the weight or of the op.
+        name: Name of the weight or op.
         begin_s, end_s: From the beginning of the step [s].
         num_bytes: Bytes moved; 0 in the compute stream.
     """
@@ -29,14 +29,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step.
+    """The timeline of one step.
 
     Attributes:
-        title: What it is of.
-        is_measured: Whether it was measured; otherwise it is planned: made from rates, nothing was run.
+        title: Name of the step or Program.
+        is_measured: Whether a step was measured. Otherwise the timeline is a plan, computed from rates.
         spans: In any order.
-        memory: (time [s], bytes) from which on that many are in use, ascending.
-        memory_label: What the bytes are.
+        memory: (time [s], bytes in use from then on), by time.
+        memory_label: What the bytes count.
     """
 
     title: str
@@ -47,7 +47,7 @@ class Timeline:
 
     @property
     def label(self) -> str:
-        """How every picture of it is marked."""
+        """How traces and pictures mark the timeline."""
         return "measured" if self.is_measured else "planned (from rates; nothing was run)"
 
     @property
@@ -56,12 +56,12 @@ class Timeline:
         return max((span.end_s for span in self.spans), default=0.0)
 
     def busy_s(self, streams: Iterable[str]) -> float:
-        """Return the time in which at least one span of the given streams is going on [s]."""
+        """Return the time in which at least one of the given streams is busy [s]."""
         wanted = set(streams)
         return covered_s([(span.begin_s, span.end_s) for span in self.spans if span.stream in wanted])
 
     def overlap(self) -> float:
-        """Return the share of the time of moves during which something is computed as well; 1 without moves."""
+        """Return the share of the loads' and stores' time that overlaps computation. 1 if there are none."""
         moves = self.busy_s((LOAD, STORE))
         work = self.busy_s((COMPUTE, UPDATE))
         return (moves + work - self.busy_s(STREAMS)) / moves if moves else 1.0
@@ -81,7 +81,7 @@ def covered_s(intervals: Sequence[tuple[float, float]]) -> float:
 
 
 def lanes(spans: Sequence[Span]) -> list[tuple[int, Span]]:
-    """Give spans that overlap lanes of their own: (lane from 0, span), by their begin."""
+    """Place overlapping spans in different lanes. Return (lane from 0, span), sorted by begin."""
     ends: list[float] = []
     placed = []
     for span in sorted(spans, key=lambda span: (span.begin_s, -span.end_s)):

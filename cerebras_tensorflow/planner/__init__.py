@@ -1,1 +1,1 @@
-"""What training a model would take, from its shapes alone: no weight is made, no step is run."""
+"""Plans what training a model takes from its shapes alone. It makes no weights and runs no step."""

@@ -1,4 +1,4 @@
-"""The command cs-plan: what training a model would take, from its shapes alone. Exit code 2 means bad input."""
+"""The command cs-plan plans one training step from shapes alone. Exit code 2 means bad input."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from cerebras_tensorflow.planner.rates import Rates
 
 _BAD_INPUT = 2
-_MODEL = "MODEL"  # of a reference model's run.py: an object with model_fn, read_params and input_fn
+_MODEL = "MODEL"  # name in a reference model's run.py: an object with model_fn, read_params and input_fn
 _SERVERS = "servers"
-_STORES = ("auto", "memory", _SERVERS, "file")  # those of CSConfig, whose import is slow
+_STORES = ("auto", "memory", _SERVERS, "file")  # the choices of CSConfig, which is slow to import
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(
         prog="cs-plan",
-        description="Plan one step of a model from shapes: bytes moved, peak memory, estimated time. Nothing is run.",
+        description="Plan one step of a model from shapes: bytes moved, peak memory, estimated time. No step is run.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-p",
         "--params",
-        help="params.yaml; its content is model_fn's params; csconfig and runconfig count as for a run, options first",
+        help="params.yaml, passed to model_fn; its csconfig and runconfig apply as in a run, options override them",
     )
     parser.add_argument(
         "-i",
@@ -64,21 +64,21 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=DTYPE:DIMS",
-        help="a feature, as input_ids=int32:8x2048 (default: the batch of a reference model's input_fn)",
+        help="a feature, such as input_ids=int32:8x2048 (default: the batch of a reference model's input_fn)",
     )
     parser.add_argument("-l", "--labels", action="append", default=[], metavar="DTYPE:DIMS", help="the labels")
     parser.add_argument(
-        "-m", "--mode", choices=("train", "eval", "predict"), help="what is planned (default: runconfig, else train)"
+        "-m", "--mode", choices=("train", "eval", "predict"), help="what to plan (default: runconfig, else train)"
     )
     parser.add_argument("--execution_mode", choices=EXECUTION_MODES, default=WEIGHT_STREAMING)
     parser.add_argument("--weight_store", choices=_STORES, help="as in csconfig (default: csconfig, else auto)")
     parser.add_argument("--window_bytes", type=int, help="bytes of weights in memory at a time (stream_window_bytes)")
-    parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB")
+    parser.add_argument("--memory_budget", help="most memory that the process may take, such as 4GB")
     parser.add_argument("--store_dir", help="folder on the disk of the weight store (default: csconfig, else .)")
-    parser.add_argument("--no_rates", action="store_true", help="measure nothing; leave out the time on this machine")
+    parser.add_argument("--no_rates", action="store_true", help="do not measure this machine; leave out its step time")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
-    parser.add_argument("--picture", metavar="FILE", help="write it as a PNG; needs matplotlib")
-    parser.add_argument("--beside", metavar="FILE", help="put a recorded step's trace into both, to compare")
+    parser.add_argument("--picture", metavar="FILE", help="write the planned schedule as a PNG; needs matplotlib")
+    parser.add_argument("--beside", metavar="FILE", help="add a recorded step's trace to --trace and --picture")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     return parser
 
@@ -88,12 +88,12 @@ def _run(options: argparse.Namespace) -> None:
     _check(options)
     content = _read_params(options.params)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
-    gc.disable()  # millions of objects that all stay; looking through them takes a third of the time
+    gc.disable()  # millions of objects, none of them garbage: collecting would take a third of the time
     model_fn, reference = load_model(options.model)
     from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
     from cerebras_tensorflow.planner import plan, rates, settings
 
-    # A reference model's own reading has the defaults, and paths beside the file.
+    # read_params of a reference model fills in defaults and resolves paths relative to the file.
     params = reference.read_params(options.params) if reference is not None and options.params else content
     mode = settings.planned_mode(params, options.mode)
     overrides = {
@@ -105,16 +105,16 @@ def _run(options: argparse.Namespace) -> None:
     store_dir = settings.store_folder(options.store_dir, cs_config)
     has_servers = cs_config.weight_store == _SERVERS
     if has_servers and (options.trace or options.picture):
-        raise SettingsError("--trace and --picture need rates, and those of weight servers are not measured here")
+        raise SettingsError("--trace and --picture need rates, and cs-plan does not measure those of weight servers")
     if inputs is None and (reference is None or not options.params):
-        raise settings.no_input(params, mode, "only a reference model's run.py with --params has one to derive it from")
+        raise settings.no_input(params, mode, "only a reference model's run.py with --params has an input_fn")
     inputs = inputs or settings.batch_of(reference.input_fn(mode), params, mode, CSRunConfig())
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # of memory that nothing here takes
+        warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # planning allocates no tensors
         planned = plan.plan_step(model_fn, inputs, params, CSRunConfig(), mode, options.execution_mode, cs_config)
     if has_servers and not options.no_rates:
-        print("cs-plan: the rates of weight servers are not measured; no time on this machine", file=sys.stderr)
-    _tell(options, planned, None if options.no_rates or has_servers else rates.measure(store_dir))
+        print("cs-plan: rates of weight servers are not measured, so no step time is estimated", file=sys.stderr)
+    _print_plan(options, planned, None if options.no_rates or has_servers else rates.measure(store_dir))
 
 
 def _given_inputs(options: argparse.Namespace) -> ShapeInputs | None:
@@ -123,21 +123,21 @@ def _given_inputs(options: argparse.Namespace) -> ShapeInputs | None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse options that do not go together, before TensorFlow is loaded.
+    """Refuse options that contradict each other, before the slow import of TensorFlow.
 
     Raises:
-        SettingsError: If there are such, or if what draws the picture is not installed.
+        SettingsError: If options contradict each other, or --picture is given without matplotlib.
     """
     if options.beside and not (options.trace or options.picture):
-        raise SettingsError("--beside needs --trace or --picture, into which it goes")
+        raise SettingsError("--beside needs --trace or --picture to add the recorded step to")
     if options.no_rates and (options.trace or options.picture):
         raise SettingsError("--trace and --picture need rates; leave out --no_rates")
     if options.picture and importlib.util.find_spec("matplotlib") is None:
         raise SettingsError("--picture needs matplotlib: pip install 'cerebras_tensorflow[pictures]'")
 
 
-def _tell(options: argparse.Namespace, planned: StepPlan, measured: Rates | None) -> None:
-    """Print a plan, and write the files that the options ask for."""
+def _print_plan(options: argparse.Namespace, planned: StepPlan, measured: Rates | None) -> None:
+    """Print a plan, and write the trace and the picture if they are asked for."""
     from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.perf import chrome_trace, picture
     from cerebras_tensorflow.planner import plan, report
@@ -158,13 +158,13 @@ def _tell(options: argparse.Namespace, planned: StepPlan, measured: Rates | None
 
 
 def load_model(text: str) -> tuple[Callable[..., Any], Any]:
-    """Return the model_fn that a text names, and the reference model that it belongs to, None if to none.
+    """Return the model_fn that a text names, and its reference model (None for any other model_fn).
 
     Args:
-        text: file.py:function or package.module:function; without a function, of a module with a reference MODEL.
+        text: file.py:function or package.module:function. The function may be left out for a module with a MODEL.
 
     Raises:
-        SettingsError: If there is none.
+        SettingsError: If there is no such model_fn.
     """
     place, _, name = text.partition(":")
     module = _load_module(place)
@@ -190,7 +190,7 @@ def _load_module(place: str) -> Any:
             try:
                 return importlib.import_module(place)
             except ModuleNotFoundError as error:
-                raise SettingsError(f"there is no module {place} ({error}); give a file as path/to/file.py") from error
+                raise SettingsError(f"there is no module {place} ({error}); write a file as path/to/file.py") from error
     path = Path(place)
     if not path.is_file():
         raise SettingsError(f"there is no file {place}")

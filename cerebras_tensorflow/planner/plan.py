@@ -1,4 +1,4 @@
-"""From a model_fn and shapes to what its training would take here and on a simulated CS-2."""
+"""Plans a step from a model_fn and shapes: its bytes, its memory, its time here and on a simulated CS-2."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class StepPlan:
     Attributes:
         program: The Program.
         memory: Its memory plan.
-        process_bytes: Memory of the process without the step, as the plan counts it against a budget; 0 without one.
-        memory_budget: Most bytes of memory that the process may take; None: no limit.
+        process_bytes: Memory of the process without the step, which counts against the budget. 0 without a budget.
+        memory_budget: Most bytes of memory that the process may take. None: no limit.
         cs2: Simulated speed on a CS-2.
         batch_size: Samples in a step.
         num_parameters: Elements of the trained variables.
         num_flops: Floating-point operations of a step, in matrix products and convolutions.
-        op_flops: Those of each op that has any.
+        op_flops: Floating-point operations of each op that has any.
         op_bytes: Bytes of each op's outputs.
         live: Bytes of values between ops while each op runs.
     """
@@ -57,7 +57,7 @@ class StepPlan:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that a step reads from the store; rows of gathers are not counted."""
+        """Bytes that a step reads from the store, without rows that gathers read."""
         return sum(event.num_bytes for event in self.program.events if event.kind != "spill")
 
     @property
@@ -75,7 +75,7 @@ def plan_step(
     execution_mode: str,
     settings: CSConfig,
 ) -> StepPlan:
-    """Compile one step of a model without making its weights.
+    """Compile one step of a model without allocating its weights.
 
     Args:
         model_fn: As for the Estimator.
@@ -84,11 +84,11 @@ def plan_step(
         config: RunConfig.
         mode: "train", "eval" or "infer".
         execution_mode: "weight_streaming" or "pipelined".
-        settings: Of the schedule and the weight store.
+        settings: Settings of the schedule and the weight store.
 
     Raises:
         CompileError: If the graph cannot be compiled for the mode.
-        ValueError: As call_model_fn.
+        ValueError: As in call_model_fn.
     """
     model = call_model_fn(model_fn, inputs, mode, params, run_settings(config))
     step = training_ops(model).step if mode == "train" else model.step(_outputs(model))
@@ -98,7 +98,7 @@ def plan_step(
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
     batch_bytes = sum(op_bytes[name] for name in model.inputs.names)
     options = streaming_options(model, execution_mode, settings)
-    # TensorFlow's graph of a large model takes a gigabyte, and all that is needed of it is taken.
+    # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
     del model
     gc.collect()
     program = compile_step(step, execution_mode, options, outputs)
@@ -119,13 +119,13 @@ def plan_step(
 
 
 def timeline(plan: StepPlan, rates: Rates, is_in_memory: bool, title: str) -> Timeline:
-    """Return when what would happen on a machine of given rates.
+    """Return the planned timeline on a machine of given rates.
 
     Args:
         plan: The plan.
-        rates: The machine's.
-        is_in_memory: Whether the store is in memory; otherwise it is on the disk.
-        title: What the plan is of.
+        rates: Rates of the machine.
+        is_in_memory: Whether the store is in memory. Otherwise it is on the disk.
+        title: Title of the timeline.
     """
     names = plan.program.order
     op_s = {
@@ -143,7 +143,7 @@ def timeline(plan: StepPlan, rates: Rates, is_in_memory: bool, title: str) -> Ti
 
 
 def step_s(line: Timeline) -> tuple[float, float]:
-    """Return the time of a step and, of it, the time in which something is computed [s]."""
+    """Return the time of a step, and how much of it is spent computing [s]."""
     return line.end_s, line.busy_s((COMPUTE, UPDATE))
 
 

@@ -1,4 +1,4 @@
-"""How fast this machine is, measured in a second or two: matrix products, memory, and one disk."""
+"""Measures the speed of this machine in a second or two: matrix products, memory, and one disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rates:
     Attributes:
         flops_per_s: Floating-point operations in float32 matrix products.
         memory_bytes_per_s: Bytes read and written by element-wise ops.
-        disk_read_bytes_per_s, disk_write_bytes_per_s: Sequential, past the page cache where the disk allows that.
+        disk_read_bytes_per_s, disk_write_bytes_per_s: Sequential, without the page cache if the file system allows it.
     """
 
     flops_per_s: float
@@ -38,7 +38,7 @@ class Rates:
     disk_write_bytes_per_s: float
 
     def text(self) -> str:
-        """Return the rates as a person reads them."""
+        """Return the rates in words."""
         return (
             f"{self.flops_per_s / 1e9:.0f} GFLOP/s in float32 matrix products, "
             f"{format_bytes(self.memory_bytes_per_s)}/s element-wise, disk "
@@ -50,7 +50,7 @@ def measure(folder: Path) -> Rates:
     """Measure the rates.
 
     Args:
-        folder: On the disk of the weight store; must exist.
+        folder: An existing folder on the disk of the weight store.
 
     Raises:
         StoreError: If nothing can be written there.
@@ -60,9 +60,9 @@ def measure(folder: Path) -> Rates:
 
 
 def disk_rates(folder: Path, num_bytes: int = _DISK_BYTES) -> tuple[float, float]:
-    """Return bytes a second of a plain sequential read and write of one file, a piece at a time.
+    """Return the rates of reading and writing one file sequentially, in pieces of 4 MB [B/s].
 
-    The pieces are 4 MB; the file is written twice, since a file system takes its time with what is new.
+    The file is written twice and the second time counts: a file system takes longer to allocate new blocks.
 
     Raises:
         StoreError: If nothing can be written there.
@@ -98,7 +98,7 @@ def disk_rates(folder: Path, num_bytes: int = _DISK_BYTES) -> tuple[float, float
 def _open_direct(path: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_DIRECT)
-    except OSError:  # a file system without O_DIRECT, as tmpfs
+    except OSError:  # a file system without O_DIRECT, such as tmpfs
         return os.open(path, os.O_RDWR)
 
 
@@ -120,7 +120,7 @@ def _compute_rates() -> tuple[float, float]:
 
 
 def _seconds_each(action: Callable[[], object]) -> float:
-    """Fastest of a few calls: what else runs on the machine only makes them slower."""
+    """Return the time of the fastest of a few calls. Other programs can only make a call slower."""
     action()
     fastest, spent = float("inf"), 0.0
     while spent < _LEAST_S:

@@ -1,4 +1,4 @@
-"""A plan as text: what moves, what it takes in memory, how long a step would take here and on a simulated CS-2."""
+"""A plan as text: bytes moved, memory, and the time of a step here and on a simulated CS-2."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
     """Return the whole report.
 
     Args:
-        title: What the plan is of.
+        title: Name of the model.
         plan: The plan.
-        rates: Of this machine; None: they were not measured.
+        rates: Rates of this machine. None: they were not measured.
         line: The planned timeline at those rates.
         is_in_memory: Whether the store would be in memory.
     """
@@ -27,7 +27,7 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
         "Planned from shapes: no weight was made, no step was run.",
         "",
         "Moved in a step",
-        f"  read     {format_bytes(plan.read_bytes):>10}  in {loads} loads; rows of embeddings not counted",
+        f"  read     {format_bytes(plan.read_bytes):>10}  in {loads} loads; embedding rows not counted",
         f"  written  {format_bytes(plan.written_bytes):>10}",
         "",
         memory_plan_text(plan.program, plan.memory),
@@ -43,7 +43,7 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
             f"This machine (estimated from measured rates; the weight store {place})",
             f"  rates    {rates.text()}",
             f"  compute  {format_seconds(compute_s):>10}  {plan.num_flops:.3e} floating-point operations, and updates",
-            f"  moves    {format_seconds(moves_s):>10}  {line.overlap():.0%} of it beside computation",
+            f"  moves    {format_seconds(moves_s):>10}  {line.overlap():.0%} of it overlaps computation",
             f"  a step   {format_seconds(whole_s):>10}  {plan.batch_size / whole_s if whole_s else 0:.3g} samples/s",
             "",
         ]
@@ -52,7 +52,7 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
 
 
 def plan_values(plan: StepPlan, rates: Rates | None, line: Timeline | None) -> dict[str, Any]:
-    """Return the figures of a report for programs; what is simulated says so in its name."""
+    """Return the figures of a report for other programs. Names of simulated figures begin with "simulated"."""
     values: dict[str, Any] = {
         "mode": plan.program.mode,
         "num_parameters": plan.num_parameters,

@@ -1,6 +1,6 @@
-"""What a params file says about a run, as far as a plan depends on it: mode, weight store, memory budget, batch.
+"""Reads the part of a params file that a plan needs: mode, weight store, memory budget, batch.
 
-Sections `csconfig` and `runconfig` are read as a run reads them; options of the command line come before both.
+It reads the sections `csconfig` and `runconfig` as a run does. Command-line options override both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cerebras_tensorflow.estimator.user_functions import call_with
 from cerebras_tensorflow.planner.shapes import Shape, ShapeInputs
 
 MODES = {"train": "train", "train_and_eval": "train", "eval": "eval", "eval_all": "eval", "predict": "infer"}
-"""What a run's mode plans."""
+"""Mode of a run -> mode of model_fn that is planned."""
 
 
 def cs_config(params: Mapping[str, Any], given: Mapping[str, Any]) -> CSConfig:
@@ -26,10 +26,10 @@ def cs_config(params: Mapping[str, Any], given: Mapping[str, Any]) -> CSConfig:
 
     Args:
         params: The file's content.
-        given: Options of the command line, fields of CSConfig; None: not given.
+        given: Field of CSConfig -> its command-line option, None if not given.
 
     Raises:
-        SettingsError: If a section is none, has an unknown key, or a value is out of range.
+        SettingsError: If a section is not a mapping, a key is unknown, or a value is out of range.
     """
     section = _section(params, "csconfig")
     known = [field.name for field in dataclasses.fields(CSConfig)]
@@ -42,10 +42,10 @@ def cs_config(params: Mapping[str, Any], given: Mapping[str, Any]) -> CSConfig:
 
 
 def planned_mode(params: Mapping[str, Any], option: str | None) -> str:
-    """Return "train", "eval" or "infer": what the option, else `runconfig`, asks for; training by default.
+    """Return "train", "eval" or "infer", from the option, else from `runconfig`, else "train".
 
     Raises:
-        SettingsError: If `runconfig` names a mode that is none.
+        SettingsError: If `runconfig` names an unknown mode.
     """
     mode = option or _section(params, "runconfig").get("mode", "train")
     if mode not in MODES:
@@ -54,26 +54,28 @@ def planned_mode(params: Mapping[str, Any], option: str | None) -> str:
 
 
 def store_folder(option: str | None, settings: CSConfig) -> Path:
-    """Return an existing folder on the disk of the weight store: the option, or near csconfig's weight_store_dir.
+    """Return an existing folder on the disk of the weight store.
+
+    This is the option, else weight_store_dir of csconfig or the nearest folder above it that exists.
 
     Raises:
-        SettingsError: If the option is no folder.
+        SettingsError: If the option is not a folder.
     """
     if option is not None:
         if not Path(option).is_dir():
             raise SettingsError(f"--store_dir {option} is not a folder")
         return Path(option)
     folder = Path(settings.weight_store_dir or ".")
-    while not folder.is_dir():  # the run will make it
+    while not folder.is_dir():  # only a run makes it
         folder = folder.parent
     return folder
 
 
 def batch_of(input_fn: Callable[..., Any], params: Any, mode: str, config: Any) -> ShapeInputs:
-    """Return the batch that an input_fn would yield; nothing is read.
+    """Return the shapes of an input_fn's batch, without reading any data.
 
     Raises:
-        SettingsError: If it needs data that is not there, or does not return a Dataset of known shapes.
+        SettingsError: If input_fn needs data that is missing, or does not return a Dataset of known shapes.
     """
     offered = {"params": params, "mode": mode, "config": config, "input_context": None}
     try:
@@ -89,16 +91,16 @@ def batch_of(input_fn: Callable[..., Any], params: Any, mode: str, config: Any) 
     try:
         return ShapeInputs(_shapes(features), _shapes(labels))
     except (TypeError, ValueError, AttributeError) as error:
-        raise no_input(params, mode, f"the input_fn's batch {spec} is not one of known shapes") from error
+        raise no_input(params, mode, f"the shapes of the input_fn's batch {spec} are not known") from error
 
 
 def no_input(params: Any, mode: str, reason: str) -> SettingsError:
-    """Return the error that says what to pass, with the batch's sizes where the file has them."""
+    """Return an error that says which options describe the batch, with sizes from the params file if it has them."""
     section = params.get("train_input" if mode == "train" else "eval_input") if isinstance(params, Mapping) else None
     sizes = [section.get(name) for name in ("batch_size", "max_sequence_length")] if isinstance(section, dict) else []
     dims = "x".join(map(str, sizes)) if sizes and all(isinstance(size, int) for size in sizes) else "8x2048"
     words = f"--input input_ids=int32:{dims} --input input_mask=int32:{dims} --labels int32:{dims}"
-    return SettingsError(f"no input is given, and {reason}; describe each tensor of the batch, as in {words}")
+    return SettingsError(f"no input is given, and {reason}; describe each tensor of the batch, for example {words}")
 
 
 def _section(params: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A batch as shapes: what a person types for an input that does not exist yet."""
+"""The shapes of a batch, as typed by a user whose input does not exist yet."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Shape:
     """One tensor of a batch.
 
     Attributes:
-        name: Key in the features; None: the features, or the labels, are this tensor.
-        dtype: TensorFlow's name.
-        dims: The batch first.
+        name: Key in the features. None: this tensor is all of the features, or all of the labels.
+        dtype: TensorFlow's name of the dtype.
+        dims: Dimensions; the batch is the first.
     """
 
     name: str | None
@@ -32,7 +32,7 @@ def parse_shape(text: str) -> Shape:
     """Return the tensor that a text describes.
 
     Raises:
-        SettingsError: If it is not of the form [name=]dtype[:AxBxC].
+        SettingsError: If the text does not have the form [name=]dtype[:AxBxC].
 
     >>> parse_shape("input_ids=int32:8x2048")
     Shape(name='input_ids', dtype='int32', dims=(8, 2048))
@@ -41,27 +41,27 @@ def parse_shape(text: str) -> Shape:
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise SettingsError(f"{text!r} is not a tensor; expected [name=]dtype:dims, as in {_EXAMPLE}")
+        raise SettingsError(f"{text!r} is not a tensor; expected [name=]dtype:dims, such as {_EXAMPLE}")
     dims = tuple(int(dim) for dim in (match["dims"] or "").split("x") if dim)
     return Shape(match["name"], match["dtype"], dims)
 
 
 class ShapeInputs:
-    """The batch's placeholders, in place of an input pipeline.
+    """Placeholders for a batch, in place of an input pipeline.
 
     Args:
-        features: The features; several need names.
-        labels: The labels; none if model_fn takes none.
+        features: The features. Several features need names.
+        labels: The labels. Empty if model_fn takes none.
 
     Raises:
-        SettingsError: If several tensors have no names, or two the same.
+        SettingsError: If one of several tensors has no name, or two have the same name.
     """
 
     def __init__(self, features: Sequence[Shape], labels: Sequence[Shape]) -> None:
         for what, shapes in (("--input", features), ("--labels", labels)):
             names = [shape.name for shape in shapes]
             if len(names) > 1 and (None in names or len(set(names)) < len(names)):
-                raise SettingsError(f"several {what} need a name each, as in {_EXAMPLE}")
+                raise SettingsError(f"each of several {what} needs a different name, such as {_EXAMPLE}")
         if not features:
             raise SettingsError(f"no input is given; describe each tensor of the batch with --input {_EXAMPLE}")
         self._features, self._labels = tuple(features), tuple(labels)
@@ -72,7 +72,7 @@ class ShapeInputs:
         return self._features[0].dims[0] if self._features[0].dims else 1
 
     def placeholders(self) -> Any:
-        """Make the batch's placeholders in the current graph; BatchInputs."""
+        """Make the placeholders in the current graph. Return them as BatchInputs."""
         import tensorflow as tf
 
         from cerebras_tensorflow.estimator.model.inputs import PLACEHOLDER_PREFIX, BatchInputs
@@ -83,7 +83,7 @@ class ShapeInputs:
             try:
                 dtype = tf.as_dtype(shape.dtype)
             except TypeError as error:
-                raise SettingsError(f"{shape.dtype!r} is not a dtype; expected one as int32 or float32") from error
+                raise SettingsError(f"{shape.dtype!r} is not a dtype; expected one such as int32 or float32") from error
             names.append(f"{PLACEHOLDER_PREFIX}{len(names)}")
             return tf.compat.v1.placeholder(dtype, shape.dims, name=names[-1])
 

@@ -60,7 +60,7 @@ def test_moves_of_a_file_store_overlap_computation(
         assert len(moves) >= 3 * LAYERS
         assert any(overlap(move, other) for move in moves for other in work), stream
     assert 0 < timeline.overlap() <= 1
-    said = re.search(r"(\d+)% of that beside computation", caplog.text)
+    said = re.search(r"(\d+)% of that overlapped computation", caplog.text)
     assert said and int(said[1]) == pytest.approx(100 * timeline.overlap(), abs=1)
 
 
@@ -78,7 +78,7 @@ def test_a_full_disk_costs_the_trace_and_not_the_run(
     assert estimator.get_variable_value("global_step") == 2
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
-    assert warnings[0].startswith(f"The trace of step 1 in {trace.parent} is missing or incomplete ([Errno 28]")
+    assert warnings[0].startswith(f"The trace of step 1 in {trace.parent} is incomplete or missing ([Errno 28]")
 
 
 def test_the_trace_names_the_spilled_values(tmp_path: Path) -> None:

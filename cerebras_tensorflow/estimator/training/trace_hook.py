@@ -97,7 +97,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
                 write_picture(path.with_suffix(".png"), timeline)
         except OSError as error:  # such as a full disk: a trace is not worth a run
             run_log.warning(
-                "The trace of step %d in %s is missing or incomplete (%s). The run and its checkpoints are not affected.",
+                "The trace of step %d in %s is incomplete or missing (%s). The run and its checkpoints are fine.",
                 *(self._step, self._folder, error),
             )
         else:
@@ -105,7 +105,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         moves_s = timeline.busy_s((LOAD, STORE))
         if moves_s:
             run_log.info(
-                "Loads and stores took %.3f of its %.3f seconds, %.0f%% of that beside computation.",
+                "Loads and stores took %.3f of its %.3f seconds; %.0f%% of that overlapped computation.",
                 moves_s,
                 timeline.end_s,
                 100 * timeline.overlap(),

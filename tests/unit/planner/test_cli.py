@@ -120,7 +120,7 @@ def test_weight_servers_are_planned_as_csconfig_has_them_without_a_time(
     printed = capsys.readouterr()
     values = json.loads(printed.out)
     assert values["store_bytes"] >= 3 * 6 * 4 * 1024**2 and "estimated_step_s" not in values
-    assert printed.err == "cs-plan: the rates of weight servers are not measured; no time on this machine\n"
+    assert printed.err == "cs-plan: rates of weight servers are not measured, so no step time is estimated\n"
     assert run(*command, "--trace", str(tmp_path / "t.json")) == 2
     assert "those of weight servers are not measured" in capsys.readouterr().err
 
@@ -179,10 +179,10 @@ def test_settings_that_a_run_refuses_are_refused(
         (["no.such.module:f", *SHAPES], "there is no module no.such.module"),
         (["{model}:fn", *SHAPES], "has no function 'fn'; it has helper, model_fn"),
         (["{model}", *SHAPES], "does not say which function is its model_fn; write"),
-        (["{model}:model_fn"], "describe each tensor of the batch, as in --input input_ids=int32:8x2048"),
+        (["{model}:model_fn"], "describe each tensor of the batch, for example --input input_ids=int32:8x2048"),
         (["{model}:model_fn", "-i", "x=float32:axb"], "'x=float32:axb' is not a tensor; expected [name=]dtype:dims"),
         (["{model}:model_fn", "-i", "x=floaty:3x4"], "'floaty' is not a dtype"),
-        (["{model}:model_fn", "-i", "int32:3", "-i", "int32:4"], "several --input need a name each"),
+        (["{model}:model_fn", "-i", "int32:3", "-i", "int32:4"], "each of several --input needs a different name"),
         (["{model}:model_fn", *SHAPES, "-p", "none.yaml"], "--params none.yaml cannot be read"),
         (["{model}:model_fn", *SHAPES, "--no_rates", "--trace", "t"], "--trace and --picture need rates"),
         (["{model}:model_fn", *SHAPES, "--beside", "t"], "--beside needs --trace or --picture"),
