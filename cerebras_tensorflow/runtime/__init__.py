@@ -1,1 +1,1 @@
-"""Runs a Program: from weights and batches to steps. See README.md."""
+"""Runs the training steps of a Program. See README.md."""

@@ -1,4 +1,4 @@
-"""The Program's graph, addressed by what the caller knows: tensors, ops and names of the graph that model_fn built."""
+"""Finds the caller's tensors, ops and names (of the graph that model_fn built) in the Program's graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cerebras_tensorflow.graph.program import Program, read_name
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
 from cerebras_tensorflow.runtime.stored_ops import call_store
 
-_SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # of the Program, that ops beside the step may take
+_SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # ops of the Program that an op beside the step may depend on
 _BATCH = "cs_input/"  # scope of the placeholders that take the batch
 
 
 class InputSession(Protocol):
-    """The input of a run, which has a graph and a session of its own."""
+    """The input of a run. It has its own graph and session."""
 
     graph: tf.Graph
 
@@ -27,22 +27,22 @@ class InputSession(Protocol):
         """The TensorFlow session."""
 
     def placeholder_of(self, tensor: Any) -> str | None:
-        """Return the name of the placeholder that takes a tensor's value in the step; None if there is none."""
+        """Return the name of the step's placeholder for a tensor of the batch. None for other tensors."""
 
 
 class FetchedGraph:
-    """A Program's graph that runs what is asked for by the original graph's names.
+    """A Program's graph whose tensors and ops are fetched by the original graph's names.
 
-    An op that the Program lacks, such as one that a hook made after the step was compiled, is added when it is fetched.
-    In such ops a streamed variable is read from the store and assigned there.
+    A fetched op that the Program lacks is added. A hook may have made it after the step was compiled, for example.
+    Such ops read streamed variables from the store and assign them there.
 
     Args:
-        program: Its names of variables are used.
+        program: The Program, for the names of its variables.
         graph_def: The Program's graph, bound to its weight store.
-        original: The graph that model_fn built; stays the caller's.
-        streamed: Names of the variables that live in the store, by their index in it.
-        bind: Points the store calls of a graph at the store.
-        inputs: The input; tensors of the batch in its graph stand for the placeholders that take them.
+        original: The graph that model_fn built. It is not changed.
+        streamed: Names of the variables in the store, by index.
+        bind: Connects the store calls of a graph to the store.
+        inputs: The input. A tensor of the batch in its graph stands for the step's placeholder.
 
     Attributes:
         graph: The Program's graph.
@@ -80,14 +80,14 @@ class FetchedGraph:
         return self.graph.get_tensor_by_name(name)
 
     def mapped(self, fetches: Any) -> Any:
-        """Return the same structure with the Program's tensors and ops of the same names.
+        """Return fetches with each tensor and op replaced by the Program's one of the same name.
 
         Raises:
-            CompileError: If an op takes a weight in the store in a way that has no counterpart there.
+            CompileError: If an op needs a streamed variable for something that the store cannot do.
             TypeError: If a fetch is None.
         """
         if isinstance(fetches, dict):
-            mapped = copy.copy(fetches)  # of the same type, which may need more than its items
+            mapped = copy.copy(fetches)  # keeps the type: its constructor may take other arguments than a dict's
             mapped.update((key, self.mapped(value)) for key, value in fetches.items())
             return mapped
         if isinstance(fetches, tuple) and hasattr(fetches, "_fields"):
@@ -103,7 +103,7 @@ class FetchedGraph:
         return self._element(fetches)
 
     def feed_key(self, key: Any) -> Any:
-        """Return what the Program calls a tensor that is fed.
+        """Return the key under which to feed a tensor to the Program.
 
         Args:
             key: A tensor of the original graph, or its name.
@@ -117,9 +117,9 @@ class FetchedGraph:
         return name
 
     def is_beside_the_step(self, tensor: Any) -> bool:
-        """Whether a tensor was added to the Program and takes nothing of the step but its variables.
+        """Whether a tensor was added to the Program and depends on nothing in the step but its variables.
 
-        TensorFlow says nothing of the order between such reads and the step's writes.
+        TensorFlow does not order such reads and the step's writes.
         """
         name = tensor.op.name
         if name not in self._added:
@@ -131,7 +131,7 @@ class FetchedGraph:
         return self._beside[name]
 
     def needs_batch(self, names: frozenset[str]) -> bool:
-        """Whether ops of these names depend on the batch."""
+        """Whether any op of these names depends on the batch."""
         if names not in self._needs_batch:
             self._needs_batch[names] = any(
                 operation.type == "Placeholder" and operation.name.startswith(_BATCH)
@@ -140,7 +140,7 @@ class FetchedGraph:
         return self._needs_batch[names]
 
     def may_assign(self, names: frozenset[str], variable: str) -> bool:
-        """Whether ops of these names, or what they need, assign a variable."""
+        """Whether any op of these names, or any op it depends on, assigns a variable."""
         key = names | {variable}
         if key not in self._assigns:
             self._assigns[key] = any(
@@ -154,26 +154,26 @@ class FetchedGraph:
         element = self._original.as_graph_element(self._of_step(fetch))
         name = element.name if isinstance(element, tf.Operation) else element.op.name
         if isinstance(element, tf.Tensor) and element.dtype == tf.resource and name in self._resident:
-            # A variable by its name, as when that was its value: TensorFlow 2.16 to 2.18 cannot fetch the handle.
+            # The name of a variable fetches its value. TensorFlow 2.16 to 2.18 cannot fetch the handle.
             return self.tensor(f"{read_name(self._resident[name])}:0")
         if not has_node(self.graph, name):
             self._extend(name)
         return self.graph.as_graph_element(element.name)
 
     def _of_step(self, value: Any) -> Any:
-        """Return a fetch or feed; of a tensor of the batch in the input's graph, the placeholder that takes it."""
+        """Return a fetch or feed. A tensor of the batch in the input's graph becomes the step's placeholder."""
         if self._inputs is None or not isinstance(value, tf.Tensor) or value.graph is not self._inputs.graph:
             return value
         name = self._inputs.placeholder_of(value)
         return value if name is None else self._original.get_tensor_by_name(name)
 
     def _extend(self, name: str) -> None:
-        """Add an op of the original graph to the Program, with everything that it needs.
+        """Add an op of the original graph to the Program, with everything that it depends on.
 
         Raises:
-            CompileError: If it takes a weight in the store in a way that has no counterpart there.
+            CompileError: If it needs a streamed variable for something that the store cannot do.
         """
-        # As the step's own sums and functions are; a function may not come in two versions.
+        # The step's sums and functions went through the same pass. One function must not exist in two versions.
         wanted, _ = fix_order_of_sums(prune(self._original.as_graph_def(), [name]))
         missing = [node for node in wanted.node if not has_node(self.graph, node.name)]
         missing = call_store(missing, self._streamed, self._specs)
@@ -194,7 +194,7 @@ class FetchedGraph:
         self._added |= new
 
     def _after(self, operation: Any) -> Any:
-        """Return a tensor that is there after an op: import_graph_def takes nothing else for a control input."""
+        """Return a tensor that exists after an op ran: import_graph_def maps a control input only to a tensor."""
         if operation.outputs:
             return operation.outputs[0]
         with self.graph.as_default(), tf.control_dependencies([operation]):
@@ -211,7 +211,7 @@ def has_node(graph: tf.Graph, name: str) -> bool:
 
 
 def leaves(fetches: Any) -> Iterator[Any]:
-    """Yield the tensors and ops that a structure of them consists of."""
+    """Yield the tensors and ops in a structure."""
     if isinstance(fetches, dict):
         for value in fetches.values():
             yield from leaves(value)
@@ -227,13 +227,13 @@ def leaves(fetches: Any) -> Iterator[Any]:
 
 
 def op_names(fetches: Any) -> Iterator[str]:
-    """Yield the names of the ops that a structure of tensors and ops consists of."""
+    """Yield the names of the ops in a structure of tensors and ops."""
     for leaf in leaves(fetches):
         yield leaf.name if isinstance(leaf, tf.Operation) else leaf.op.name
 
 
 def ancestors(operations: Iterable[Any]) -> list[Any]:
-    """Return ops and all ops that they need."""
+    """Return ops and all ops that they depend on."""
     needed: dict[str, Any] = {}
     pending = list(operations)
     while pending:

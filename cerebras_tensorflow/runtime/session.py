@@ -1,4 +1,4 @@
-"""A session that runs a Program and looks, to hooks, like a session on the graph that model_fn built."""
+"""A session that runs a Program. To hooks it looks like a session on the graph that model_fn built."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from cerebras_tensorflow.runtime.weight_store.calls import StoreCalls
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 _GLOBAL_STEP = "global_step"
-_EXTRA_THREADS = 4  # for store calls that wait for the disk while the cores compute
+_EXTRA_THREADS = 4  # for store calls, which wait for the disk
 
 
 class ProgramSession(tf.compat.v1.Session):
-    """Runs a Program. Fetches and feeds are given by the original graph's tensors, ops and names.
+    """Runs a Program. Fetches and feeds are tensors, ops and names of the original graph.
 
-    It is a tf.compat.v1.Session, so that hooks and Savers take it. It has more than 20 methods since it has all verbs
-    of that class, whose own session on the graph is never made.
+    Hooks and Savers accept it, because it is a tf.compat.v1.Session. It has more than 20 methods because that class
+    has as many. The constructor of that class is not called: it would make a second session, on the original graph.
 
-    `fetches.py` finds what they are in the Program, `variables.py` sets and reads variables; this class runs steps:
-    their batch, their counters, the store's errors.
+    `fetches.py` maps fetches and feeds to the Program. `variables.py` sets and reads variables. This class runs steps:
+    it adds the batch and the counters, and raises the store's errors.
 
     Args:
-        program: What to run.
-        graph: The graph that model_fn built; stays the caller's.
-        train_node: Name of the train op; a run that fetches it is a training step.
-        store: The weight store for Program.streamed; None if there are none.
+        program: The Program to run.
+        graph: The graph that model_fn built. It is not changed.
+        train_node: Name of the train op. A run that fetches it is a training step.
+        store: The weight store for Program.streamed. None if nothing is streamed.
         session_config: ConfigProto to start from.
-        next_batch: Called for the feeds of each run that needs the batch; returns tensor name -> array.
-        inputs: The input, whose ops and tensors may be run and fed too; None: there are no others than the Program's.
+        next_batch: Called when a run needs a new batch. Returns tensor name -> array.
+        inputs: The input. Its ops and tensors may be run and fed too. None: only the Program's may.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProgramSession(tf.compat.v1.Session):
             trim_heap()
 
     def __del__(self) -> None:
-        """Leave the clean-up to the TensorFlow session inside."""
+        """Do nothing: the inner TensorFlow session cleans up."""
 
     def __enter__(self) -> ProgramSession:
         context = ExitStack()
@@ -100,12 +100,12 @@ class ProgramSession(tf.compat.v1.Session):
 
     @property
     def graph_def(self) -> Any:
-        """That graph as a GraphDef."""
+        """The graph that model_fn built, as a GraphDef."""
         return self._original.as_graph_def(add_shapes=True)
 
     @property
     def sess_str(self) -> str:
-        """Target, as hooks read it from a TensorFlow session."""
+        """The target of the session, which hooks read."""
         return str(self._session.sess_str)
 
     @property
@@ -119,10 +119,10 @@ class ProgramSession(tf.compat.v1.Session):
         return self._step
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        """Run the Program; like tf.compat.v1.Session.run.
+        """Run the Program, like tf.compat.v1.Session.run.
 
         Raises:
-            CompileError: If a fetch is not part of the Program.
+            CompileError: If a fetch needs a streamed variable for something that the store cannot do.
             StoreError: If the weight store failed.
         """
         if self._inputs is not None and _is_of(self._inputs.graph, fetches, self._inputs):
@@ -163,14 +163,14 @@ class ProgramSession(tf.compat.v1.Session):
     def assign(
         self, graph_def: GraphDef, tensors: Mapping[str, str], feeds: Mapping[str, np.ndarray]
     ) -> tuple[str, ...]:
-        """Set variables to tensors of another graph, see `SessionVariables.assign`; return the names that were not."""
+        """Set variables to tensors of another graph. Return the names left, see `SessionVariables.assign`."""
         left = self._variables.assign(graph_def, tensors, feeds)
         if _GLOBAL_STEP in tensors and _GLOBAL_STEP not in left:
             self._step = int(self.read(_GLOBAL_STEP))
         return left
 
     def adopt(self, name: str, path: str, offset: int, checksum: int) -> bool:
-        """Read a streamed variable from a file until it is written; return whether that works here.
+        """Read a streamed variable from a file until its first write. Return False if the store cannot do that.
 
         Raises:
             CorruptCheckpointError: If the file's bytes fail their checksum.
@@ -182,19 +182,19 @@ class ProgramSession(tf.compat.v1.Session):
         return self._variables.read(name)
 
     def snapshot(self, names: Iterable[str]) -> SessionSnapshot:
-        """Return variables as they are now, readable in another thread while steps go on; close it before the session.
+        """Return a snapshot of variables. Another thread can read it during later steps. Close it before the session.
 
         Raises:
-            StoreError: If the store has no room for a snapshot, or its last one has not been closed.
+            StoreError: If the store has no room for a snapshot, or its last snapshot is still open.
         """
         return self._variables.snapshot(names)
 
     def prepare_snapshot(self, names: Iterable[str]) -> None:
-        """Make the memory that a snapshot of these variables takes; from any thread, before the first snapshot."""
+        """Allocate the memory for a snapshot of these variables. Call it in any thread, before the first snapshot."""
         self._variables.prepare_snapshot(names)
 
     def snapshot_bytes(self, names: Iterable[str]) -> int:
-        """Return the host memory that a snapshot takes at most, beside what the last one left for it [B]."""
+        """Return the most host memory that a snapshot allocates [B]. It uses the memory of the last one again."""
         return self._variables.snapshot_bytes(names)
 
     def weights(self) -> Iterator[WeightSpec]:
@@ -211,7 +211,7 @@ class ProgramSession(tf.compat.v1.Session):
             store.close()
 
     def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
-        """Return a function of the values of feed_list that runs the fetches; see tf.compat.v1.Session."""
+        """Return a function that takes the values of feed_list and runs the fetches, like tf.compat.v1.Session."""
         keys = list(feed_list or ())
 
         def call(*values: Any, **options: Any) -> Any:
@@ -224,9 +224,10 @@ class ProgramSession(tf.compat.v1.Session):
         return self._session.list_devices()
 
     def _read_before_step(self, mapped: Any, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the values of tensors that hooks read of variables beside a step: those from before the step.
+        """Return the values, before the step, of tensors that hooks fetch and that only read variables.
 
-        Fed again, each is its own result. In one run with the step they would be from before or after it.
+        The caller feeds these values, so each such tensor returns its own. Computed in the same run as the step, it
+        could have the value from before the step or from after it.
         """
         tensors = [tensor for tensor in leaves(mapped) if isinstance(tensor, tf.Tensor)]
         beside = [tensor for tensor in tensors if self._ops.is_beside_the_step(tensor)]
@@ -236,7 +237,7 @@ class ProgramSession(tf.compat.v1.Session):
         return {tensor: value for tensor, value in zip(beside, values, strict=True) if tensor.dtype.is_numpy_compatible}
 
     def _step_fetches(self) -> list[Any]:
-        """Return what a training step fetches beside what the caller asked for."""
+        """Return what a training step fetches in addition to the caller's fetches."""
         fetches = [self._ops.operation(self.program.step_node)] if self.program.step_node else []
         if self._variables.is_resident(_GLOBAL_STEP):
             fetches.append(self._ops.tensor(f"{GLOBAL_STEP_AFTER}:0"))  # read after everything that changes it
@@ -249,7 +250,7 @@ class ProgramSession(tf.compat.v1.Session):
             self._step, self._micro_step = step, 0
 
     def _standard_feeds(self, names: frozenset[str], is_step: bool) -> dict[str, np.ndarray]:
-        """Return the values of the Program's own placeholders: counters of the step, and the batch."""
+        """Return the feeds of the Program's own placeholders: the step counters and the batch."""
         feeds: dict[str, np.ndarray] = {}
         if self._has_step_counters:
             feeds.update(counter_feed(self._step, self._micro_step, self._entropy))
@@ -261,7 +262,7 @@ class ProgramSession(tf.compat.v1.Session):
 
 
 def _is_of(graph: tf.Graph, fetches: Any, inputs: InputSession) -> bool:
-    """Whether fetches are ops and tensors of the input's graph, and none of them is part of the batch."""
+    """Whether all fetches are ops and tensors of the input's graph, and none is part of the batch."""
     flat = list(fetches) if isinstance(fetches, (list, tuple)) else [fetches]
     return bool(flat) and all(
         getattr(one, "graph", None) is graph and (isinstance(one, tf.Operation) or inputs.placeholder_of(one) is None)
@@ -272,8 +273,8 @@ def _is_of(graph: tf.Graph, fetches: Any, inputs: InputSession) -> bool:
 def session_settings(session_config: Any, is_streaming: bool) -> Any:
     """Return the ConfigProto of a Program's session.
 
-    Graph rewriting by TensorFlow's meta optimizer is off, unless a pipelined run asks for a number of its iterations:
-    it would fuse differently in the two modes, whose results are to agree to the last bit.
+    TensorFlow's meta optimizer is off, because it would fuse ops differently in the two modes and change the last bits
+    of results. A pipelined run can turn it on by setting the number of its iterations.
     """
     config = tf.compat.v1.ConfigProto()
     if session_config is not None:
@@ -284,5 +285,5 @@ def session_settings(session_config: Any, is_streaming: bool) -> Any:
         rewriting.disable_meta_optimizer = True
     if is_streaming and not config.inter_op_parallelism_threads:
         config.inter_op_parallelism_threads = (os.cpu_count() or 1) + _EXTRA_THREADS
-        config.use_per_session_threads = True  # the common ones are as many as the process's first session asked for
+        config.use_per_session_threads = True  # the first session sets the size of the shared pool
     return config

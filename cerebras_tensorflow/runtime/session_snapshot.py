@@ -1,4 +1,4 @@
-"""A session's variables as they are after one step, for a checkpoint that is written while training goes on."""
+"""A snapshot of a session's variables after one step, for a checkpoint that is written while training goes on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.weight_store.snapshot import StoreSnapshot
 
 _COPYING_OPS = 2  # more do not make memory faster
-_KEPT_SHARE = 0.5  # of the free memory, that copies may hold on to between two saves
+_KEPT_SHARE = 0.5  # of free memory; larger copies are not kept between two saves
 
 
 class ResidentCopies:
     """Copies resident variables into memory that it keeps from one save to the next.
 
-    Training stops while it copies, and fresh memory costs several times as much as the copy itself.
+    Training waits for the copy, and allocating memory takes several times as long as copying.
 
     Args:
-        graph: The session's; gets ops that copy.
+        graph: The session's graph. The copying ops are added to it.
     """
 
     def __init__(self, graph: tf.Graph) -> None:
@@ -34,22 +34,22 @@ class ResidentCopies:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that is there for the next copies [B]."""
+        """Memory kept for the next copies [B]."""
         return sum(array.nbytes for array in self._kept.values())
 
     def prepare(self, specs: Iterable[WeightSpec]) -> None:
-        """Make memory for the first copies, also in a second thread while steps go on."""
+        """Allocate memory for the first copies. May run in another thread during steps."""
         arrays = {spec.name: np.empty(spec.shape, dtype_from_name(spec.dtype)) for spec in specs}
         for array in arrays.values():
-            array.fill(0)  # the system makes a page when it is first written
+            array.fill(0)  # the system allocates a page at its first write
         self._kept = arrays
 
     def take(self, session: Any, values: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
-        """Return copies of tensors' values. They stay unchanged until `recycle`.
+        """Return copies of the values of tensors. They do not change until `recycle`.
 
         Args:
             session: The TensorFlow session.
-            values: By name.
+            values: Name -> tensor.
         """
         names = tuple(values)
         if names not in self._ops:
@@ -62,16 +62,16 @@ class ResidentCopies:
             self._arrays = {}
 
     def recycle(self, copies: Mapping[str, np.ndarray]) -> None:
-        """Use the memory of copies that are no longer read for the next copies, unless memory is scarce."""
+        """Keep the memory of finished copies for the next ones, unless memory is scarce."""
         if sum(array.nbytes for array in copies.values()) <= _KEPT_SHARE * free_memory_bytes():
             self._kept = dict(copies)
 
     def drop(self) -> None:
-        """Give up what is kept."""
+        """Free the kept memory."""
         self._kept = {}
 
     def _copying_ops(self, values: Mapping[str, tf.Tensor]) -> list[Any]:
-        """Return ops that copy about the same number of bytes each. TensorFlow hands them the values without a copy."""
+        """Return ops that each copy about the same number of elements. TensorFlow passes the values without a copy."""
         shares: list[list[str]] = [[] for _ in range(_COPYING_OPS)]
         sizes = [0] * _COPYING_OPS
         for name, value in sorted(values.items(), key=lambda item: _num_elements(item[1]), reverse=True):
@@ -105,7 +105,7 @@ class SessionSnapshot:
         resident: Name -> a copy of the value.
         streamed: The streamed variables, by their index in the store.
         store: The store's snapshot; None if nothing is streamed.
-        recycle: Called with the copies when they are not needed any more.
+        recycle: Called with the copies when they are no longer needed.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class SessionSnapshot:
         self._recycle = recycle
 
     def take(self) -> Iterator[tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]]:
-        """Yield (name, dtype, shape, value) of each variable; none of them may be used after `close`.
+        """Yield (name, dtype, shape, value) of each variable. No value may be used after `close`.
 
-        A value is an array, or the pieces of its bytes in order, each valid until the next; a store's weight is read
-        once.
+        A value is an array, or an iterator over the pieces of its bytes, in order. A piece is valid until the next one.
+        Each streamed weight is read from the store once.
 
         Raises:
             StoreError: If the store cannot be read.
@@ -137,7 +137,7 @@ class SessionSnapshot:
                 self._store.release(index)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Recycle the copies and close the store's snapshot."""
         resident, self._resident = self._resident, None
         if resident:
             self._recycle(resident)

@@ -1,4 +1,4 @@
-"""Ops that take a streamed variable, such as a Saver's or a hook's, as calls into the weight store."""
+"""Replaces ops on streamed variables, such as those of a Saver or a hook, by calls into the weight store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def call_store(nodes: list[NodeDef], streamed: Mapping[str, int], specs: Mapping
     """Return nodes in which streamed variables are read from the store and written to it.
 
     Args:
-        nodes: Nodes that a run adds to a Program's graph.
+        nodes: Nodes to add to a Program's graph.
         streamed: Name of each streamed variable -> its index in the store.
-        specs: Name of each streamed variable -> what it is.
+        specs: Name of each streamed variable -> its spec.
 
     Raises:
-        CompileError: If an op changes a streamed variable in a way that has no counterpart in the store.
+        CompileError: If an op needs a streamed variable for something that the store cannot do.
     """
     if not streamed:
         return nodes
-    handles = {name: name for name in streamed}  # also where the Program still has the handle's op
+    handles = {name: name for name in streamed}  # the Program may have the handle's op
     handles.update({node.name: name for node in nodes for name in [_variable(node, streamed)] if name is not None})
     result: list[NodeDef] = []
     for node in nodes:
@@ -43,7 +43,7 @@ def call_store(nodes: list[NodeDef], streamed: Mapping[str, int], specs: Mapping
 
 
 def _variable(node: NodeDef, streamed: Mapping[str, int]) -> str | None:
-    """Return the streamed variable whose handle a node is; None if it is none."""
+    """Return the streamed variable of a handle node. None for any other node."""
     if node.op != "VarHandleOp":
         return None
     return next((name for name in (node.name, node.attr["shared_name"].s.decode()) if name in streamed), None)
@@ -78,7 +78,7 @@ def _replaced(node: NodeDef, controls: list[str], index: int, spec: WeightSpec) 
         return [place, rows, _call(node.name, GATHER_TOKEN, [place.name, rows.name, *controls], [_INT64, _INT64], kind)]
     raise CompileError(
         f"{node.name} ({node.op}) needs {spec.name}, which is streamed and not in memory between its uses. A hook may "
-        "read and assign it; for anything else raise min_stream_bytes to keep it resident."
+        "read and assign it. For anything else, raise min_stream_bytes to keep it resident."
     )
 
 

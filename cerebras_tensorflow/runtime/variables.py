@@ -14,7 +14,7 @@ from cerebras_tensorflow.runtime.fetches import FetchedGraph
 from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
-_TOGETHER_BYTES = 64 << 20  # of values that are set in one run
+_TOGETHER_BYTES = 64 << 20  # values up to this size are set in one run
 _ASSIGNMENT = "cs_assign"
 _INITIAL = "cs_initial"  # scope of the ops of `assign`
 
@@ -23,7 +23,7 @@ class SessionVariables:
     """Sets, reads and copies the variables of one session.
 
     Args:
-        program: Whose variables they are.
+        program: The Program that the variables belong to.
         graph: The graph that `session` runs.
         session: The TensorFlow session.
         store: The weight store; None if nothing is streamed.
@@ -36,7 +36,7 @@ class SessionVariables:
         self._store = store
         self._resident = {spec.name: index for index, spec in enumerate(program.variables)}
         self._streamed = {name: index for index, name in enumerate(streamed_names(program))}
-        self._pending: dict[int, np.ndarray] = {}  # values that `flush` sets
+        self._pending: dict[int, np.ndarray] = {}  # values for `flush` to set
         self._pending_bytes = 0
         self._copies = ResidentCopies(graph.graph)
 
@@ -45,7 +45,7 @@ class SessionVariables:
         return name in self._resident
 
     def load(self, name: str, value: np.ndarray) -> None:
-        """Set a variable. Small ones are set together: TensorFlow prepares each kind of run."""
+        """Set a variable. Small ones are set together in `flush`: each new set of fetches takes TensorFlow time."""
         if name in self._streamed:
             spec = self._program.streamed[self._streamed[name]]
             value = np.ascontiguousarray(value, dtype_from_name(spec.dtype)).reshape(spec.shape)
@@ -57,7 +57,7 @@ class SessionVariables:
             self.flush()
 
     def flush(self) -> None:
-        """Set the variables whose values `load` has held back."""
+        """Set the variables that `load` has collected."""
         if self._pending:
             pending, self._pending, self._pending_bytes = self._pending, {}, 0
             feeds = {f"{value_name(index)}:0": value for index, value in pending.items()}
@@ -66,15 +66,15 @@ class SessionVariables:
     def assign(
         self, graph_def: GraphDef, tensors: Mapping[str, str], feeds: Mapping[str, np.ndarray]
     ) -> tuple[str, ...]:
-        """Set resident variables to tensors of another graph, in one run; no value passes through Python.
+        """Set resident variables to tensors of another graph, in one run. No value passes through Python.
 
         Args:
-            graph_def: That graph; it becomes part of this session's.
+            graph_def: The other graph. It is imported into this session's graph.
             tensors: Checkpoint name -> name of the tensor.
             feeds: Name of a tensor -> value, for the run.
 
         Returns:
-            The names that were not set, for `load`: weights in the store.
+            The names that are still to be set with `load`: those of weights in the store.
         """
         held = {name: self._resident[name] for name in tensors if name in self._resident}
         if held:
@@ -83,7 +83,7 @@ class SessionVariables:
             present = {f"{node.name}:0" for node in wanted.node}
             with self._graph.graph.as_default():
                 tf.graph_util.import_graph_def(wanted, name=_INITIAL)
-            # No op may have a name that the original graph might use.
+            # A name scope of ours: the op names must not collide with names in the original graph.
             with self._graph.graph.as_default(), tf.name_scope(_ASSIGNMENT):
                 ops = [
                     tf.raw_ops.AssignVariableOp(
@@ -97,7 +97,7 @@ class SessionVariables:
         return tuple(name for name in tensors if name not in held)
 
     def adopt(self, name: str, path: str, offset: int, checksum: int) -> bool:
-        """Read a streamed variable from a file until it is written; return whether that works here.
+        """Read a streamed variable from a file until its first write. Return False if the store cannot do that.
 
         Raises:
             CorruptCheckpointError: If the file's bytes fail their checksum.
@@ -114,20 +114,20 @@ class SessionVariables:
         return np.asarray(self._session.run(f"{read_name(self._resident[name])}:0"))
 
     def snapshot(self, names: Iterable[str]) -> SessionSnapshot:
-        """Return variables as they are now, readable in another thread while steps go on.
+        """Return a snapshot of variables. Another thread can read it during later steps.
 
-        Resident variables are copied, into the memory of the last snapshot if that has been closed; for streamed ones
-        see weight_store/snapshot.py.
+        Resident variables are copied. The copies use the memory of the last snapshot if that is closed. For streamed
+        variables see weight_store/snapshot.py.
 
         Raises:
-            StoreError: If the store has no room for a snapshot, or its last one has not been closed.
+            StoreError: If the store has no room for a snapshot, or its last snapshot is still open.
         """
         wanted = set(names)
         streamed = {index: self._program.streamed[index] for name, index in self._streamed.items() if name in wanted}
         held = self._opened().snapshot() if streamed else None
         if held is not None:
             for index in range(len(self._program.streamed), len(self._program.stored)):
-                held.release(index)  # values of the step that is over
+                held.release(index)  # spilled values: the step that needed them is over
         try:
             self.flush()
             values = {
@@ -143,19 +143,19 @@ class SessionVariables:
         return SessionSnapshot(resident, streamed, held, self._copies.recycle)
 
     def prepare_snapshot(self, names: Iterable[str]) -> None:
-        """Make the memory that a snapshot of these variables takes; from any thread, before the first snapshot."""
+        """Allocate the memory for a snapshot of these variables. Call it in any thread, before the first snapshot."""
         wanted = set(names)
         self._copies.prepare(spec for spec in self._program.variables if spec.name in wanted)
 
     def snapshot_bytes(self, names: Iterable[str]) -> int:
-        """Return the host memory that a snapshot takes at most, beside what the last one left for it [B]."""
+        """Return the most host memory that a snapshot allocates [B]. It uses the memory of the last one again."""
         wanted = set(names)
         resident = sum(spec.num_bytes for spec in self._program.variables if spec.name in wanted)
         stored = self._store.snapshot_bytes if self._store is not None else 0
         return max(resident - self._copies.kept_bytes, 0) + stored
 
     def close(self) -> None:
-        """Give up the memory of snapshots."""
+        """Free the memory of snapshots."""
         self._copies.drop()
 
     def _opened(self) -> WeightStore:
@@ -164,5 +164,5 @@ class SessionVariables:
 
 
 def streamed_names(program: Program) -> tuple[str, ...]:
-    """Return the names of the variables that live in a store, by their index in it."""
+    """Return the names of the variables in the store, by index."""
     return tuple(spec.name for spec in program.streamed) if program.needs_store else ()

@@ -122,7 +122,7 @@ def test_a_lost_worker_is_replaced_without_changing_batches(
         go.touch()
         out, errors = child.communicate(timeout=200)
     assert child.returncode == 0, errors
-    assert "goes on behind batch" in errors
+    assert "continues after batch" in errors
     assert out.strip() == result(launch("many", "--executor", "embedded"))
 
 

@@ -1,1 +1,1 @@
-"""The host's memory and disk."""
+"""The host's memory, disk and network."""

@@ -1,4 +1,4 @@
-"""How a server of a launch says where it is, and which secret it wants: a file that only this user can read."""
+"""A server of a launch announces its address and its secret in a file that only this user can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def new_token() -> str:
 
 
 def announce(path: Path, about: dict[str, Any]) -> None:
-    """Write an announcement; it appears whole, and readable by this user alone (mode 0600).
+    """Write an announcement in one atomic step. Only this user can read it (mode 0600).
 
     Raises:
         OSError: If it cannot be written.
@@ -28,10 +28,10 @@ def announce(path: Path, about: dict[str, Any]) -> None:
 
 
 def read_announcement(path: Path) -> dict[str, Any] | None:
-    """Return what a server has announced; None if it has not yet.
+    """Return what a server has announced. None if it has not announced anything yet.
 
     Raises:
-        PermissionError: If the file is not this user's, so that its secret and address could be anybody's.
+        PermissionError: If the file belongs to another user, who may have forged it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Checks before the first step that a run's files will fit on their disks, and says what is missing."""
+"""Checks before the first step that a run's files fit on their disks. The error says how much space is missing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Need:
     """Bytes that a run is going to write.
 
     Attributes:
-        what: As in "the weight store".
-        folder: Where; need not exist yet.
-        num_bytes: How many.
-        setting: What chooses another folder, as in "weight_store_dir".
+        what: What is written, such as "the weight store".
+        folder: Where it is written. The folder need not exist yet.
+        num_bytes: Size [B].
+        setting: The setting that chooses another folder, such as "weight_store_dir".
     """
 
     what: str
@@ -34,10 +34,10 @@ class Need:
 
 
 def check_space(needs: Sequence[Need]) -> None:
-    """Check that every disk has room for all that is going to be written to it.
+    """Check that every disk has room for everything that the run will write to it.
 
     Raises:
-        StoreError: If one has not; lists what is needed, what is free and what is missing.
+        StoreError: If a disk has too little space. Its text lists what is needed, what is free and what is missing.
     """
     disks: dict[int, list[Need]] = {}
     for need in needs:
@@ -61,24 +61,26 @@ def free_bytes(folder: Path) -> int:
 
 
 def reserve(file: int, offset: int, num_bytes: int) -> None:
-    """Reserve space for a part of a file, so that a full disk shows now and not in the middle of a step.
+    """Reserve space for a part of a file, so that a full disk fails now and not in the middle of a step.
+
+    Does nothing if the file system cannot reserve space.
 
     Raises:
-        OSError: If the disk is full. A file system that cannot reserve is left alone.
+        OSError: If the disk is full.
     """
-    # Not os.posix_fallocate: where the file system cannot reserve, that writes to every page.
+    # Not os.posix_fallocate: if the file system cannot reserve space, it writes to every page instead.
     code = _fallocate(file, 0, offset, num_bytes) if num_bytes else 0
     if code in FULL:
         raise OSError(code, os.strerror(code))
 
 
 def punch_hole(file: int, offset: int, num_bytes: int) -> None:
-    """Free the disk space of a part of a file, which then reads as zeros; not every file system can."""
+    """Free the disk space of a part of a file. The part then reads as zeros. Some file systems cannot do this."""
     _fallocate(file, _PUNCH_HOLE, offset, num_bytes)
 
 
 def _fallocate(file: int, mode: int, offset: int, num_bytes: int) -> int:
-    """Call fallocate(2), again when a signal interrupts it; return 0 or the error's number."""
+    """Call fallocate(2), and again if a signal interrupts it. Return 0 or the errno."""
     libc = ctypes.CDLL(None, use_errno=True)
     while libc.fallocate(file, mode, ctypes.c_int64(offset), ctypes.c_int64(num_bytes)):
         if ctypes.get_errno() != errno.EINTR:
@@ -87,7 +89,7 @@ def _fallocate(file: int, mode: int, offset: int, num_bytes: int) -> int:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
+    """Return the folder, or the nearest folder above it that exists."""
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -1,7 +1,7 @@
-"""The C library's heap, told to give large freed buffers back to the system at once.
+"""Makes the C library return large freed buffers to the system at once.
 
-By itself glibc raises the size from which it does so, up to 32 MB, each time a program frees a large block, and keeps
-smaller blocks. A streamed step frees many such blocks; over a deep model they add up to hundreds of megabytes.
+By default, glibc returns only blocks above a threshold. It raises the threshold, up to 32 MB, each time a program frees
+a large block. A streamed step frees many blocks below it. In a deep model they add up to hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _RETURN_FROM_BYTES = 1_000_000
 
 
 def return_large_buffers() -> bool:
-    """Make blocks of a megabyte and more go back to the system when they are freed; return whether that worked.
+    """Return blocks of a megabyte and more to the system when they are freed. Return whether that worked.
 
-    It holds for the whole process from then on. Where the C library is not glibc nothing happens.
+    The setting holds for the whole process. A C library other than glibc is left unchanged.
     """
     try:
         worked = bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _RETURN_FROM_BYTES))
@@ -30,7 +30,7 @@ def return_large_buffers() -> bool:
 
 
 def trim_heap() -> None:
-    """Give freed blocks that the heap keeps back to the system: tens of MB after a session was made from its graphs."""
+    """Return freed blocks in the heap to the system. After a session is made from its graphs, these are tens of MB."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

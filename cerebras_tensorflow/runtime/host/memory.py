@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it this process takes."""
+"""How much memory is free, and how much this process takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cerebras_tensorflow.errors import CerebrasError
 
 
 def free_memory_bytes() -> int:
-    """Return the bytes of memory that the system can still give to programs."""
+    """Return the memory that the system can still give to programs [B]."""
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -17,7 +17,7 @@ def free_memory_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Return the memory that the process takes now [B]; what it took at most where the system does not say."""
+    """Return the memory that the process takes now [B], or its peak if the system does not report the current value."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

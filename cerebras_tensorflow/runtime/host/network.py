@@ -1,4 +1,4 @@
-"""Where a server of a launch listens: on this machine alone, or where the launch's other nodes reach it."""
+"""The address on which a server of a launch listens: loopback, or one that the launch's other nodes can reach."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def target(address: str, port: int) -> str:
 
 
 def listen_address(environment: env.Environment | None = None) -> str:
-    """Return the IP address on which a server of this launch listens, and by which the chief finds it.
+    """Return the IP address on which a server of this launch listens and at which the chief connects to it.
 
-    On one machine that is loopback. Under Slurm it is the address of the interface that leads to the node from which
-    the launch was started, so that nothing listens on the node's other networks.
+    On one machine this is loopback. Under Slurm it is the interface towards the node that started the launch, so that
+    no server listens on the node's other networks.
     """
     environment = env.read() if environment is None else environment
     if not environment.is_under_slurm:
@@ -32,5 +32,5 @@ def listen_address(environment: env.Environment | None = None) -> str:
         return socket.gethostbyname(socket.gethostname())
     family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((launcher, 9))  # UDP: no packet is sent, the kernel only chooses the interface
+        probe.connect((launcher, 9))  # UDP: sends no packet; the kernel only chooses the interface
         return str(probe.getsockname()[0])

@@ -1,11 +1,11 @@
 """The chief's side of input workers: the same batches in the same order, computed by other processes.
 
-The last maps and the batching of a dataset are given to W workers in turn: worker i computes batches i, i + W, i + 2 W,
-... and the chief takes one from each in turn. So each batch is computed once, by one worker, and the batches do not
-depend on the number of workers, to the last bit. See parts.py for the cut, remote.py for the way here.
+W workers share the last maps and the batching of a dataset. Worker i computes batches i, i + W, i + 2 W, ... and the
+chief takes one batch from each worker in turn. So one worker computes each batch, and no bit of a batch depends on the
+number of workers. parts.py cuts the dataset; remote.py receives the batches.
 
-A dataset that cannot be treated so (Python functions inside, no seed for its shuffling) stays in the chief, and the
-log says why.
+Some datasets cannot be shared this way: those that call Python, and those that shuffle without a seed. They stay in the
+chief, and the log says why.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def distributed(
 ) -> Any:
     """Return a dataset of the same batches, computed by this launch's input workers if it has any.
 
-    Called in the graph of the input pipeline, with the dataset that input_fn returned.
+    Call it in the graph of the input pipeline.
 
     Args:
-        dataset: What input_fn returned.
-        environment: Of this process; the process's own by default.
-        should_stop: Asked while a batch is waited for; True ends the data.
+        dataset: The dataset that input_fn returned.
+        environment: Environment variables. By default, those of this process.
+        should_stop: Called repeatedly during the wait for a batch. If it returns True, the data ends.
     """
     environment = env.read() if environment is None else environment
     if environment.input_report is not None:
@@ -58,14 +58,14 @@ def distributed(
         return dataset
     reason = why_not(tf.data.experimental.to_variant(dataset))
     if reason:
-        run_log.warning("The input stays in the chief, although %d input workers stand by: %s.", count, reason)
+        run_log.warning("The input stays in the chief, and %d input worker(s) stay idle: %s.", count, reason)
         return dataset
     run_log.info("Input is computed by %d input worker(s).", count)
     return remote(dataset, folder, count, should_stop)
 
 
 def why_not(variant: Any) -> str:
-    """Return why a dataset cannot be computed by workers without a change to its batches; empty when it can."""
+    """Return why workers cannot compute the same batches of a dataset. Empty if they can."""
     graph_def = variant.graph.as_graph_def()
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
     if any(node.op in PYTHON_OPS for node in nodes):
@@ -76,7 +76,7 @@ def why_not(variant: Any) -> str:
             if options.HasField("deterministic") and not options.deterministic:
                 return "its options ask for no fixed order (deterministic = False)"
         if operation.type in SHUFFLING and _has_no_seed(operation):
-            return "it shuffles without a seed, so that workers would not agree on the order; set tf_random_seed"
+            return "it shuffles without a seed, so each worker would have another order; set tf_random_seed"
     return ""
 
 
@@ -85,9 +85,9 @@ def remote(dataset: Any, folder: Path, count: int, should_stop: Callable[[], boo
 
     Args:
         dataset: The whole dataset, in the current graph.
-        folder: Of the launch.
+        folder: The folder of the launch.
         count: Number of workers.
-        should_stop: As `distributed` has it.
+        should_stop: As in `distributed`.
     """
     spec = dataset.element_spec
     flat = dataset.map(lambda *element: tuple(tf.nest.flatten(_one(element), expand_composites=True)))
@@ -99,7 +99,7 @@ def remote(dataset: Any, folder: Path, count: int, should_stop: Callable[[], boo
 
 
 def part_requests(flat: Any, count: int) -> list[PartRequest]:
-    """Return what to ask of each worker, for a dataset of tuples of dense tensors in the current graph."""
+    """Return the request to each worker, for a dataset of tuples of dense tensors in the current graph."""
     variant = order.maps_last(tf.data.experimental.to_variant(flat))
     graph = variant.graph
     keys = tf.compat.v1.GraphKeys
@@ -123,7 +123,7 @@ def part_requests(flat: Any, count: int) -> list[PartRequest]:
 
 
 def _one(element: tuple[Any, ...]) -> Any:
-    """What a map's function got, as one structure: a tuple is given as several arguments."""
+    """Return the element that a map function got. tf.data passes a tuple as several arguments."""
     return element[0] if len(element) == 1 else element
 
 
@@ -133,7 +133,7 @@ def _has_no_seed(operation: Any) -> bool:
 
 
 def _in_turn(folder: Path, requests: list[PartRequest], should_stop: Callable[[], bool]) -> Iterator[tuple[Any, ...]]:
-    """Ask the workers that stand by to start, and yield a batch of each in turn until one has no more."""
+    """Start the idle workers, and yield a batch of each in turn until one has no more."""
     (folder / REQUEST_FILE).touch()
     parts = [RemotePart(folder, request) for request in requests]
     try:

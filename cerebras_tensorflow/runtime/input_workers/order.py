@@ -1,8 +1,8 @@
-"""Rewriting a dataset so that its maps come after the steps that only choose elements; the batches stay the same.
+"""Reorders a dataset: maps move behind the steps that only choose elements. The batches stay the same.
 
-`map(f).shuffle(n).repeat().batch(b).skip(k)` yields what `shuffle(n).repeat().skip(k * b).map(f).batch(b)` yields, if f
-depends on its element alone: shuffling, repeating, skipping and taking look at no element. Input workers can then skip
-what is not theirs before the maps instead of after them.
+`map(f).shuffle(n).repeat().batch(b).skip(k)` and `shuffle(n).repeat().skip(k * b).map(f).batch(b)` yield the same if f
+depends on its element only, because shuffle, repeat, skip and take do not look at elements. An input worker can then
+skip other workers' elements before the maps instead of after them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ CHOOSING = COUNTING | {
 }
 BATCHING = {"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset"}
 MAP_AND_BATCH = {"MapAndBatchDataset"}
-HARMLESS = {"Assert"}  # stateful only so that it is never left out
+HARMLESS = {"Assert"}  # marked stateful only so that TensorFlow does not prune it
 
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """The steps of a dataset from its source to its end, each list in the order in which elements pass.
+    """The steps of a dataset from its source to its end. Each list is in the order of the data flow.
 
     Attributes:
-        source: The op from which elements come.
-        before: Steps before the batching; all steps where nothing is batched.
-        batching: The op that makes batches; None where nothing is batched.
-        after: Steps behind it.
+        source: The op that yields the elements.
+        before: Steps before the batching. All steps if there is no batching.
+        batching: The op that makes batches. None if there is none.
+        after: Steps after the batching.
     """
 
     source: Any
@@ -58,7 +58,7 @@ class _Pipeline:
 
     @property
     def moved(self) -> list[Any]:
-        """Steps behind the batching that choose elements, and can move before it."""
+        """Steps after the batching that choose elements. They can move before it."""
         return [step for step in self.after if step.type in CHOOSING]
 
     @property
@@ -67,8 +67,8 @@ class _Pipeline:
         return [step for step in self.before if step.type in CHOOSING]
 
     def gains(self) -> bool:
-        """Return whether maps can come later than they do, with the same batches."""
-        # Behind the batching an element is a batch, and shuffling batches is not shuffling their elements.
+        """Return whether maps can move to a later place without a change to the batches."""
+        # After the batching, shuffle would move whole batches. Before it, shuffle would mix their elements.
         if not all(step.type in COUNTING and _count(step) is not None for step in self.moved):
             return False
         first_map = next((place for place, step in enumerate(self.before) if step.type in MAPS), len(self.before))
@@ -77,7 +77,7 @@ class _Pipeline:
         return maps_before_a_choice or bool(self.moved and (first_map < len(self.before) or batching_maps))
 
     def maps_last(self) -> list[Any]:
-        """Return all steps in their new order: those that choose, then the maps, then the batching."""
+        """Return all steps in their new order: steps that choose elements, then maps, then the batching."""
         order = [*self.chosen, *self.moved, *(step for step in self.before if step not in self.chosen)]
         if self.batching is not None:
             order += [self.batching, *(step for step in self.after if step not in self.moved)]
@@ -85,7 +85,7 @@ class _Pipeline:
 
 
 def maps_last(variant: Any) -> Any:
-    """Return a dataset of the same batches as a variant in the same graph; the given one if nothing can be gained."""
+    """Return a variant of the same batches with its maps last. Return the given one if there is nothing to gain."""
     pipeline = _Pipeline.of(variant.op)
     if not pipeline.gains() or _has_state(variant.graph):
         return variant
@@ -98,7 +98,7 @@ def maps_last(variant: Any) -> Any:
     for step in pipeline.maps_last():
         node = nodes[step.name]
         node.input[0] = end.name
-        if step in pipeline.chosen or step in pipeline.moved:  # it sees the source's elements now
+        if step in pipeline.chosen or step in pipeline.moved:  # its input is now the source's elements
             for name in ("output_types", "output_shapes"):
                 node.attr[name].CopyFrom(pipeline.source.node_def.attr[name])
         if step in pipeline.moved:
@@ -112,16 +112,16 @@ def maps_last(variant: Any) -> Any:
 
 
 def _add_element_count(graph_def: Any, step: Any, batch_size: int) -> str:
-    """Add a step's count of batches to a graph as a count of elements; return the name of the node."""
+    """Convert a step's count of batches to a count of elements. Add it to a graph and return its node's name."""
     node = graph_def.node.add(name=f"{step.name}/elements", op="Const")
-    count = _count(step) * batch_size if _count(step) > 0 else _count(step)  # a negative one means all
+    count = _count(step) * batch_size if _count(step) > 0 else _count(step)  # a negative count means all
     node.attr["dtype"].type = tf.int64.as_datatype_enum
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(count, tf.int64))
     return str(node.name)
 
 
 def upstream(operation: Any) -> Iterator[Any]:
-    """Yield an op and all that it depends on."""
+    """Yield an op and all ops that it depends on."""
     seen, waiting = set(), [operation]
     while waiting:
         current = waiting.pop()
@@ -137,7 +137,7 @@ def batch_size_of(batching: Any) -> int:
 
 
 def _upwards(operation: Any) -> tuple[list[Any], Any]:
-    """Return the steps that end with an op, in the order in which elements pass, and the op before them."""
+    """Return the steps that end with an op, in the order of the data flow, and the op before them."""
     steps = []
     while operation.type in MAPS | PASSING | CHOOSING:
         steps.append(operation)
@@ -150,7 +150,7 @@ def _count(step: Any) -> Any:
 
 
 def map_has_state(operation: Any) -> bool:
-    """Return whether a map's result may depend on more than its arguments, as that of a random op does."""
+    """Return whether a map's result may depend on more than its arguments, for example on a random op."""
     functions = {function.signature.name: function for function in operation.graph.as_graph_def().library.function}
     waiting, seen = [operation.get_attr("f").name], set()
     while waiting:
@@ -168,7 +168,7 @@ def map_has_state(operation: Any) -> bool:
 
 
 def _has_state(graph: Any) -> bool:
-    """Return whether any function of a graph, such as what a map does, may depend on more than its arguments."""
+    """Return whether the result of any function of a graph may depend on more than its arguments."""
     functions = graph.as_graph_def().library.function
     return any(_keeps_state(node.op) for function in functions for node in function.node_def)
 

@@ -1,7 +1,8 @@
-"""A dataset cut into the parts of W workers: worker i computes batches i, i + W, i + 2 W, ...
+"""Cuts a dataset into the parts of W workers: worker i computes batches i, i + W, i + 2 W, ...
 
-What lies before the cut (reading, shuffling, repeating) every worker does for itself, with the same seeds, and skips
-what is not its own. What lies behind it, the last maps and the batching, a worker does for its own batches only.
+Every worker runs the steps before the cut (reading, shuffling, repeating) on all elements, with the same seeds, and
+drops the elements of other workers. It runs the steps after the cut, the last maps and the batching, on its own
+batches only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cerebras_tensorflow.runtime.input_workers.order import (
 
 @dataclass(frozen=True)
 class Split:
-    """Where a dataset is cut: `source` is what every worker computes, `batch_size` elements of it make a batch."""
+    """Where a dataset is cut: every worker computes `source`, and `batch_size` elements of it make one batch."""
 
     source: Any
     batch_size: int
@@ -32,8 +33,8 @@ class Split:
 def find_split(variant: Any) -> Split:
     """Return the cut of a dataset before its last element-wise maps and its batching.
 
-    A map that keeps state, such as a random op, lies before the cut: each worker calls it for every element, so that
-    it draws what it would draw without workers.
+    A map that keeps state, such as a random op, is before the cut. Each worker then calls it for every element, so it
+    draws the same numbers as without workers.
     """
     operation, batch_size, source = variant.op, 1, variant
     has_batched = False
@@ -52,10 +53,10 @@ def part(variant: Any, spec: Any, index: int, count: int, first_batch: int = 0) 
 
     Args:
         variant: Tensor of the whole dataset, in the current graph.
-        spec: Of its elements.
+        spec: TensorSpecs of its elements.
         index: Number of the worker.
         count: Number of workers.
-        first_batch: How many of the worker's batches to leave out. Their elements are skipped before the maps.
+        first_batch: Number of the worker's batches to skip. Their elements are dropped before the maps.
     """
     split = find_split(variant)
     own = tf.data.experimental.to_variant(_own_elements(split, index, count, first_batch))
@@ -80,7 +81,7 @@ def _own_elements(split: Split, index: int, count: int, first_batch: int) -> Any
 
     def is_own(number: tf.Tensor, _: Any) -> tf.Tensor:
         batch = number // split.batch_size
-        # tf.equal, because == on tensors compares identity in a graph of the 1.x kind.
+        # tf.equal, because == compares tensors by identity in a TensorFlow 1.x graph.
         return tf.logical_and(tf.equal(batch % count, index), batch >= first)
 
     return source.enumerate().filter(is_own).map(lambda _, element: element)

@@ -1,7 +1,7 @@
 """One input worker: computes its part of the chief's input and streams the batches until it is killed.
 
-csrun starts it with a folder and its index. It listens on loopback, or under Slurm on the launch's interface, and
-answers only who shows the token that it has left in the folder, in a file that its user alone can read.
+csrun starts it with a folder and its index. It listens on loopback, or under Slurm on the launch's interface. It writes
+a token to a file in the folder that only its user can read, and answers only callers that send this token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS = [
     *UNLIMITED,
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", THREADS),
-    # A chief whose steps are long asks now and then whether the worker still lives.
+    # Allows the keepalive pings of a chief whose steps are long.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 ]
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -44,7 +44,7 @@ class InputWorker:
     """Answers the chief. Final.
 
     Args:
-        token: What the chief must show.
+        token: The token that the chief must send.
     """
 
     def __init__(self, token: str) -> None:
@@ -58,7 +58,7 @@ class InputWorker:
         try:
             yield from _computed(PartRequest.decoded(message), context)
         except tf.errors.OpError as error:
-            # gRPC numbers its codes as TensorFlow does.
+            # gRPC and TensorFlow number their error codes alike.
             context.set_trailing_metadata(((PIPELINE_ERROR_KEY, "1"),))
             context.abort(_CODES.get(error.error_code, grpc.StatusCode.UNKNOWN), error.message)
 

@@ -1,12 +1,12 @@
-"""What a chief and an input worker say to each other, over gRPC: one request, then one message for each batch.
+"""The protocol between the chief and an input worker, over gRPC: one request, then one message for each batch.
 
 | message | bytes |
 |---|---|
 | request | length of the header (8 bytes), header in JSON (`PartRequest` without its graph), GraphDef |
 | batch | length of the header (8 bytes), header in JSON (element type and shape of each tensor), the tensors' bytes |
 
-A tensor of strings is its lengths (int64), then all its bytes. The end of the stream is the end of the data. Only who
-shows the worker's token is answered; a worker runs the graph that it is given, as the chief itself would.
+A string tensor is encoded as the lengths of its strings (int64), then all their bytes. The stream ends with the data.
+A worker runs any graph that it gets, so it answers only callers that send its token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVICE = "cerebras_tensorflow.InputWorker"
 BATCHES = f"/{SERVICE}/Batches"
 TOKEN_KEY = "input-token"
 PIPELINE_ERROR_KEY = "pipeline-error"
-"""Trailing metadata of a stream that ended because the pipeline raised an error, not because the worker was lost."""
+"""Key of trailing metadata: the pipeline raised an error. Without it, the worker was lost."""
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _LENGTH = struct.Struct("<Q")
@@ -39,10 +39,10 @@ class PartRequest:
         variant: Name of the tensor of the whole dataset in the graph. Its elements are tuples of dense tensors.
         index: Number of the worker.
         count: Number of workers. Worker `index` computes batches index, index + count, index + 2 count, ...
-        first_batch: Batches of this part that the chief has already, which are left out.
-        element_types: Names of the types of an element's tensors.
-        element_shapes: Their shapes, None for a dim that varies; None for a rank that varies.
-        initializers: Names of the ops that are run first: tables and variables.
+        first_batch: Number of batches of this part that the chief already has. The worker skips them.
+        element_types: Names of the dtypes of an element's tensors.
+        element_shapes: Shapes of these tensors. A None dim varies; a None shape has an unknown rank.
+        initializers: Names of the ops to run first, which initialize tables and variables.
         graph_def: The chief's input graph, serialized.
     """
 
@@ -68,10 +68,10 @@ class PartRequest:
 
     @staticmethod
     def decoded(message: bytes) -> PartRequest:
-        """Return the request that a message holds.
+        """Return the request in a message.
 
         Raises:
-            ValueError: If it holds none.
+            ValueError: If the message is not a request.
         """
         header, body = _unframed(message)
         header["element_types"] = tuple(header["element_types"])
@@ -87,10 +87,10 @@ def encode_batch(values: Sequence[np.ndarray[Any, Any]]) -> bytes:
 
 
 def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:
-    """Return the tensors of a batch; they share the message's memory, so they are read-only.
+    """Return the tensors of a batch. They share the message's memory, so they are read-only.
 
     Raises:
-        ValueError: If the message holds no batch.
+        ValueError: If the message is not a batch.
     """
     header, body = _unframed(message)
     values, place = [], 0
@@ -115,12 +115,12 @@ def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:
 
 
 def worker_file(folder: Path, index: int) -> Path:
-    """Return the file in which an input worker says where it is."""
+    """Return the file in which an input worker announces its address."""
     return folder / f"input-worker-{index}.json"
 
 
 def replace_file(folder: Path, index: int) -> Path:
-    """Return the file by which the chief asks for a new worker in the place of one that does not answer."""
+    """Return the file with which the chief asks for a replacement of a worker that does not answer."""
     return folder / f"input-worker-{index}.replace"
 
 

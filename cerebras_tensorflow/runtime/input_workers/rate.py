@@ -1,4 +1,4 @@
-"""How fast one process computes the batches of a dataset, measured here and now with several numbers of CPUs."""
+"""Measures how fast one process computes the batches of a dataset, with several numbers of CPUs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def write_report(dataset: Any, path: Path, cpu_counts: Sequence[int] = ()) -> No
     """Measure a dataset in the current graph, and write its rates as JSON.
 
     Args:
-        dataset: What input_fn has returned.
-        path: The file. It holds a list with, for each number of CPUs: cpus, batches, samples (dim 0 of the first
-            component that has one), wall_s, cpu_s of this process, and is_exhausted when the dataset ended before
-            MAX_BATCHES and MAX_WALL_S.
-        cpu_counts: How many CPUs to measure with; those that this process does not have are left out. None at all:
-            with all of them.
+        dataset: The dataset that input_fn returned.
+        path: The file to write: a list with one object for each number of CPUs. Its keys are cpus, batches, samples
+            (dim 0 of the first component that has one), wall_s, cpu_s of this process, and is_exhausted (whether the
+            dataset ended before MAX_BATCHES and MAX_WALL_S).
+        cpu_counts: Numbers of CPUs to measure with. Numbers beyond this process's CPUs are skipped. If none is left,
+            all its CPUs are used.
     """
     own = sorted(os.sched_getaffinity(0))
     counts = [count for count in cpu_counts if count <= len(own)] or [len(own)]
@@ -48,7 +48,7 @@ def _measured(dataset: Any, cpus: int) -> dict[str, Any]:
     sizes = [tf.shape(tensor)[0] for tensor in tensors if tensor.shape.rank != 0 and tensor.dtype != tf.variant][:1]
     batches = samples = 0
     is_exhausted = False
-    # Threads take over the CPUs of who starts them, so they must be this session's own.
+    # A thread inherits the CPUs of the thread that starts it, so the session must start its own threads.
     config = tf.compat.v1.ConfigProto(
         use_per_session_threads=True, inter_op_parallelism_threads=cpus, intra_op_parallelism_threads=cpus
     )
@@ -77,7 +77,7 @@ def _measured(dataset: Any, cpus: int) -> dict[str, Any]:
 
 @contextmanager
 def _only(cpus: Sequence[int]) -> Iterator[None]:
-    """Keep this thread, and those that it starts, on some CPUs."""
+    """Restrict this thread, and threads that it starts, to some CPUs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:

@@ -1,7 +1,7 @@
-"""The chief's view of one input worker: its batches, read ahead by a thread.
+"""The chief's view of one input worker: a thread reads its batches ahead.
 
-A worker that ends, or does not answer any more, is replaced: its wrapper starts another one, which goes on with the
-first batch that the chief does not have. The batches are the same, because a part depends on its request alone.
+If a worker ends or stops answering, its wrapper starts a new one. The new worker continues with the first batch that
+the chief does not have. Its batches are the same, because they depend only on the request.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from cerebras_tensorflow.runtime.input_workers.protocol import (
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
 AHEAD = 2
-"""Batches of one worker that wait in the chief."""
+"""Number of batches of one worker that the chief reads ahead."""
 
 CHANNEL = [
     *UNLIMITED,
     ("grpc.enable_http_proxy", 0),
-    # A worker that hangs, or whose host is gone, is noticed.
+    # Detect a worker that hangs or whose host is gone.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -51,11 +51,11 @@ Batch = list[np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where an input worker is.
+    """The address of an input worker.
 
     Attributes:
         target: IP address and port.
-        token: What it wants to be shown.
+        token: The token that each call must send.
         pid: Its process.
     """
 
@@ -68,8 +68,8 @@ class RemotePart:
     """The batches of one input worker, in order. Final; `close` ends its thread.
 
     Args:
-        folder: The launch's, in which workers announce themselves.
-        request: What the worker computes.
+        folder: The folder of the launch, in which workers announce themselves.
+        request: The part that the worker computes.
     """
 
     def __init__(self, folder: Path, request: PartRequest) -> None:
@@ -82,11 +82,11 @@ class RemotePart:
         self._thread.start()
 
     def next_batch(self, should_stop: Callable[[], bool]) -> Batch | None:
-        """Return the next batch; None at the end of the data, or when `should_stop` says so while it waits.
+        """Return the next batch. None at the end of the data, or if `should_stop` returns True during the wait.
 
         Raises:
-            tf.errors.OpError: What the pipeline raised in the worker.
-            CerebrasError: If the worker ended and no other came in its place.
+            tf.errors.OpError: If the pipeline raised this error in the worker.
+            CerebrasError: If the worker ended and no other replaced it.
         """
         while not should_stop():
             try:
@@ -111,16 +111,16 @@ class RemotePart:
                 self._thread.join(POLL_S)
 
     def _receive(self) -> None:
-        """Background thread: keep the error; the call that wants the next batch raises it."""
+        """Background thread: keep the error; the next call of `next_batch` raises it."""
         end: BaseException | None = None
         try:
             self._receive_from_each()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the run must hear of it
+        except BaseException as error:  # noqa: BLE001 - `next_batch` raises it in the run's thread
             end = error
         self._put(end)
 
     def _receive_from_each(self) -> None:
-        """Put all batches into the queue, from one worker or from several that follow each other."""
+        """Put all batches into the queue, from the worker and from those that replace it."""
         received, last = 0, None
         while not self._closed.is_set():
             last = self._wait_for_worker(last)
@@ -139,23 +139,23 @@ class RemotePart:
                     return
                 self._check_worker_is_at_fault(error)
                 run_log.warning(
-                    "Input worker %d (process %d) ended: %s. Another one goes on behind batch %d of its part.",
+                    "Input worker %d (process %d) ended: %s. A new one continues after batch %d of its part.",
                     *(self._request.index, last.pid, error.details(), received),
                 )
                 replace_file(self._folder, self._request.index).write_text(str(last.pid), encoding="ascii")
 
     def _check_worker_is_at_fault(self, error: Any) -> None:
-        """Raise the error of the pipeline if a stream ended for that reason; another worker would fail alike."""
+        """Raise an error that another worker would raise too: one of the pipeline, or a refused token."""
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise CerebrasError(f"input worker {self._request.index} refuses the token of this launch") from error
         if PIPELINE_ERROR_KEY in dict(error.trailing_metadata() or ()):
             raise _tensorflow_error(error.code())(None, None, error.details()) from error
 
     def _wait_for_worker(self, last: WorkerAddress | None) -> WorkerAddress | None:
-        """Return the worker's address once it serves, another one than the last; None if the run ends before.
+        """Wait for a worker other than the last one. Return its address, or None if this part was closed.
 
         Raises:
-            CerebrasError: If none serves within START_TIMEOUT_S.
+            CerebrasError: If no such worker starts within START_TIMEOUT_S.
         """
         index = self._request.index
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -181,6 +181,6 @@ class RemotePart:
 
 
 def _tensorflow_error(code: grpc.StatusCode) -> Any:
-    """Return TensorFlow's exception for a code of gRPC; both have the same names, as INVALID_ARGUMENT."""
+    """Return TensorFlow's exception for a gRPC code. The names match, such as INVALID_ARGUMENT."""
     name = "".join(word.capitalize() for word in code.name.split("_"))
     return getattr(tf.errors, f"{name}Error")

@@ -111,7 +111,7 @@ def test_the_file_s_csconfig_and_runconfig_count_and_options_come_first(
     assert json.loads(capsys.readouterr().out)["store_bytes"] == 0
 
 
-def test_weight_servers_are_planned_as_csconfig_has_them_without_a_time(
+def test_a_plan_with_weight_servers_has_no_step_time(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli._STORES == STORES
@@ -122,7 +122,7 @@ def test_weight_servers_are_planned_as_csconfig_has_them_without_a_time(
     assert values["store_bytes"] >= 3 * 6 * 4 * 1024**2 and "estimated_step_s" not in values
     assert printed.err == "cs-plan: rates of weight servers are not measured, so no step time is estimated\n"
     assert run(*command, "--trace", str(tmp_path / "t.json")) == 2
-    assert "those of weight servers are not measured" in capsys.readouterr().err
+    assert "does not measure those of weight servers" in capsys.readouterr().err
 
 
 def test_a_reference_model_s_batch_is_that_of_its_input_fn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

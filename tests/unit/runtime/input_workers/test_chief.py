@@ -79,7 +79,7 @@ def test_the_parts_make_up_the_whole(name: str, count: int) -> None:
         variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
         own = [batches(part(variant, dataset.element_spec, index, count)) for index in range(count)]
         assert [own[number % count][number // count] for number in range(len(whole))] == whole
-        # A worker that replaces another one goes on behind the batches that the chief has.
+        # A replacement continues after the batches that the chief has.
         assert batches(part(variant, dataset.element_spec, count - 1, count, first_batch=2)) == own[count - 1][2:]
 
 

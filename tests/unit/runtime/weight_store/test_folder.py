@@ -173,7 +173,7 @@ def test_every_call_that_fails_ends_in_one_error_that_says_what_to_do(
             except StoreError as raised:
                 error = raised
         if {"unlink"} >= set(faulty.failed):
-            assert error is None  # scratch files that stay are told, and do not end the run
+            assert error is None  # scratch files that stay cause a warning, and do not end the run
         else:
             assert os.strerror(code) in str(error), (number, faulty.failed)
             assert "weight_store_dir" in str(error) or "a new run goes on from the last" in str(error)
