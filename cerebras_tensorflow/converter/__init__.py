@@ -1,1 +1,1 @@
-"""Checkpoints and configs of Hugging Face, the PyTorch Model Zoo and our reference implementations into each other."""
+"""Converts checkpoints and configs between Hugging Face, the PyTorch Model Zoo and our reference implementations."""

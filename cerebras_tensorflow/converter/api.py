@@ -1,4 +1,4 @@
-"""Conversions from file to file: what the command does, for programs."""
+"""Conversions from file to file, for programs; the command calls these functions."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ _CONVERTING, _VERIFYING = "Converting Checkpoint", "Verifying Checkpoint"
 
 
 class UnsupportedConversionError(CerebrasError):
-    """There is no conversion for this model or pair of formats."""
+    """This model or pair of formats has no conversion."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How results are written.
+    """How to convert, and how to write the results.
 
     Attributes:
-        output_dir: Folder of the results; None: beside each input.
-        export_h5_checkpoint: HDF5 instead of a torch file.
-        export_safetensors: safetensors instead of a torch file, towards hf.
-        drop_unmatched_keys: Leave out tensors that no rule knows instead of refusing.
-        verify: Read the written checkpoint back and compare.
-        debug: Print which names become which.
-        shows_progress: Show on stderr how far it is.
+        output_dir: Folder of the results; None writes each beside its input.
+        export_h5_checkpoint: Write HDF5 instead of a torch file, or instead of a TensorFlow checkpoint for tf.
+        export_safetensors: Write safetensors instead of a torch file, for hf only.
+        drop_unmatched_keys: Leave out tensors that no rule covers, instead of raising an error.
+        verify: Read the written checkpoint back and compare it.
+        debug: Print the new name of each name.
+        shows_progress: Show progress on stderr.
     """
 
     output_dir: str | None = None
@@ -71,11 +71,11 @@ class Options:
 def convert_config_from_file(
     model: str, src_fmt: str, tgt_fmt: str, config_file: str, options: Options | None = None
 ) -> str:
-    """Convert a model's config alone; return the path of the new one.
+    """Convert only a model's config; return the path of the new one.
 
     Raises:
         UnsupportedConversionError: If there is no conversion for this model and pair of formats.
-        ConfigConversionError: If the target cannot express a setting, or the file is not a config of the source.
+        ConfigConversionError: If the target cannot express a setting, or the file is not a config of the source format.
     """
     table, options = _table(model, src_fmt, tgt_fmt), options or Options()
     if releases.is_between_releases(table, src_fmt, tgt_fmt):
@@ -90,7 +90,7 @@ def convert_config_from_file(
 
 
 def convert_config(model: str, src_fmt: str, tgt_fmt: str, config: Config) -> Config:
-    """Return a config as the target's file holds it, from what the source's file says of the model.
+    """Return the content of the target's config file, from the model settings of the source's file.
 
     Raises:
         UnsupportedConversionError, ConfigConversionError: As `convert_config_from_file`.
@@ -105,12 +105,13 @@ def convert_checkpoint_from_file(
 ) -> tuple[str, str]:
     """Convert a checkpoint and its config, one tensor at a time; return the paths of both.
 
-    Nothing is written unless the config can be converted and every tensor is known.
+    Writes nothing unless the config can be converted and a rule covers every tensor.
 
     Raises:
         UnsupportedConversionError, ConfigConversionError: As `convert_config_from_file`.
-        UnmatchedKeysError: If the checkpoint holds tensors that no rule knows.
-        CheckpointError: If it lacks one, cannot be read, or `verify` finds a difference.
+        UnmatchedKeysError: If the checkpoint has tensors that no rule covers.
+        CheckpointError: If a tensor is missing, or the checkpoint cannot be read or written.
+        CerebrasError: If `verify` finds a difference.
     """
     table, options = _table(model, src_fmt, tgt_fmt), options or Options()
     logger.info("Loading config & checkpoint...")
@@ -146,7 +147,7 @@ def read_config(path: str, source: str) -> Config:
     """Return the settings of a model from a config file: JSON for hf, the `model` section of YAML for the others.
 
     Raises:
-        ConfigConversionError: If the file is missing or is not what the format says.
+        ConfigConversionError: If the file is missing or is not a config of the format.
     """
     content = _content(path, source)
     if family(source) != HF:
@@ -167,13 +168,13 @@ def _content(path: str, source: str) -> Any:
     except OSError as exc:
         raise ConfigConversionError(f"cannot read the config {path!r}: {exc.strerror}") from exc
     except (ValueError, yaml.YAMLError) as exc:
-        raise ConfigConversionError(f"{path} is not {kind}, which a config of {source} is: {exc}") from exc
+        raise ConfigConversionError(f"{path} is not {kind}, as a config of {source} must be: {exc}") from exc
     except RecursionError as exc:
-        raise ConfigConversionError(f"{path}: nested deeper than a config of {source} is") from exc
+        raise ConfigConversionError(f"{path}: nested too deep for a config of {source}") from exc
 
 
 def _check_depth(text: str) -> None:
-    """Refuse brackets that are nested so deep that parsing takes the square of their number."""
+    """Refuse deeply nested brackets, whose parsing takes quadratic time."""
     depth = 0
     for bracket in re.findall(r"[][{}]", text):
         depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
@@ -182,7 +183,7 @@ def _check_depth(text: str) -> None:
 
 
 def _check_references(content: Any) -> None:
-    """Refuse YAML whose references name references so often that writing it out would not end."""
+    """Refuse YAML whose nested references would take almost endless time to write out."""
     pending = [content]
     for _ in range(_MAX_VALUES):
         if not pending:
@@ -192,15 +193,15 @@ def _check_references(content: Any) -> None:
             pending += value.values()
         elif isinstance(value, list | tuple):
             pending += value
-    raise ValueError(f"more than {_MAX_VALUES} values, references counted in full")
+    raise ValueError(f"more than {_MAX_VALUES} values, with all references expanded")
 
 
 def _table(name: str, source: str, target: str) -> Model:
     if name not in MODELS:
-        raise UnsupportedConversionError(f"no table of a model {name!r}; known: {', '.join(sorted(MODELS))}")
+        raise UnsupportedConversionError(f"no model {name!r}; known models: {', '.join(sorted(MODELS))}")
     model = MODELS[name]
     if not model.converts(source, target) and not releases.is_between_releases(model, source, target):
-        raise UnsupportedConversionError(f"{name} is not converted from {source} to {target}")
+        raise UnsupportedConversionError(f"{name} cannot be converted from {source} to {target}")
     return model
 
 
@@ -232,7 +233,7 @@ def _write(options: Options, conversion: Conversion, path: str, target: str) -> 
         for output in conversion.outputs:
             if options.debug:
                 print(one_line(conversion.describe(output)))
-            # HDF5 has the dict of a Model Zoo checkpoint flattened.
+            # A Model Zoo checkpoint is a nested dict; in HDF5 it is flattened.
             name = f"model.{output.name}" if is_wrapped and options.export_h5_checkpoint else output.name
             writer.add(name, conversion.value(output))
             progress.advance()
@@ -260,14 +261,14 @@ def _writer(options: Options, path: str, conversion: Conversion, target: str) ->
 
 
 def _h5_writer(path: str) -> TensorWriter:
-    # h5py takes a while to import; only here.
+    # Imported here because h5py is slow to load.
     from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 
     return H5Writer(path)
 
 
 def _copy(options: Options, table: Model, reader: TensorReader, path: str, target: str) -> None:
-    """All that a checkpoint holds, optimizer state too, under the names of the other of cs-1.7 and cs-1.8."""
+    """Copy everything in a checkpoint, including optimizer state, between cs-1.7 and cs-1.8, with new names."""
     num_tensors = len(reader.names())
     values: Iterable[tuple[str, Any]]
     if isinstance(reader, TorchReader):
@@ -277,7 +278,7 @@ def _copy(options: Options, table: Model, reader: TensorReader, path: str, targe
         if is_h5:
             writer, values = _h5_writer(path), renamed()
         else:
-            # The tree names tensors as the source does.
+            # The leaves of the tree have the source's tensor names.
             writer, values = TorchWriter(path, tree=tree), ((name, reader.read(name)) for name in reader.names())
     else:
         renamed = functools.partial(releases.renamed, table, reader, target)
@@ -301,10 +302,10 @@ def _compare(path: str, written: TensorReader, name: str, expected: np.ndarray[A
     stored = written.read(name)
     is_same = stored.dtype == expected.dtype and stored.shape == expected.shape
     if not is_same or not _same_bytes(as_bytes(stored), as_bytes(expected)):
-        raise CerebrasError(f"{path}: {name} differs from what was written. Check the disk.")
+        raise CerebrasError(f"{path}: {name} was read back with another value. Check the disk.")
 
 
 def _same_bytes(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    """Compare piece by piece: a comparison makes an array of the same length."""
+    """Compare piece by piece, because a comparison allocates an array of the same length."""
     pieces = range(0, first.size, _PIECE_BYTES)
     return all(np.array_equal(first[at : at + _PIECE_BYTES], second[at : at + _PIECE_BYTES]) for at in pieces)

@@ -22,11 +22,11 @@ _FORMATS = ("hf", "cs-1.6", "cs-1.7", "cs-1.8", "cs-1.9", "tf")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for; return the exit status.
+    """Run the command; return the exit status.
 
-    0: done; 1: the conversion failed, for the reason printed; 2: wrong options.
+    0: done; 1: the conversion failed, and the reason is printed; 2: wrong options.
     """
-    # The lines of the original: WARNING:root:Key not matched: use_cache
+    # The original tool logs in this format: WARNING:root:Key not matched: use_cache
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:root:%(message)s")
     words = sys.argv[1:] if argv is None else list(argv)
     return command_line.exit_code(_PROGRAM, lambda: _run(words), errors=(CerebrasError, ValueError, OSError))
@@ -61,7 +61,7 @@ def _run(words: list[str]) -> int:
 
 
 def _print_supported(options: argparse.Namespace) -> None:
-    """Print what can be converted, after what was probably meant."""
+    """Print the nearest model or format, and then the possible conversions."""
     if options.model not in MODELS:
         _print_near("model", options.model, MODELS)
         print(f"The following models are supported:\n\n{listing.models()}")
@@ -114,26 +114,28 @@ def _list(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(prog=_PROGRAM, description="Convert checkpoints and configs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(_COMMANDS))
-    listed = commands.add_parser("list", help="models and formats")
+    listed = commands.add_parser("list", help="list models and formats")
     listed.add_argument("model", nargs="?", default="all")
-    listed.add_argument("--hide-notes", action="store_true", help="leave out the column of classes and caveats")
-    # Their own --debug is the original's: it prints names.
-    config = commands.add_parser("convert-config", help="a model's config alone", conflict_handler="resolve")
+    listed.add_argument("--hide-notes", action="store_true", help="hide the column of classes and caveats")
+    # conflict_handler: these --debug options replace the common one. As in the original tool, they print names.
+    config = commands.add_parser("convert-config", help="convert only a model's config", conflict_handler="resolve")
     config.add_argument("config_file", metavar="config-file")
-    convert = commands.add_parser("convert", help="a checkpoint and its config", conflict_handler="resolve")
+    convert = commands.add_parser("convert", help="convert a checkpoint and its config", conflict_handler="resolve")
     convert.add_argument("checkpoint_file", metavar="checkpoint-file")
     convert.add_argument("--config", required=True, help="the model's config")
-    convert.add_argument("--drop-unmatched-keys", action="store_true", help="leave out tensors that no rule knows")
+    convert.add_argument("--drop-unmatched-keys", action="store_true", help="leave out tensors that no rule covers")
     output = convert.add_mutually_exclusive_group()
-    output.add_argument("--export-h5-checkpoint", action="store_true", help="HDF5 instead of a torch file")
-    output.add_argument("--export-safetensors", action="store_true", help="to hf: safetensors instead of a torch file")
-    convert.add_argument("--verify", action="store_true", help="read the result back and compare")
+    output.add_argument("--export-h5-checkpoint", action="store_true", help="write HDF5 instead of a torch file")
+    output.add_argument(
+        "--export-safetensors", action="store_true", help="to hf: write safetensors instead of a torch file"
+    )
+    convert.add_argument("--verify", action="store_true", help="read the result back and compare it")
     convert.add_argument("--no-progress-bar", action="store_true", help="do not show progress")
-    formats = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}; `list` shows those of a model"
+    formats = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}; `list` shows the formats of a model"
     for command in (config, convert):
-        command.add_argument("--model", required=True, help="the model; `list` shows them")
+        command.add_argument("--model", required=True, help="the model; `list` shows all models")
         command.add_argument("--src-fmt", required=True, help=formats)
         command.add_argument("--tgt-fmt", required=True, help=formats)
-        command.add_argument("--output-dir", help="folder of the results; default: each beside its own original")
-        command.add_argument("--debug", action="store_true", help="print which names become which")
+        command.add_argument("--output-dir", help="folder of the results; default: each beside its input")
+        command.add_argument("--debug", action="store_true", help="print the new name of each name")
     return parser

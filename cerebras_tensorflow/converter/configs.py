@@ -1,6 +1,6 @@
-"""Model configs from one format's names into another's, by the tables in models/.
+"""Converting model configs between the names of two formats, with the tables in models/.
 
-Every config passes through Hugging Face's names, with all defaults filled in.
+Every config is first converted to Hugging Face's names, with all defaults filled in.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def to_hf(model: Model, config: Config, source: str) -> Config:
     """Return a config under Hugging Face's names, defaults filled in.
 
     Args:
-        model: Its table.
-        config: As the file holds it; of cs and tf the section `model`.
-        source: Format.
+        model: The model's table.
+        config: The content of the file; for cs and tf, its section `model`.
+        source: The format of the config.
 
     Raises:
-        ConfigConversionError: If a setting has a value that the other formats cannot express, or is missing.
+        ConfigConversionError: If a setting is missing, or has a value that the other formats cannot express.
     """
     kind = family(source)
     _check_constants(model, config, kind)
@@ -50,9 +50,9 @@ def to_hf(model: Model, config: Config, source: str) -> Config:
 
 
 def dimensions(model: Model, config: Config, source: str) -> Config:
-    """Return what a config says, and what it leaves to defaults, under Hugging Face's names; checks nothing.
+    """Return a config's settings and the defaults of the others, under Hugging Face's names, without checks.
 
-    A setting that has to be stated and is not is `REQUIRED`.
+    The value of a missing setting without a default is `REQUIRED`.
     """
     kind = family(source) if family(source) in (HF, TF) else CS
     values: Config = {}
@@ -64,7 +64,7 @@ def dimensions(model: Model, config: Config, source: str) -> Config:
 
 
 def unmatched(model: Model, config: Config, source: str) -> list[str]:
-    """Return the keys of a config that no rule knows; they are left out of converted configs."""
+    """Return the keys of a config that no rule covers; converted configs lack them."""
     kind = family(source)
     known = {getattr(key, kind) for key in model.config_keys} | model.read_keys.get(kind, frozenset())
     known |= {item.key for item in model.constants if item.format == kind}
@@ -72,14 +72,14 @@ def unmatched(model: Model, config: Config, source: str) -> list[str]:
 
 
 def matches(model: Model, config: Config, source: str, target: str) -> list[str]:
-    """Return which keys of a config become which of the target's, one line each, as --debug prints them."""
+    """Return the lines that --debug prints: each key of a config and its name in the target."""
     kinds = [family(name) if family(name) in (HF, TF) else CS for name in (source, target)]
     names = {getattr(key, kinds[0]): getattr(key, kinds[1]) for key in model.config_keys}
     return [f"Matched {name} -> {names[name]} action: None" for name in config if names.get(name) is not None]
 
 
 def from_hf(model: Model, config: Config, target: str) -> Config:
-    """Return a config in another format's names, as its file holds it.
+    """Return the content of a config file in another format, from settings under Hugging Face's names.
 
     Raises:
         ConfigConversionError: If the format cannot express a setting.
@@ -107,7 +107,7 @@ def _check_constants(model: Model, config: Config, kind: str) -> None:
     known |= {item.key for item in model.constants if item.format == kind}
     for item in model.constants:
         if item.format != kind:
-            # A setting that only the other side has: the file or the format is mistaken.
+            # Only the other format has this setting, so the file or the given format is wrong.
             if {item.format, kind} == {HF, CS} and item.key in config and item.key not in known:
                 raise ConfigConversionError(f"{item.key} should not appear in the config")
             continue

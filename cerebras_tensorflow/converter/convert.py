@@ -1,4 +1,4 @@
-"""A checkpoint from one format into another, one tensor at a time."""
+"""Converting a checkpoint from one format to another, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UnmatchedKeysError(CheckpointError):
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor of the target: its name and the canonical values that it holds, in order."""
+    """One tensor of the target: its name, and its canonical values in order."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -32,22 +32,22 @@ class Output:
 
 
 class Conversion:
-    """How a source becomes a target. Iterating gives the target's tensors, each computed when its turn comes.
+    """A conversion from a source to a target. Iterating computes the target's tensors one by one.
 
-    At most one stored tensor and one converted one are in memory.
+    At most one stored tensor and one converted tensor are in memory.
 
     Args:
-        model: Its table.
-        config: Under Hugging Face's names.
-        reader: The source; stays open as long as the conversion is used.
-        source: Its format.
+        model: The model's table.
+        config: Settings under Hugging Face's names.
+        reader: The source. The caller keeps it open while the conversion is used.
+        source: The source's format.
         target: The target's format.
-        drop_unmatched_keys: Leave out what no rule knows instead of refusing.
-        is_sparse: The source marks pruned weights by not-a-number; they become zero.
+        drop_unmatched_keys: Leave out tensors that no rule covers, instead of raising an error.
+        is_sparse: Pruned weights are NaN in the source; they become zero.
 
     Raises:
-        UnmatchedKeysError: If the source holds tensors that no rule knows.
-        CheckpointError: If it lacks one that the target needs.
+        UnmatchedKeysError: If the source has tensors that no rule covers.
+        CheckpointError: If it lacks a tensor that the target needs.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Conversion:
         self._source, self._target = family(source), family(target)
         self._is_sparse = is_sparse
         tensors = model.tensors(config)
-        # Some files of Hugging Face models hold all in a dict under `model`, as those of a training run do.
+        # Some Hugging Face files have all tensors in a dict under `model`, as files of a training run do.
         is_wrapped = self._source == HF and all(name.startswith("model.") for name in reader.names())
         self._wrapper = "model." if is_wrapped else ""
         self._by_key = {tensor.key: tensor for tensor in tensors}
@@ -88,7 +88,7 @@ class Conversion:
     def specification(self, output: Output) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Return the type and shape of one tensor of the target, without reading values.
 
-        Shapes follow from running the layouts on arrays that occupy no memory.
+        Runs the layouts on arrays that take no memory.
         """
         parts = []
         for tensor in output.tensors:
@@ -100,7 +100,7 @@ class Conversion:
         return _dtype(joined.dtype, self._target), joined.shape
 
     def describe(self, output: Output) -> str:
-        """Return which names of the source become an output, and how, as --debug prints it."""
+        """Return the line that --debug prints: the source's names of an output, and the layout changes."""
         places = [self._place(tensor) for tensor in output.tensors]
         actions = {place.layout.action for place in (*places, output.place)} - {None}
         names = ", ".join(dict.fromkeys(self._stored[place.name] for place in places))
@@ -114,13 +114,13 @@ class Conversion:
         return place.layout.split(stored, place.part, self._config)
 
     def _find(self, tensor: Tensor) -> Place | None:
-        """Return where the source has a value or one equal to it; None if it has neither."""
+        """Return the place of a value, or of an equal one, in the source; None if it has neither."""
         place = _place_in(tensor, self._source)
         if place is not None:
             for name in (place.name, *tensor.copies.get(self._source, ())):
                 if name in self._stored:
                     return Place(name, place.layout, place.part)
-        # An HDF5 file keeps one of two tied values, so the table may be stored under the output layer's name.
+        # An HDF5 file stores only one of two tied values, so the embedding may have the output layer's name.
         for other in self._by_key.values():
             if other.same_as == tensor.key and (place := _place_in(other, self._source)) and place.name in self._stored:
                 return place
@@ -132,16 +132,16 @@ class Conversion:
             place = _place_in(tensor, self._source)
             raise CheckpointError(
                 f"{self._reader.path}: no tensor {place.name if place else tensor.key!r}, which {self._model.name} "
-                "needs. Is it a checkpoint of this model, and is the config its own?"
+                "needs. Is it a checkpoint of this model, with its own config?"
             )
         return stored
 
     def _bare(self, name: str) -> str:
-        """Return a source's name without the prefix of some files, in its current spelling."""
+        """Return a source's name in its current spelling, without the prefixes that some files have."""
         if self._source == HF:
             name = name.removeprefix(self._wrapper).removeprefix(self._model.hf_prefix)
         if self._source in (CS, CS_OLD):
-            # One from the file's dict, another from the wrapper that releases since 1.8 put around the model.
+            # One prefix comes from the file's dict, another from the model wrapper of releases since 1.8.
             name = name.removeprefix("model.").removeprefix("model.")
         for pattern, replacement in self._model.renamed.get(self._source, ()):
             name = re.sub(f"^{pattern}$", replacement, name)
@@ -176,7 +176,7 @@ class Conversion:
 
 
 def _place_in(tensor: Tensor, kind: str) -> Place | None:
-    """Where a kind of format has a tensor; the oldest release has Hugging Face's names but for a few."""
+    """Return the place of a tensor in a kind of format. cs-1.6 has Hugging Face's names, with a few exceptions."""
     if kind != CS_OLD:
         return tensor.places.get(kind)
     return tensor.places.get(CS_OLD) or tensor.places.get(HF)
@@ -199,7 +199,7 @@ def _outputs(model: Model, tensors: list[Tensor], target: str) -> list[Output]:
 
 
 def _dtype(dtype: np.dtype[Any], target: str) -> np.dtype[Any]:
-    """Our TensorFlow variables are float32, whatever the source's type; others keep it."""
+    """Return the stored type: our TensorFlow variables are always float32; other targets keep the source's type."""
     return np.dtype(np.float32) if target == TF else dtype
 
 

@@ -1,8 +1,8 @@
-"""How a stored tensor and canonical values follow from each other.
+"""Layouts: conversions between a stored tensor and canonical values.
 
     # V stored rows, N heads, D head size, R rotated part of D, C inputs (absent for a bias)
 
-A layout is a pair of functions; both work on weights and on biases, whose only axis is the outputs.
+A layout is a pair of functions. Both take weights and biases; a bias has only the axis of outputs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a stored tensor relates to canonical values: equal, transposed, or several of them packed into one.
+    """The relation of a stored tensor to canonical values: equal, transposed, or several of them packed into one.
 
     Attributes:
-        parts: Canonical values in one stored tensor.
-        split: (stored, part, config) -> the canonical value of a part.
-        join: (canonical values of all parts, config) -> stored.
-        action: What it does, for --debug.
+        parts: Number of canonical values in one stored tensor.
+        split: (stored tensor, part, config) -> the canonical value of that part.
+        join: (canonical values of all parts, config) -> the stored tensor.
+        action: Description for --debug.
     """
 
     parts: int
@@ -42,7 +42,7 @@ def _third(stored: Array, part: int) -> Array:
     return stored[..., part * size : (part + 1) * size].T
 
 
-# GPT-2 in Hugging Face: q, k and v beside each other in one (inputs, 3 outputs), its bias in one (3 outputs,).
+# GPT-2 in Hugging Face: q, k and v are side by side in one (inputs, 3 outputs), their biases in one (3 outputs,).
 THIRDS = Layout(
     3,
     lambda stored, part, _config: _third(stored, part),
@@ -52,7 +52,7 @@ THIRDS = Layout(
 
 
 def _swap_halves_and_pairs(rows: Array, head_size: int, rotary_dim: int, to_pairs: bool) -> Array:
-    """Rows of each head between (first halves, second halves) and pairs, in its first R rows; the others stay."""
+    """Reorder the first R rows of each head between (first halves, second halves) and pairs; the other rows stay."""
     shaped = rows.reshape(-1, head_size, *rows.shape[1:])
     turned = shaped[:, :rotary_dim]
     grid = (2, rotary_dim // 2) if to_pairs else (rotary_dim // 2, 2)
@@ -71,7 +71,7 @@ def _halves(rows: Array, config: dict[str, Any]) -> Array:
     return _swap_halves_and_pairs(rows, config["head_size"], config["rotary_dim"], to_pairs=False)
 
 
-# Llama's q and k: rotation pairs lie half a head apart in Hugging Face and in our TensorFlow model, side by side in CS.
+# Llama's q and k: rotation pairs are half a head apart in Hugging Face and our TensorFlow model, side by side in CS.
 HALVES = Layout(
     1,
     lambda stored, _part, config: _pairs(stored, config),
@@ -98,11 +98,11 @@ def _neox_packed(parts: list[Array], config: dict[str, Any]) -> Array:
     return np.stack([part.reshape(-1, size, *rest) for part in (q, k, v)], axis=1).reshape(-1, *rest)
 
 
-# GPT-NeoX in Hugging Face: rows (N, 3, D), each head's q, k and v after each other.
+# GPT-NeoX in Hugging Face: rows (N, 3, D), so q, k and v of each head are consecutive.
 NEOX_PACKED = Layout(3, _neox_part, _neox_packed, "split by head, rotary halves to pairs")
 
 _CODEGEN_GROUPS = 4
-_CODEGEN_ORDER = (0, 2, 1)  # part q, k, v -> its place in a group: q, v, k
+_CODEGEN_ORDER = (0, 2, 1)  # for parts q, k, v: the position in a group, whose order is q, v, k
 
 
 def _codegen_part(stored: Array, part: int, _config: dict[str, Any]) -> Array:
@@ -116,5 +116,5 @@ def _codegen_packed(parts: list[Array], _config: dict[str, Any]) -> Array:
     return np.stack(ordered, axis=1).reshape(-1, *rest)
 
 
-# CodeGen in Hugging Face: four groups of heads, in each all of q, then v, then k.
+# CodeGen in Hugging Face: four groups of heads; each group has all of q, then v, then k.
 CODEGEN_PACKED = Layout(3, _codegen_part, _codegen_packed, "split by group")

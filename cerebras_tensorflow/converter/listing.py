@@ -1,4 +1,4 @@
-"""What the table of models says, as `convert_checkpoint list` prints it."""
+"""The tables of models and formats that `convert_checkpoint list` prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def models() -> str:
 
 
 def converters(names: Sequence[str], hide_notes: bool = False) -> str:
-    """Return a table with a row for each converter of some models; each works both ways."""
+    """Return a table with a row for each converter of some models; each works in both directions."""
     rows = []
     for name in names:
         model = MODELS[name]
@@ -29,7 +29,7 @@ def converters(names: Sequence[str], hide_notes: bool = False) -> str:
             row = [name, f"{first}\n{second}", f"{second}\n{first}"]
             rows.append(row if hide_notes else [*row, notes])
     headers = ["model", "src-fmt", "tgt-fmt", *([] if hide_notes else ["notes"])]
-    # Numbers align to the right where a column holds nothing else; formats are words.
+    # disable_numparse: formats are words, so do not align them as numbers.
     return tabulate(rows, headers=headers, tablefmt="fancy_grid", disable_numparse=True)
 
 

@@ -1,7 +1,7 @@
-"""Unpickling nested dicts of tensors, as torch.save writes them, without running anything that the pickle names.
+"""Unpickling nested dicts of tensors from torch.save, without running any code that the pickle names.
 
-A pickle can call any function, and ask for any time and memory. Here only the few functions that rebuild plain tensors
-are let through, and each byte of the pickle has about the same, small cost.
+A pickle can call any function, and use any amount of time and memory. This reader allows only the few functions that
+rebuild plain tensors, and makes the cost of each byte of the pickle small and about equal.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ STORAGES: dict[str, Any] = {
 }
 
 _MAX_RANK = 64  # of NumPy's arrays
-# Limit for all OrderedDicts together whose pairs are arguments, as torch for Python 2 wrote them.
+# Limit of the total pairs of OrderedDicts that get their pairs as arguments, as torch wrote them in Python 2.
 _MAX_PAIRS = 1_000_000
-# Kinds of objects that a file of plain tensors does not hold.
+# Opcodes that a file of plain tensors does not need.
 _REFUSED_OPCODES = (
     pickle.INST,
     pickle.OBJ,
@@ -53,11 +53,11 @@ _REFUSED_OPCODES = (
 
 @dataclass(frozen=True)
 class Storage:
-    """The raw bytes that tensors are views of.
+    """The raw bytes behind tensors, which are views of it.
 
     Attributes:
-        dtype: Type of its elements.
-        member: Its name in the file.
+        dtype: Element type.
+        member: Name of the member in the zip file.
     """
 
     dtype: np.dtype[Any]
@@ -75,19 +75,19 @@ class StoredTensor:
 
     @property
     def num_elements(self) -> int:
-        """Elements of the storage from the tensor's first to its last."""
+        """Number of the storage's elements from the tensor's first to its last."""
         last = sum((dim - 1) * stride for dim, stride in zip(self.shape, self.strides, strict=True))
         return 0 if 0 in self.shape else last + 1
 
 
 @dataclass(frozen=True)
 class _StorageKind:
-    """What a pickle names torch.FloatStorage and the like. It cannot be called."""
+    """Stands for torch.FloatStorage and similar classes in a pickle. It cannot be called."""
 
     name: str
 
 
-# The implementation in Python: in the one in C, five bytes can ask for gigabytes (an index of its memo).
+# Use the Python implementation: in the C one, five bytes (a memo index) can allocate gigabytes.
 _PythonUnpickler: Any = pickle._Unpickler  # noqa: SLF001
 
 
@@ -96,7 +96,7 @@ class PlainTensors(_PythonUnpickler):
 
     Args:
         stream: The pickle.
-        path: Its file, for messages.
+        path: The file of the pickle, for messages.
     """
 
     dispatch: ClassVar[dict[int, Any]] = dict(_PythonUnpickler.dispatch)
@@ -109,10 +109,10 @@ class PlainTensors(_PythonUnpickler):
         self._pairs_left = _MAX_PAIRS
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a function that the pickle names.
+        """Return our replacement of a function that the pickle names.
 
         Raises:
-            CheckpointError: If plain tensors do not need it.
+            CheckpointError: If plain tensors do not need the function.
         """
         if module == "torch" and name in STORAGES:
             return _StorageKind(name)
@@ -126,7 +126,7 @@ class PlainTensors(_PythonUnpickler):
             return known[module, name]
         raise CheckpointError(
             f"{self._path}: its pickle calls {module[:80]}.{name[:80]}, which a file of plain tensors does not need; "
-            "it is not run. Load the file with torch where you trust it, and save its tensors alone."
+            "it is not run. If you trust the file, load it with torch and save only its tensors."
         )
 
     def persistent_load(self, pid: Any) -> Storage:
@@ -160,7 +160,7 @@ class PlainTensors(_PythonUnpickler):
     dispatch[pickle.DICT[0]] = load_dict
 
     def load_build(self) -> None:
-        """Drop the attributes of an OrderedDict (state_dict's `_metadata`); nothing else may have any."""
+        """Drop the attributes of an OrderedDict (state_dict's `_metadata`); refuse those of any other object."""
         self.stack.pop()
         if not isinstance(self.stack[-1], collections.OrderedDict):
             raise pickle.UnpicklingError(f"attributes for a {type(self.stack[-1]).__name__}")
@@ -177,10 +177,10 @@ class PlainTensors(_PythonUnpickler):
 
 
 def check_plain(tensor: StoredTensor, what: str) -> None:
-    """Check that a tensor can be read: NumPy takes strides on trust, and would read beyond the storage.
+    """Check that a tensor can be read safely. NumPy does not check strides, and could read beyond the storage.
 
     Raises:
-        CorruptCheckpointError: If its numbers are not those of a tensor.
+        CorruptCheckpointError: If its offset, shape or strides are invalid.
         CheckpointError: If its elements share memory.
     """
     numbers = (tensor.offset, *tensor.shape, *tensor.strides)
@@ -193,9 +193,9 @@ def check_plain(tensor: StoredTensor, what: str) -> None:
 
 
 def _check_key(key: Any) -> None:
-    # Hashing a tuple of nested tuples may not end.
+    # Hashing nested tuples could take endless time.
     if not isinstance(key, str | int | float | bool | None):
-        raise pickle.UnpicklingError(f"a dict's key is a {type(key).__name__}; expected a name or a number")
+        raise pickle.UnpicklingError(f"a dict's key is a {type(key).__name__}; expected a string or a number")
 
 
 def _size(dims: Any = ()) -> tuple[Any, ...]:

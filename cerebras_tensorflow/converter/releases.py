@@ -1,6 +1,6 @@
-"""Between releases of the PyTorch Model Zoo: what a few settings mean, and how cs-1.6 called its tensors.
+"""Conversions between releases of the PyTorch Model Zoo: changed settings, and the tensor names of cs-1.6.
 
-From 1.7 on the names stay; only configs change then. Rules of 1.6 are those of 1.7, except for tensors' names.
+After 1.7 only configs change, not names. The rules of 1.6 are those of 1.7, except for the names of tensors.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ RELEASES = (CS_OLD, "cs-1.7", _NEW)
 
 
 def _bert_config(model: Config, is_upgrade: bool) -> Config:
-    """1.7: pooler and masked-token head follow rules; 1.8: each has a setting."""
+    """In 1.7 the nonlinearities of pooler and masked-token head are fixed; in 1.8 each has a setting."""
     encoder = model.get("encoder_nonlinearity")
     if encoder is None:
-        raise ConfigConversionError(
-            "the config lacks encoder_nonlinearity, which decides what the pooler had in cs-1.7"
-        )
+        raise ConfigConversionError("the config lacks encoder_nonlinearity, which the pooler also uses in cs-1.7")
     if is_upgrade:
         return model | {"pooler_nonlinearity": encoder, "mlm_nonlinearity": "gelu"}
-    # Absent or null: as the encoder.
+    # If absent or null, they are the encoder's.
     pooler, head = (model.get(key) or encoder for key in ("pooler_nonlinearity", "mlm_nonlinearity"))
     if pooler != encoder:
         raise ConfigConversionError(
@@ -48,7 +46,7 @@ def _bert_config(model: Config, is_upgrade: bool) -> Config:
 
 
 def _t5_config(model: Config, _is_upgrade: bool) -> Config:
-    """The setting changed its meaning to the opposite."""
+    """In 1.8 the meaning of this setting was inverted."""
     key = "use_pre_encoder_decoder_layer_norm"
     return model | {key: not model[key]} if key in model else model
 
@@ -58,12 +56,12 @@ def _rule(name: str) -> Callable[[Config, bool], Config]:
 
 
 def is_between_releases(model: Model, source: str, target: str) -> bool:
-    """Whether two formats are releases that a model is converted between."""
+    """Whether a model can be converted between two formats that are releases."""
     return CS_OLD in model.formats and source in RELEASES and target in RELEASES and source != target
 
 
 def pairs(model: Model) -> list[tuple[str, str]]:
-    """Return the conversions between releases that a model has, one direction of each."""
+    """Return the pairs of releases between which a model can be converted, in one direction."""
     return [
         (first, second)
         for number, first in enumerate(RELEASES)
@@ -73,7 +71,7 @@ def pairs(model: Model) -> list[tuple[str, str]]:
 
 
 def convert_config(model: Model, content: Config, source: str, target: str) -> Config:
-    """Return a whole params file of the other release; all sections but `model` stay.
+    """Return the content of a params file for the other release; only its section `model` changes.
 
     Raises:
         ConfigConversionError: If the release cannot express a setting.
@@ -87,7 +85,7 @@ def convert_config(model: Model, content: Config, source: str, target: str) -> C
 def conversion(
     model: Model, section: Config, reader: TensorReader, source: str, target: str, drop_unmatched_keys: bool
 ) -> Conversion:
-    """Return a checkpoint's conversion from or to cs-1.6: the model's tensors under other names, and nothing else.
+    """Return the conversion of a checkpoint from or to cs-1.6: it renames the model's tensors, and drops all else.
 
     Raises:
         ConfigConversionError: If the config does not say how many layers there are.
@@ -100,12 +98,12 @@ def conversion(
     if missing:
         raise ConfigConversionError(f"the config lacks {', '.join(map(str, missing))}")
     if any(name.startswith("optimizer.") for name in reader.names()):
-        logger.warning("the optimizer's state is left out: %s and %s order it differently", source, target)
+        logger.warning("the optimizer state is left out: %s and %s store it in different orders", source, target)
     return Conversion(model, values, reader, source, target, drop_unmatched_keys)
 
 
 def renamed_tree(model: Model, reader: TorchReader, target: str) -> Any:
-    """Return the content of a torch file for the other of cs-1.7 and cs-1.8."""
+    """Return the content of a torch file, renamed for a target of cs-1.7 or cs-1.8."""
     tree = reader.tree
     if not _loses_prefix(model, target):
         return tree
@@ -115,7 +113,7 @@ def renamed_tree(model: Model, reader: TorchReader, target: str) -> Any:
 
 
 def renamed(model: Model, reader: TensorReader, target: str) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of an HDF5 file for the other of cs-1.7 and cs-1.8."""
+    """Yield the tensors of an HDF5 file, renamed for a target of cs-1.7 or cs-1.8."""
     for name in reader.names():
         new = name.replace("model.model.", "model.", 1) if _loses_prefix(model, target) else name
         yield new, reader.read(name)
@@ -124,7 +122,7 @@ def renamed(model: Model, reader: TensorReader, target: str) -> Iterator[tuple[s
 def flattened(
     tree: Any, reader: TensorReader, prefix: str = "", with_numbers: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, and the numbers, of nested content under names joined by dots, as HDF5 holds them."""
+    """Yield the tensors and numbers of nested content with dotted names, as HDF5 stores them."""
     if isinstance(tree, (dict, list, tuple)):
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, value in items:
@@ -136,5 +134,5 @@ def flattened(
 
 
 def _loses_prefix(model: Model, target: str) -> bool:
-    """T5's names in 1.7 have no `model.`; BERT's readers take them either way."""
+    """In 1.7 the names of T5 lack the prefix `model.`; BERT's readers accept both forms."""
     return target == RELEASES[1] and model.name in ("t5", "transformer")

@@ -1,7 +1,7 @@
-"""What a table of name rules is made of.
+"""The parts of a table of name rules.
 
-Each tensor of a model has one canonical value: the PyTorch Model Zoo's, a linear layer as (outputs, inputs). A table
-says for each kind of format under which name and in which layout that value is stored; conversion reads it either way.
+Each tensor of a model has one canonical value, as the PyTorch Model Zoo stores it: a linear layer is (outputs, inputs).
+For each kind of format, a table gives the name and layout of the stored value. A table serves both directions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cerebras_tensorflow.errors import CerebrasError
 
 Config = dict[str, Any]
 
-# Kinds of formats. Releases of the PyTorch Model Zoo share their names from 1.7 on; before, they were close to HF's.
+# Kinds of formats. From 1.7 on, releases of the PyTorch Model Zoo share their names; earlier names are close to HF's.
 HF, CS, CS_OLD, TF = "hf", "cs", "cs-1.6", "tf"
 
 
@@ -34,7 +34,7 @@ def family(format_name: str) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one format stores a canonical value."""
+    """The name and layout under which one kind of format stores a canonical value."""
 
     name: str
     layout: Layout = PLAIN
@@ -46,11 +46,11 @@ class Tensor:
     """One canonical value and its places.
 
     Attributes:
-        key: Its name in the PyTorch Model Zoo, and ours for it.
-        places: Kind of format -> place; a kind without one does not store it.
+        key: Its name in the PyTorch Model Zoo, which identifies it here.
+        places: Kind of format -> place. A kind without a place does not store it.
         same_as: Key of the equal value to use if the source does not store this one (tied weights).
-        copies: Kind of format -> further names under which it stores the same value; any of them serves as source.
-        is_optional: Some checkpoints of the model do without it.
+        copies: Kind of format -> more names under which it stores the same value; any of them can be the source.
+        is_optional: Some checkpoints of the model lack it.
     """
 
     key: str
@@ -65,11 +65,11 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One setting under its name in each kind of format; None where a kind does not have it.
+    """The names of one setting in each kind of format; None if a kind does not have it.
 
     Attributes:
-        default: Value where the source config does not say; REQUIRED: it has to.
-        cs_default: The same for configs of the PyTorch Model Zoo, where that is another one.
+        default: Value if the source config lacks the setting; REQUIRED if it must have it.
+        cs_default: The default for configs of the PyTorch Model Zoo, if it differs.
     """
 
     hf: str
@@ -81,11 +81,11 @@ class ConfigKey:
 
 @dataclass(frozen=True)
 class Constant:
-    """A setting of one format that must have one value, because the other formats cannot say anything else.
+    """A setting of one format that must have a fixed value, because the other formats cannot express another.
 
     Attributes:
-        default: Value of a config that does not say; None: nothing is checked then.
-        is_written: Also put into converted configs.
+        default: Value if a config lacks the setting; None skips the check then.
+        is_written: Whether converted configs include it.
     """
 
     format: str
@@ -95,13 +95,13 @@ class Constant:
     is_written: bool = False
 
 
-# (source config, values under Hugging Face's names so far, kind of the source) -> values to put over these.
+# (source config, values so far under Hugging Face's names, kind of the source) -> values that override these.
 ReadRule = Callable[[Config, Config, str], Config]
-# (values under Hugging Face's names, values under the target's names so far, target) -> values to put over these.
+# (values under Hugging Face's names, values so far under the target's names, target) -> values that override these.
 WriteRule = Callable[[Config, Config, str], Config]
 
 
-# (whole source config, source) -> None; raises where the config cannot leave its format.
+# (whole source config, source) -> None; raises if the config cannot be converted to other formats.
 SourceCheck = Callable[[Config, str], None]
 
 
@@ -115,27 +115,27 @@ def _nothing(_config: Config, _values: Config, _format: str) -> Config:
 
 @dataclass(frozen=True)
 class Model:
-    """One model: its tensors as a function of the config, its settings, and words about it.
+    """One model: its tensors as a function of the config, its settings, and descriptions.
 
     Attributes:
-        name: As --model takes it.
-        tensors: Takes the config under Hugging Face's names.
+        name: The value of --model.
+        tensors: Returns the tensors for a config under Hugging Face's names.
         config_keys: Settings that are copied.
         constants: Settings that are checked.
-        formats: What it can be converted between.
-        hf_class: None where Hugging Face has no such model.
-        cs_class: In the PyTorch Model Zoo.
-        hf_prefix: Of the names in a file of the model with its head; files may also lack it.
-        hf_heads: Starts of names that do not take the prefix.
-        model_type: Hugging Face's word for the architecture.
-        read: Settings that copying alone does not bring into Hugging Face's terms.
-        write: Settings that copying alone does not bring out of them.
-        check_source: Refuses configs of the PyTorch Model Zoo that depend on the release.
-        read_keys: Settings that `read` and `check_source` look at, by kind of format.
-        ignored: Kind of format -> pattern of names that carry no weight.
-        renamed: Kind of format -> (pattern, replacement) of names that older files have.
-        head: Start of the names of the head that a headless variant leaves out; empty where there is nothing to leave.
-        caveat: What `list` says beside the classes.
+        formats: Formats between which it can be converted.
+        hf_class: Class in transformers; None if it has no such model.
+        cs_class: Class in the PyTorch Model Zoo.
+        hf_prefix: Prefix of the names in a Hugging Face file of the model with its head; some files lack it.
+        hf_heads: Prefixes of names that do not get `hf_prefix`.
+        model_type: Hugging Face's name of the architecture.
+        read: Computes settings for Hugging Face's names that are not plain copies.
+        write: Computes settings for the target's names that are not plain copies.
+        check_source: Raises if a config of the PyTorch Model Zoo cannot be converted; the rules depend on the release.
+        read_keys: Kind of format -> settings that `read` and `check_source` use.
+        ignored: Kind of format -> pattern of names that are not weights.
+        renamed: Kind of format -> (pattern, replacement) for names in older files.
+        head: Prefixes of the head's names, which a headless variant leaves out; empty for other models.
+        caveat: Note that `list` prints beside the classes.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Model:
     caveat: str = ""
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Return the conversions that there are, one direction of each."""
+        """Return the pairs of formats that can be converted, in one direction."""
         pairs = []
         for number, first in enumerate(self.formats):
             for second in self.formats[number + 1 :]:
@@ -167,6 +167,6 @@ class Model:
         return pairs
 
     def converts(self, source: str, target: str) -> bool:
-        """Whether there is a conversion between two formats of this table; between releases see releases.py."""
+        """Whether two formats of this table can be converted; releases.py converts between releases."""
         kinds = {family(source), family(target)}
         return source in self.formats and target in self.formats and len(kinds) == 2 and CS_OLD not in kinds

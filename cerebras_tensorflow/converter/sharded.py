@@ -1,4 +1,4 @@
-"""Checkpoints that lie in several files, as one."""
+"""Reading a checkpoint in several files as one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def open_any(path: str | os.PathLike[str]) -> TensorReader:
     """Return the reader for a checkpoint of any format.
 
     Args:
-        path: A file of torch.save, safetensors or HDF5; the prefix of a TensorFlow checkpoint; the `.index.json` of a
-            sharded Hugging Face checkpoint, or any of its shards, which stand for all.
+        path: A file of torch.save, safetensors or HDF5; the prefix of a TensorFlow checkpoint; or the `.index.json` or
+            any shard of a sharded Hugging Face checkpoint.
 
     Raises:
-        CheckpointError: If it is missing or of no kind that we read.
+        CheckpointError: If it is missing, or of a kind that we do not read.
         CorruptCheckpointError: If it is damaged.
     """
     path = os.fspath(path)
@@ -41,7 +41,7 @@ def open_any(path: str | os.PathLike[str]) -> TensorReader:
 
 
 def stem(path: str | os.PathLike[str]) -> str:
-    """Return a checkpoint's path without what tells shards and formats apart."""
+    """Return a checkpoint's path without the shard number and the format's extension."""
     text = os.fspath(path)
     if text.endswith(_INDEX_SUFFIX):
         text = text.removesuffix(_INDEX_SUFFIX)
@@ -60,12 +60,12 @@ def _open_one(path: str) -> TensorReader:
 
 
 def _shards(path: str) -> list[str] | None:
-    """Return the paths of all shards, or None if the path is one whole checkpoint."""
+    """Return the paths of all shards, or None if the path is a checkpoint in one piece."""
     folder = Path(path).parent
     if path.endswith(_INDEX_SUFFIX):
         try:
             weight_map = json.loads(read_regular(path, _MAX_INDEX_BYTES))["weight_map"]
-            # A name that leads elsewhere must not make us read elsewhere.
+            # Use only the last part of a name, so that it cannot point to another folder.
             return [str(folder / Path(name).name) for name in sorted(set(weight_map.values()))]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
             raise CheckpointError(f"{path}: not the index of a sharded checkpoint: {exc}") from exc

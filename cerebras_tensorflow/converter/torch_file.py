@@ -1,7 +1,7 @@
-"""Files of torch.save, read without torch and without running what they hold.
+"""Reading files of torch.save, without torch and without running code in them.
 
-The format: a zip file, uncompressed, with a pickle (protocol 2) that names tensors and, for each storage, a member with
-its raw bytes. `plain_pickle` reads the pickle.
+The format is an uncompressed zip file. It has a pickle (protocol 2) that names the tensors, and a member with the raw
+bytes of each storage. `plain_pickle` reads the pickle.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ALWAYS_ALLOWED_VISITS = 10_000
 
 
 def is_torch_file(path: str) -> bool:
-    """Whether a file is one of torch.save's, of either generation."""
+    """Whether torch.save wrote a file, in the zip format or the older one."""
     with open(path, "rb") as file:
         start = file.read(4)
     return start == ZIP_SIGNATURE or start.startswith(_LEGACY_SIGNATURE)
@@ -44,16 +44,16 @@ def is_torch_file(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Leaf:
-    """The place of a tensor in the nested content of a file."""
+    """A tensor's placeholder in the nested content of a file."""
 
     name: str
 
 
 class TorchReader(TensorReader):
-    """The tensors of a file of torch.save; dicts inside each other give names joined by dots.
+    """The tensors of a file of torch.save; nested dicts give dotted names.
 
     Raises:
-        CheckpointError: If the file is of the format before torch 1.6, or its pickle wants anything but plain tensors.
+        CheckpointError: If the file has the format before torch 1.6, or its pickle has more than plain tensors.
         CorruptCheckpointError: If it is damaged.
     """
 
@@ -77,9 +77,9 @@ class TorchReader(TensorReader):
             with self._zip.open(pickles[0]) as stream:
                 content = PlainTensors(stream, self.path).load()
             self._tensors: dict[str, StoredTensor] = {}
-            # Each object takes at least a byte of the pickle, unless it is named in many places.
+            # An object takes at least one byte of the pickle, except that references can repeat it.
             self._visits_left = _VISITS_PER_BYTE * self._zip.getinfo(pickles[0]).file_size + _ALWAYS_ALLOWED_VISITS
-            # What the file holds, with a Leaf in the place of each tensor.
+            # The content of the file, with a Leaf for each tensor.
             self.tree = self._collect(content, "")
         except CheckpointError:
             self._file.close()
@@ -149,7 +149,7 @@ class TorchReader(TensorReader):
         return self._tensors[name]
 
     def _place(self, member: str) -> tuple[int, int]:
-        """Offset and size [B] of a storage in the file."""
+        """Return the offset and the size [B] of a storage in the file."""
         try:
             info = self._zip.getinfo(f"{self._folder}data/{member}")
         except KeyError as exc:
@@ -164,12 +164,14 @@ class TorchReader(TensorReader):
         return info.header_offset + 30 + name_bytes + extra_bytes, info.file_size
 
     def _check_members(self) -> None:
-        """Refuse what makes a small file large: compression, and members that share bytes."""
+        """Refuse compression and members that share bytes, with which a small file could expand to a large one."""
         members = self._zip.infolist()
         if compressed := [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]:
             raise CheckpointError(f"{self.path}: member {compressed[0]!r} is compressed, which torch.save never does")
         if any(member.header_offset < 0 for member in members):
-            raise CorruptCheckpointError(f"{self.path}: its directory does not fit the file. Use another checkpoint.")
+            raise CorruptCheckpointError(
+                f"{self.path}: its zip directory does not fit the file. Use another checkpoint."
+            )
         num_bytes = sum(member.file_size for member in members)
         if num_bytes > os.fstat(self._file.fileno()).st_size:
             raise CorruptCheckpointError(
@@ -180,7 +182,7 @@ class TorchReader(TensorReader):
         self._visits_left -= 1
         if self._visits_left < 0 or len(prefix) > _MAX_NAME_CHARACTERS:
             raise CorruptCheckpointError(
-                f"{self.path}: its lists and dicts are nested in more ways than a file of plain tensors needs"
+                f"{self.path}: its lists and dicts refer to each other more often than a file of plain tensors needs"
             )
         if isinstance(content, StoredTensor):
             check_plain(content, f"{self.path}: tensor {prefix!r}")

@@ -1,7 +1,7 @@
-"""Files of torch.save, written without torch; `torch.load(path, weights_only=True)` reads them.
+"""Writing files of torch.save, without torch; `torch.load(path, weights_only=True)` reads them.
 
-Tensors go out one by one; the pickle that names them comes last, opcode by opcode, since naming torch's functions needs
-no torch.
+Tensors are written one by one. The pickle that names them comes last; it is assembled from opcodes, because the pickle
+module could name torch's functions only with torch installed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class TorchWriter(TensorWriter):
 
     Args:
         path: Final path.
-        key: Where given, the tensors are in a dict under this key, as Model Zoo checkpoints have them under `model`.
-        tree: Where given, the content of the file: dicts, lists, tuples, numbers, texts, None, and a Leaf for each
-            tensor that is added.
+        key: If given, the file has the tensors in a dict under this key, as Model Zoo checkpoints have under `model`.
+        tree: If given, the content of the file: dicts, lists, tuples, numbers, strings, None, and a Leaf for each added
+            tensor.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str | None = None, tree: Any = None) -> None:
@@ -49,7 +49,7 @@ class TorchWriter(TensorWriter):
     def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
         dtype = np.dtype(dtype)
         if name in self._entries:
-            raise ValueError(f"{name}: added before")
+            raise ValueError(f"{self.path}: tensor {name!r} is added twice")
         if dtype not in _STORAGE_OF:
             raise ValueError(f"{name}: a torch file cannot hold {dtype}")
         expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -86,7 +86,7 @@ class TorchWriter(TensorWriter):
 
     def abort(self) -> None:
         if self._partial is not None:
-            # A zip file that is not closed writes its directory when it is collected, into a file that is gone by then.
+            # Close the zip file now: otherwise garbage collection would write its directory to a file that is gone.
             with contextlib.suppress(ValueError, OSError):
                 self._zip.close()
             with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ class TorchWriter(TensorWriter):
 
 
 def _pickled(entries: dict[str, TensorEntry], content: Any) -> bytes:
-    """The pickle (protocol 2) of nested content, whose leaves stand for tensors."""
+    """Return the pickle (protocol 2) of nested content with a Leaf for each tensor."""
     numbers = {name: number for number, name in enumerate(entries)}
 
     def encoded(value: Any) -> bytes:

@@ -1,1 +1,1 @@
-"""Checkpoints: reading, writing, keeping and converting them. Nothing here imports TensorFlow."""
+"""Reading, writing, converting and retaining checkpoints. Nothing here imports TensorFlow."""

@@ -1,4 +1,4 @@
-"""Opening a checkpoint of any kind, and finding those of a model_dir."""
+"""Opening a checkpoint of any kind, and finding the checkpoints of a model_dir."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
 
     Args:
         path: A TensorFlow prefix or its `.index` file, an HDF5 or safetensors file, or a folder with a `checkpoint`
-            state file, which stands for its newest.
-        accept_changed: Also read an HDF5 file of ours that has lost its index, without checksums.
+            state file (its newest checkpoint is opened).
+        accept_changed: Also read one of our HDF5 files that has lost its index; without checksums.
 
     Raises:
-        CheckpointError: If nothing is there, or it is of no kind that we read.
+        CheckpointError: If the path does not exist, or is of a kind that we do not read.
         CorruptCheckpointError: If it is damaged.
     """
     path = _resolve(os.fspath(path))
@@ -42,20 +42,20 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
         index = h5_reader.read_index(path)
         if index is not None:
             return h5_reader.H5Reader(path, index)
-        # Imported here, because loading h5py takes time.
+        # Imported here because h5py is slow to load.
         from cerebras_tensorflow.saver.hdf5.foreign import ForeignH5Reader
 
         return ForeignH5Reader(path, accept_changed)
     if path.endswith(SAFETENSORS_SUFFIX):
         return SafetensorsReader(path)
     raise CheckpointError(
-        f"{path}: not a checkpoint: neither HDF5 nor safetensors nor the prefix of a TensorFlow checkpoint. For the "
-        "latter give the path without .index or .data-...."
+        f"{path}: not a checkpoint: neither HDF5 nor safetensors nor the prefix of a TensorFlow checkpoint. For a "
+        "TensorFlow checkpoint, give the path without .index or .data-...."
     )
 
 
 def _resolve(path: str) -> str:
-    """Return the file or prefix that a path stands for."""
+    """Return the file or prefix to open for a path."""
     if os.path.isdir(path):
         state = read_state(path)
         if state is None:
@@ -72,7 +72,7 @@ def _resolve(path: str) -> str:
 def _is_hdf5(path: str) -> bool:
     try:
         with open(path, "rb") as file:
-            # The signature may also follow a user block of 512, 1024, ... bytes.
+            # The signature may follow a user block of 512, 1024, ... bytes.
             for offset in (0, 512, 1024, 2048, 4096):
                 file.seek(offset)
                 if file.read(len(H5_SIGNATURE)) == H5_SIGNATURE:
@@ -83,9 +83,9 @@ def _is_hdf5(path: str) -> bool:
 
 
 def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the checkpoints of a model_dir, newest first: the state file's, those of a `ckpt_info`, others by step.
+    """Return the checkpoints of a model_dir, newest first: from the state file, then from `ckpt_info`, then by step.
 
-    They need not be complete (`is_complete` tells); a damaged state file counts as absent.
+    They may be incomplete: check with `is_complete`. A damaged state file counts as absent.
     """
     folder = os.fspath(model_dir)
     if not os.path.isdir(folder):
@@ -105,7 +105,7 @@ def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def is_complete(path: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint is whole: its index readable and every file as long as its tensors need. Reads no values."""
+    """Whether a checkpoint's index is readable and every file is long enough for its tensors. Reads no values."""
     try:
         with open_checkpoint(path) as reader:
             reader.check_complete()
@@ -115,7 +115,7 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
 
 
 class CheckpointReader:
-    """What scripts of release 1.8 import from here to find and read the checkpoints of a model_dir."""
+    """The class with which scripts of release 1.8 find and read the checkpoints of a model_dir."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._reader = open_checkpoint(path)

@@ -1,4 +1,4 @@
-"""The right writer for a checkpoint's name: `.h5` is HDF5, anything else the prefix of a TensorFlow checkpoint."""
+"""The writer for a checkpoint's name: HDF5 for `.h5`; any other name is the prefix of a TensorFlow checkpoint."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cerebras_tensorflow.saver.names import H5_SUFFIX
 def open_writer(
     path: str | os.PathLike[str], shard_of: Callable[[str, int], int] | None = None, compression: str = "none"
 ) -> TensorWriter:
-    """Return a writer; leave it normally to commit, by an exception to leave nothing behind.
+    """Return a writer: a context manager that commits at its normal end, and leaves nothing behind on an exception.
 
     Args:
         path: Final path or prefix. An existing checkpoint stays readable until the new one is complete.
-        shard_of: File of a tensor, from its name and size [B]; one file by default.
+        shard_of: Returns the shard of a tensor, from its name and size [B]; one file by default.
         compression: none, lz4 or gzip; HDF5 only.
 
     Raises:
-        ValueError: If a TensorFlow checkpoint is to be compressed.
+        ValueError: If compression is requested for a TensorFlow checkpoint.
         CheckpointError: If another process is writing this checkpoint, or the folder cannot be written.
     """
-    # Each format's libraries are loaded only where it is asked for.
+    # Imported here so that only the chosen format's libraries are loaded.
     if not os.fspath(path).endswith(H5_SUFFIX):
         from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 

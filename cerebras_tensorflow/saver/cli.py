@@ -1,4 +1,4 @@
-"""The commands tensorflow-to-h5, h5-to-tensorflow and the checkpoint inspector. Exit code 2 means bad input."""
+"""The commands tensorflow-to-h5, h5-to-tensorflow and cs-checkpoint. Exit code 2 means bad input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def tensorflow_to_h5(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("saver_path", help="Path to existing saver checkpoint")
     parser.add_argument("h5_path", help="Path to store converted h5 checkpoint")
     _add_options(parser)
-    parser.add_argument("--compression", choices=("none", "lz4", "gzip"), default="none", help="of the values")
+    parser.add_argument(
+        "--compression", choices=("none", "lz4", "gzip"), default="none", help="how to compress the values"
+    )
     options = parser.parse_args(argv)
     return _guarded(parser.prog, lambda: _convert(parser.prog, options, options.saver_path, options.h5_path))
 
@@ -42,7 +44,7 @@ def h5_to_tensorflow(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--accept-changed",
         action="store_true",
-        help="also read a file whose index is lost because another program changed it; without checksums",
+        help="also read a file that lost its index when another program changed it; without checksums",
     )
     options = parser.parse_args(argv)
     return _guarded(parser.prog, lambda: _convert(parser.prog, options, options.h5_path, options.saver_path))
@@ -50,11 +52,11 @@ def h5_to_tensorflow(argv: Sequence[str] | None = None) -> int:
 
 def inspect(argv: Sequence[str] | None = None) -> int:
     """Run the command cs-checkpoint."""
-    parser = _parser("cs-checkpoint", "List what a checkpoint of any kind holds, or how two differ")
+    parser = _parser("cs-checkpoint", "List the contents of a checkpoint of any kind, or compare two")
     parser.add_argument("path", help="a TensorFlow prefix, an HDF5 or safetensors file, or a model_dir")
     parser.add_argument("--diff", metavar="OTHER", help="compare with another checkpoint; exit code 1 if they differ")
     parser.add_argument("--verify", action="store_true", help="compare every checksum")
-    parser.add_argument("--accept-changed", action="store_true", help="also read an HDF5 file whose index is lost")
+    parser.add_argument("--accept-changed", action="store_true", help="also read an HDF5 file that lost its index")
     options = parser.parse_args(argv)
     return _guarded(parser.prog, lambda: _inspect(options))
 
@@ -88,27 +90,27 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     shards = parser.add_mutually_exclusive_group()
-    shards.add_argument("--shard-size", metavar="SIZE", help="write files of at most this size, as in 5GB")
-    shards.add_argument("--layout", metavar="FILE", help="write the shards that FILE names: lines of SHARD PATTERN")
-    parser.add_argument("--include", metavar="PATTERN", action="append", default=[], help="only tensors of such names")
-    parser.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="no tensors of such names")
+    shards.add_argument("--shard-size", metavar="SIZE", help="write files of at most this size, such as 5GB")
+    shards.add_argument("--layout", metavar="FILE", help="write the shards given in FILE, in lines of SHARD PATTERN")
+    parser.add_argument("--include", metavar="PATTERN", action="append", default=[], help="copy only such tensors")
+    parser.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="leave out such tensors")
     parser.add_argument(
         "--dtype-map",
         metavar="FROM=TO",
         action="append",
         default=[],
-        help="store tensors of a type, or of a name pattern, as another type: float32=bfloat16",
+        help="store tensors of a type, or with names that fit a pattern, as another type: float32=bfloat16",
     )
     parser.add_argument(
         "--jobs",
         type=int,
         default=2,
-        help="threads that copy, or compress; default: 2",
+        help="threads that copy or compress; default: 2",
     )
     parser.add_argument(
         "--sync",
         action="store_true",
-        help="wait until the disk has the result, for power failures; always done for a target that is replaced",
+        help="wait until the result is on disk, safe from a power failure; always done when a target is replaced",
     )
     parser.add_argument("--verify", action="store_true", help="read the result again and compare it")
     parser.add_argument("--force", action="store_true", help="replace an existing target")
@@ -116,7 +118,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _guarded(prog: str, run: Callable[[], int]) -> int:
-    """Run a command and return its exit code; its errors become one line and exit code 2."""
+    """Run a command and return its exit code; an error prints one line and gives exit code 2."""
 
     def reported() -> int:
         try:
@@ -146,7 +148,7 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
     with convert.open_source(source, getattr(options, "accept_changed", False)) as reader:
         _check_kind(reader, is_to_h5)
         target = _target(target, is_to_h5)
-        # Like `cp`: after a power failure the source is still there, but a target that was replaced would be lost.
+        # Like `cp`, do not wait for the disk: the source survives a power failure. A replaced target would not.
         is_durable = convert.check_paths(reader.path, target, options.force) or options.sync
         total = convert.total_bytes(reader, selection)
         _check_space(target, total)
@@ -178,14 +180,13 @@ def _writer(
     is_durable: bool,
     is_to_h5: bool,
 ) -> TensorWriter:
-    from cerebras_tensorflow.saver import convert
-    from cerebras_tensorflow.saver import sharding as layout
+    from cerebras_tensorflow.saver import convert, sharding
 
     shard_of = None
     if options.shard_size:
-        shard_of = layout.by_size(parse_size(options.shard_size))
+        shard_of = sharding.by_size(parse_size(options.shard_size))
     elif options.layout:
-        rules = layout.read_layout(options.layout)
+        rules = sharding.read_layout(options.layout)
         convert.check_layout(reader, selection, rules)
         shard_of = rules.shard
     if not is_to_h5:
@@ -212,7 +213,7 @@ def _selection(options: argparse.Namespace) -> Selection:
             raise ValueError(f"--dtype-map {rule}: expected FROM=TO, as in float32=bfloat16")
         dtype = dtype_named(name)
         if dtype.kind == "O":
-            raise ValueError(f"--dtype-map {rule}: numbers do not become strings")
+            raise ValueError(f"--dtype-map {rule}: numbers cannot be stored as strings")
         dtype_map.append((pattern, dtype))
     return Selection(tuple(options.include), tuple(options.exclude), tuple(dtype_map))
 
@@ -243,7 +244,7 @@ def _check_space(target: str, num_bytes: int) -> None:
     while not exists(folder):
         folder = dirname(folder)
     disk = shutil.disk_usage(folder)
-    # File systems such as /proc report no size; creating the file fails there with its own message.
+    # File systems such as /proc report no size; there, creating the file raises its own error.
     free = disk.free
     if disk.total and free < num_bytes:
         raise CheckpointError(

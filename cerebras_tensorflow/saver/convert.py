@@ -27,12 +27,12 @@ _AHEAD = 3
 
 @dataclass(frozen=True)
 class Selection:
-    """Which tensors are copied, and as what type.
+    """The tensors to copy, and the types to store them as.
 
     Attributes:
-        include: Name patterns (as in a shell); none means all.
-        exclude: Name patterns of tensors to leave out.
-        dtype_map: (pattern or type name, new type); the first that fits a tensor's name or type counts.
+        include: Shell patterns of the names to copy; empty means all.
+        exclude: Shell patterns of the names to leave out.
+        dtype_map: Pairs (name pattern or type name, new type); the first that fits a tensor's name or type is used.
     """
 
     include: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Selection:
         """Return the names to copy.
 
         Raises:
-            ValueError: If a pattern fits no name, or no name is left: usually a typo.
+            ValueError: If a pattern fits no name (usually a typo), or no name is left.
         """
         names = reader.names()
         for pattern in (*self.include, *self.exclude):
@@ -66,11 +66,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Report:
-    """What was copied.
+    """The result of a copy.
 
     Attributes:
-        num_bytes: Of the values read [B].
-        skipped: Objects of the source that are not tensors, with the reason.
+        num_bytes: Size of the values read [B].
+        skipped: Reason for each object of the source that is not a tensor, by name.
     """
 
     num_tensors: int
@@ -88,11 +88,12 @@ def copy(
     """Copy tensors from an open reader to an open writer; the caller commits.
 
     Args:
-        reader: Source; every checksum it has is compared.
+        reader: Source; every checksum is compared.
         writer: Target.
         selection: What to copy; all by default.
         progress: Called with the number of bytes of each piece.
-        jobs: Threads that copy what both formats store as the same bytes. Above 1, one reads ahead of what they do not.
+        jobs: Threads that copy values whose bytes are the same in both formats. If above 1, one more thread reads other
+            large values ahead.
 
     Raises:
         CheckpointError, ValueError: As reader and writer.
@@ -107,9 +108,9 @@ def copy(
             dtype = selection.dtype(name, entry.dtype)
             if dtype == entry.dtype and entry.num_bytes >= range_copy.MIN_BYTES:
                 where = reader.extent(name)
-                place = None if where is None else writer.reserve(name, dtype, entry.shape, where.crc)
-                if where is not None and place is not None:
-                    copier.copy(name, where, entry.num_bytes, place)
+                reservation = None if where is None else writer.reserve(name, dtype, entry.shape, where.crc)
+                if where is not None and reservation is not None:
+                    copier.copy(name, where, entry.num_bytes, reservation)
                     continue
             if entry.dtype.kind == "O":
                 writer.add(name, reader.read(name))
@@ -138,13 +139,13 @@ def check_layout(reader: TensorReader, selection: Selection, layout: Layout) -> 
 
 
 def check_paths(source: str, target: str, force: bool) -> bool:
-    """Check that a conversion would not overwrite its own source, nor anything else unasked.
+    """Check that a conversion does not overwrite its source, nor another checkpoint without `force`.
 
     Returns:
-        Whether the target exists and is to be replaced.
+        Whether the target exists and will be replaced.
 
     Raises:
-        CheckpointError: If it would.
+        CheckpointError: If it would overwrite either.
     """
     source_files = {os.path.realpath(file) for file in files_of(source)}
     target_files = [file for file in files_of(target) if os.path.exists(file)]
@@ -158,12 +159,12 @@ def check_paths(source: str, target: str, force: bool) -> bool:
 
 
 def verify(source: TensorReader, target: str, selection: Selection) -> None:
-    """Read a copy again, and remove it if it is not what it was made from.
+    """Read a copy back and compare it with its source; remove it if they differ.
 
     Args:
-        source: What was copied.
+        source: The source of the copy.
         target: Path of the copy.
-        selection: What was copied. Values whose type was changed are not compared with the source.
+        selection: The tensors that were copied. If it changes types, only the copy's checksums are compared.
 
     Raises:
         CheckpointError: If the copy is damaged or differs.
@@ -176,12 +177,12 @@ def verify(source: TensorReader, target: str, selection: Selection) -> None:
     except CheckpointError as error:
         retention.remove(target)
         raise CheckpointError(
-            f"{error}. {target} was removed; convert again, and if this stays, check disk and memory"
+            f"{error}. {target} was removed; convert again; if it fails again, check disk and memory"
         ) from error
 
 
 def _compare(first: TensorReader, second: TensorReader, names: Sequence[str]) -> None:
-    """Check that two checkpoints hold the same values under some names, in bounded memory."""
+    """Check that two checkpoints have equal values under the given names, in bounded memory."""
     for name in names:
         left, right = first.entry(name), second.entry(name)
         same = (left.dtype, left.shape) == (right.dtype, right.shape)
@@ -214,7 +215,7 @@ def _cast(pieces: Iterator[BytesLike], old: np.dtype[Any], new: np.dtype[Any]) -
 
 
 def _ahead(pieces: Iterator[BytesLike]) -> Iterator[BytesLike]:
-    """Yield pieces that a second thread reads ahead; a few at a time, so memory stays bounded."""
+    """Yield pieces that a second thread reads ahead, a few at a time to bound the memory."""
     free: queue.Queue[np.ndarray[Any, Any]] = queue.Queue()
     filled: queue.Queue[tuple[np.ndarray[Any, Any], int] | BaseException | None] = queue.Queue()
     is_stopped = threading.Event()

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and how two differ: as text, from the reader's declarations and values."""
+"""Listings of a checkpoint and differences between two, as lines of text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cerebras_tensorflow.saver.safetensors_file import SafetensorsReader
 from cerebras_tensorflow.text import one_line
 from cerebras_tensorflow.units import format_bytes
 
-# Of the column of names; one long name must not pad all lines.
+# Width limit of the name column, so that one long name does not widen all lines.
 _MAX_WIDTH = 120
 
 
 def describe(reader: TensorReader) -> Iterator[str]:
-    """Yield the lines of a listing: kind, readers that accept it, files, tensors, and objects that are not tensors."""
+    """Yield the lines of a listing: kind, programs that read it, files, tensors, and objects that are not tensors."""
     names = reader.names()
     total = sum(reader.entry(name).num_bytes for name in names)
     yield f"{one_line(reader.path)}: {_kind(reader)}, {len(names)} tensors, {format_bytes(total)}"
@@ -34,14 +34,14 @@ def describe(reader: TensorReader) -> Iterator[str]:
         shard = f"  shard {reader.record(name).shard}" if isinstance(reader, H5Reader) and reader.index.shards else ""
         yield f"{one_line(name):{width}}  {_type(entry):12} {_shape(entry):20} {format_bytes(entry.num_bytes)}{shard}"
     for name, reason in getattr(reader, "skipped", {}).items():
-        yield f"{one_line(name)}: no tensor: {one_line(reason)}"
+        yield f"{one_line(name)}: not a tensor: {one_line(reason)}"
 
 
 def accepting_readers(reader: TensorReader) -> list[str]:
     """Return the programs that read a file of this kind.
 
     Source:
-        For the HDF5 generations: executed with the published wheels 2.6.0 (see FORMAT.md).
+        HDF5 generations: tested with the published wheels 2.6.0 (see FORMAT.md).
     """
     if isinstance(reader, H5Reader):
         if reader.index.shards:
@@ -65,7 +65,7 @@ def accepting_readers(reader: TensorReader) -> list[str]:
 
 
 def differences(first: TensorReader, second: TensorReader) -> Iterator[str]:
-    """Yield a line for each tensor that is in one only, or differs in type, shape or value; nothing if they agree."""
+    """Yield a line for each tensor that only one has, or that differs in type, shape or value."""
     left, right = set(first.names()), set(second.names())
     for name in sorted(left - right):
         yield f"only in {one_line(first.path)}: {one_line(name)}"
@@ -77,7 +77,7 @@ def differences(first: TensorReader, second: TensorReader) -> Iterator[str]:
             yield f"{one_line(name)}: {_type(one)} {_shape(one)} against {_type(other)} {_shape(other)}"
         elif one.dtype.kind == "O":
             if first.read(name).tolist() != second.read(name).tolist():
-                yield f"{one_line(name)}: other strings"
+                yield f"{one_line(name)}: the strings differ"
         elif (text := _value_difference(one, first.chunks(name), second.chunks(name))) is not None:
             yield f"{one_line(name)}: {text}"
 
@@ -85,7 +85,7 @@ def differences(first: TensorReader, second: TensorReader) -> Iterator[str]:
 def aligned(
     first: Iterator[BytesLike], second: Iterator[BytesLike], itemsize: int = 1
 ) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Yield pieces of two streams that cover the same whole elements; a last unequal pair if one ends early."""
+    """Yield pairs of pieces of the same whole elements; if one stream ends early, a last pair of unequal sizes."""
     left = right = np.empty(0, np.uint8)
     while True:
         while left.size < itemsize and (piece := next(first, None)) is not None:

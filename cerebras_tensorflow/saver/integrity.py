@@ -1,4 +1,4 @@
-"""Whether a checkpoint is undamaged. Each process reads its files once, unless they change."""
+"""Checking a checkpoint for damage. A process reads the same files only once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _known: dict[_Identity, str | None] = {}
 
 
 def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """Return what is wrong with a checkpoint, or None: then it is complete and every checksum fits.
+    """Return what is wrong with a checkpoint; None if it is complete and every checksum is right.
 
-    Call it when choosing the checkpoint that a run starts from, before using its step.
+    Call it when a run chooses its first checkpoint, before the run uses the step.
     """
     path = os.fspath(path)
     identity = _identity(path)
@@ -30,13 +30,13 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
             reader.verify()
     except CheckpointError as error:
         problem = str(error)
-    # Opening may have finished an update that was cut short, so the files are looked at again.
+    # Opening may have finished an interrupted update and so changed the files: take their identity again.
     _known[_identity(path)] = problem
     return problem
 
 
 def trust(path: str | os.PathLike[str]) -> None:
-    """Treat a checkpoint as undamaged while its files stay the same: this process has just written it."""
+    """Treat a checkpoint that this process has just written as undamaged, until its files change."""
     identity = _identity(os.fspath(path))
     if identity:
         _known[identity] = None

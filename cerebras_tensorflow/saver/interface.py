@@ -1,8 +1,7 @@
-"""What every checkpoint reader and writer offers, whatever the format on disk."""
+"""The interface of every checkpoint reader and writer, for any format on disk."""
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from cerebras_tensorflow.text import one_line
+from cerebras_tensorflow.text import did_you_mean
 
-# As in NumPy 2.
+# NumPy 2 has the same limit.
 _MAX_RANK = 64
 _MAX_COMPARED_NAMES = 20_000
 _MAX_COMPARED_CHARACTERS = 300
@@ -40,7 +39,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class StoredExtent:
-    """Where the bytes of a tensor lie, together and as they are in memory.
+    """A run of bytes in a file that is a tensor's value exactly as it is in memory.
 
     Attributes:
         path: The file.
@@ -84,11 +83,11 @@ class TensorReader(ABC):
         """Return what the file declares about a tensor, without reading its value.
 
         Raises:
-            KeyError: If the checkpoint has no such tensor; names near ones.
+            KeyError: If the checkpoint has no such tensor; names the nearest.
         """
 
-    def extent(self, name: str) -> StoredExtent | None:  # noqa: ARG002 (for those that have one)
-        """Return where a tensor's bytes can be read without this reader; None: nowhere, as when it is compressed.
+    def extent(self, name: str) -> StoredExtent | None:  # noqa: ARG002 (overrides use it)
+        """Return where a tensor's bytes can be read without this reader; None if they cannot (compressed, or strings).
 
         Raises:
             KeyError: As `entry`.
@@ -110,18 +109,19 @@ class TensorReader(ABC):
 
         Raises:
             KeyError, CorruptCheckpointError: As `read`.
-            ValueError: If the buffer has another size, or the tensor holds strings.
+            ValueError: If the size of the buffer is wrong, or the tensor holds strings.
         """
 
     @abstractmethod
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Return rows start to stop along axis 0. Checksums cover whole tensors, so this is not verified."""
+        """Return rows start to stop along axis 0, unverified: checksums cover whole tensors only."""
 
     @abstractmethod
     def chunks(self, name: str) -> Iterator[BytesLike]:
-        """Yield a tensor's little-endian bytes in order, in pieces of a few megabytes; each is valid until the next.
+        """Yield a tensor's little-endian bytes in order, in pieces of at most a few megabytes.
 
-        The checksum is compared after the last piece. Do not trust earlier pieces before that.
+        A piece is valid until the next is requested. The checksum is compared after the last piece: trust no piece
+        before that.
 
         Raises:
             KeyError, CorruptCheckpointError: As `read`.
@@ -130,7 +130,7 @@ class TensorReader(ABC):
 
     @abstractmethod
     def verify(self) -> int:
-        """Read every tensor against its checksum in bounded memory; return the bytes checked.
+        """Compare every tensor with its checksum, in bounded memory; return the number of bytes checked.
 
         Raises:
             CorruptCheckpointError: At the first damage.
@@ -138,7 +138,7 @@ class TensorReader(ABC):
 
     @abstractmethod
     def check_complete(self) -> None:
-        """Check that every file is there and as long as its tensors need; reads no values.
+        """Check that every file exists and is long enough for its tensors; reads no values.
 
         Raises:
             CorruptCheckpointError: If one is missing or too short; names it.
@@ -158,42 +158,41 @@ class TensorReader(ABC):
 
 
 def missing_tensor(reader: TensorReader, name: str) -> KeyError:
-    """Return the error for a name that a checkpoint does not have; it names near ones."""
+    """Return the error for a tensor that a checkpoint does not have; it names the nearest one."""
     names = reader.names()
-    # difflib takes time by the product of both lengths.
+    # Comparing two names takes time in proportion to the product of their lengths.
     is_short = len(name) <= _MAX_COMPARED_CHARACTERS
     known = [other for other in names[:_MAX_COMPARED_NAMES] if len(other) <= _MAX_COMPARED_CHARACTERS]
-    near = difflib.get_close_matches(name, known, 3) if is_short else []
-    hint = f"; did you mean {', '.join(map(one_line, near))}?" if near else f"; it has {len(names)} tensors"
-    return KeyError(f"{reader.path}: no tensor {name!r}{hint}")
+    hint = did_you_mean(name, known) if is_short else ""
+    return KeyError(f"{reader.path}: no tensor {name!r}{hint or f'; it has {len(names)} tensors'}")
 
 
 def holds_strings(reader: TensorReader, name: str) -> ValueError:
-    """Return the error for asking a tensor of strings for its bytes."""
+    """Return the error for a request for the bytes of a string tensor."""
     return ValueError(f"{reader.path}: tensor {name!r} holds strings; use read")
 
 
 def wrong_buffer(reader: TensorReader, name: str, num_bytes: int, buffer_bytes: int) -> ValueError:
-    """Return the error for a buffer that is not of a tensor's size."""
+    """Return the error for a buffer whose size is not the tensor's."""
     return ValueError(f"{reader.path}: tensor {name!r} has {num_bytes} bytes, the buffer {buffer_bytes}")
 
 
 def no_rows(reader: TensorReader, name: str) -> ValueError:
-    """Return the error for asking a scalar for rows."""
+    """Return the error for a request for rows of a scalar."""
     return ValueError(f"{reader.path}: tensor {name!r} is a scalar and has no rows")
 
 
 class TensorWriter(ABC):
-    """A checkpoint being written. Left normally it is committed; left by an exception nothing of it remains.
+    """A checkpoint being written. A context manager: it commits at its normal end, and aborts on an exception.
 
-    Either the whole checkpoint stands under its final name or none of it does, also after a crash.
+    Even after a crash, either the whole checkpoint has its final name or no part of it does.
     """
 
     path: str
 
     @abstractmethod
     def add(self, name: str, array: Any) -> None:
-        """Append a tensor; anything NumPy makes an array of. Strings are stored as UTF-8 bytes.
+        """Append a tensor: any value that NumPy converts to an array. Strings are stored as UTF-8 bytes.
 
         Raises:
             ValueError: If the name was added before, or the format cannot hold this type.
@@ -202,15 +201,15 @@ class TensorWriter(ABC):
 
     @abstractmethod
     def add_chunks(self, name: str, dtype: Any, shape: tuple[int, ...], chunks: Iterable[BytesLike]) -> None:
-        """Append a tensor whose little-endian bytes come in pieces of any size; it never is in memory as a whole.
+        """Append a tensor from pieces of its little-endian bytes, of any size, so it need not fit in memory.
 
         Raises:
-            ValueError: As `add`, and if the pieces together are not the size that dtype and shape ask for.
+            ValueError: As `add`, and if the total size of the pieces does not fit dtype and shape.
             CheckpointError: As `add`.
         """
 
     def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation | None:  # noqa: ARG002
-        """Append a tensor whose bytes the caller writes into the space returned, before `commit`.
+        """Append a tensor whose bytes the caller writes into the returned space before `commit`.
 
         Args:
             name: As `add_chunks`.
@@ -219,7 +218,7 @@ class TensorWriter(ABC):
             crc: CRC-32C of the little-endian bytes; the caller checks that they match.
 
         Returns:
-            The space, or None if this writer does not store the bytes as they are; nothing is appended then.
+            The space. None if this writer does not store the bytes unchanged; then nothing is appended.
 
         Raises:
             ValueError, CheckpointError: As `add_chunks`.
@@ -228,11 +227,11 @@ class TensorWriter(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Give the checkpoint its final name; durable, unless the writer was made with is_durable=False."""
+        """Give the checkpoint its final name, durably unless the writer was made with is_durable=False."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Remove all that was written. Does nothing after `commit`."""
+        """Remove everything written so far. Does nothing after `commit`."""
 
     def __enter__(self: _Writer) -> _Writer:
         return self
@@ -247,7 +246,7 @@ class TensorWriter(ABC):
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return an array's little-endian bytes as a flat uint8 array; shares memory when it already is contiguous."""
+    """Return an array's little-endian bytes as a flat uint8 array; shares memory if it already is contiguous."""
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and np.little_endian is False):
         array = array.astype(array.dtype.newbyteorder("<"))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -257,7 +256,7 @@ def flat_view(buffer: BytesLike) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return a bytes-like object as a flat uint8 array that shares its memory.
 
     Raises:
-        ValueError: If an array is not C-contiguous: a copy would silently not share.
+        ValueError: If an array is not C-contiguous: reshaping would copy it, and silently share no memory.
     """
     if isinstance(buffer, np.ndarray):
         if not buffer.flags.c_contiguous:
@@ -270,16 +269,16 @@ def flat_view(buffer: BytesLike) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Check a shape that a file declares before anything is made of it.
+    """Check a shape that a file declares before it is used.
 
     Raises:
-        ValueError: If a dim is not a size, or there are too many elements for an array.
+        ValueError: If a dim is not a valid size, or the shape has too many dims or elements for an array.
     """
     largest = 1
     for dim in shape:
         if type(dim) is not int or not 0 <= dim < 1 << 62 or len(shape) > _MAX_RANK:
             raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")
         largest *= dim or 1
-    # NumPy counts the other dims of an empty array too.
+    # NumPy limits the product of the other dims of an empty array too.
     if largest >= 1 << 59:
         raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")

@@ -1,4 +1,4 @@
-"""How checkpoints in a model_dir are called, and which files belong to one."""
+"""The names of checkpoints in a model_dir, and the files of each checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX, parse_data_pat
 
 H5_SUFFIX = ".h5"
 MASKS_SUFFIX = ".masks.npz"
-META_SUFFIX = ".meta"  # of TensorFlow's graph
+META_SUFFIX = ".meta"  # TensorFlow's graph
 PIPELINED = "model.ckpt"
 WEIGHT_STREAMING = "model-ckpt"
 
@@ -20,7 +20,7 @@ _TRAILING_NUMBER = re.compile(r"-(\d+)(?:\.h5)?$")
 
 
 def step_of(path: str) -> int | None:
-    """Return the step in a checkpoint's name, or None where it has none.
+    """Return the step in a checkpoint's name, or None if it has none.
 
     >>> step_of("model_dir/model-ckpt-120.h5")
     120
@@ -30,7 +30,7 @@ def step_of(path: str) -> int | None:
 
 
 def checkpoints_in(folder: str) -> list[str]:
-    """Return the paths of all checkpoints that carry a model_dir name, newest step first, whole or not."""
+    """Return the paths of all checkpoints with a model_dir name, newest step first, complete or not."""
     paths = set()
     for item in os.scandir(folder):
         name = item.name.removesuffix(INDEX_SUFFIX)
@@ -41,7 +41,7 @@ def checkpoints_in(folder: str) -> list[str]:
 
 
 def files_of(path: str) -> list[str]:
-    """Return the files of a checkpoint in the order in which they may be removed: what makes it findable goes first."""
+    """Return the files of a checkpoint in the order of their removal: readers look for the first one."""
     files = [file for file in (path + INDEX_SUFFIX, path) if os.path.isfile(file)]
     data = sorted(glob.glob(glob.escape(path) + ".data-*"))
     meta = [path + META_SUFFIX] if os.path.isfile(path + META_SUFFIX) else []
@@ -49,7 +49,7 @@ def files_of(path: str) -> list[str]:
 
 
 def masks_path(path: str) -> str:
-    """Return the path of the file beside a checkpoint that says which weights a sparsifier has taken out.
+    """Return the path of a checkpoint's mask file, which says which weights a sparsifier has pruned.
 
     >>> masks_path("model_dir/model-ckpt-120")
     'model_dir/model-ckpt-120.masks.npz'
@@ -68,7 +68,7 @@ def shard_path(path: str, shard: int, num_shards: int) -> str:
 
 
 def shards_of(path: str) -> list[str]:
-    """Return the shard files that stand beside an HDF5 checkpoint, of whatever shard count."""
+    """Return the shard files beside an HDF5 checkpoint, of any shard count."""
     stem, suffix = os.path.splitext(path)
     if suffix != H5_SUFFIX:
         return []
@@ -77,7 +77,7 @@ def shards_of(path: str) -> list[str]:
 
 
 def checkpoint_of_shard(path: str) -> str | None:
-    """Return the HDF5 checkpoint that a shard file's name says it belongs to, or None for any other name.
+    """Return the HDF5 checkpoint of a shard file, from its name; None for any other name.
 
     >>> checkpoint_of_shard("model_dir/weights-00001-of-00003.h5")
     'model_dir/weights.h5'

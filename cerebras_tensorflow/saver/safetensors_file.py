@@ -1,4 +1,4 @@
-"""Safetensors files: JSON of names, types and offsets, then the raw values. No code is ever run on reading."""
+"""Safetensors files: JSON of names, types and offsets, then the raw values. Reading never runs code."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
         if name == _METADATA_KEY:
             continue
         if item["dtype"] not in _DTYPES:
-            raise ValueError(f"tensor {name!r} is of the unknown type {str(item['dtype'])[:80]!r}")
+            raise ValueError(f"tensor {name!r} has the unknown type {str(item['dtype'])[:80]!r}")
         dtype = np.dtype(_DTYPES[item["dtype"]])
         shape = tuple(item["shape"])
         first, last = item["data_offsets"]
@@ -169,17 +169,17 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
     position = 0
     for name, (entry, first) in sorted(items.items(), key=lambda item: (item[1][1], item[1][0].num_bytes)):
         if entry.num_bytes and first < position:
-            raise ValueError(f"tensor {name!r} overlaps another one")
+            raise ValueError(f"tensor {name!r} overlaps another tensor")
         position = max(position, first + entry.num_bytes)
     return start, items
 
 
 class SafetensorsWriter(TensorWriter):
-    """A safetensors file being written. The header comes first, so it is reserved by `expect` before the values.
+    """A safetensors file being written. The header comes first in the file, so all tensors are declared up front.
 
     Args:
         path: Final path.
-        entries: All tensors that will be added, in that order.
+        entries: All tensors that will be added, in the order of adding.
 
     Raises:
         ValueError: If the format cannot hold one of the types.
@@ -205,7 +205,9 @@ class SafetensorsWriter(TensorWriter):
             raise ValueError(f"{name}: expected {self._left[0] if self._left else 'no more tensors'} next")
         entry = self._entries[name]
         if (entry.dtype, entry.shape) != (np.dtype(dtype), tuple(shape)):
-            raise ValueError(f"{name}: announced as {entry.dtype} {entry.shape}, now {np.dtype(dtype)} {tuple(shape)}")
+            raise ValueError(
+                f"{name}: declared as {entry.dtype} {entry.shape}, added as {np.dtype(dtype)} {tuple(shape)}"
+            )
         done = 0
         for chunk in chunks:
             view = flat_view(chunk)
@@ -224,7 +226,7 @@ class SafetensorsWriter(TensorWriter):
         try:
             if self._left:
                 raise ValueError(
-                    f"{self.path}: {len(self._left)} announced tensors were not added, first {self._left[0]!r}"
+                    f"{self.path}: {len(self._left)} declared tensors were not added, first {self._left[0]!r}"
                 )
             self._partial.commit()
         finally:
@@ -250,6 +252,6 @@ def _header(entries: dict[str, TensorEntry]) -> bytes:
         }
         offset += entry.num_bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    # Padding aligns the values.
+    # Pad the header so that the values are aligned.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

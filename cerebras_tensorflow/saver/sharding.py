@@ -1,6 +1,6 @@
-"""Which file of a sharded checkpoint a tensor goes to: by size, or by name patterns in a layout file.
+"""The choice of each tensor's shard: by size, or by name patterns in a layout file.
 
-A layout file has one rule a line, `SHARD PATTERN`, with shell patterns on tensor names; `#` begins a comment:
+Each line of a layout file is a rule, `SHARD PATTERN`, with a shell pattern for tensor names; `#` starts a comment:
 
     0  embedding/*
     1  layer_[0-5]/*
@@ -18,7 +18,7 @@ _MAX_SHARDS = 99_999
 
 @dataclass(frozen=True)
 class Layout:
-    """Rules of (shard, name pattern); every tensor must fit exactly one."""
+    """Rules of (shard, name pattern). Every tensor must fit exactly one rule."""
 
     rules: tuple[tuple[int, str], ...]
 
@@ -26,7 +26,7 @@ class Layout:
         """Return the shard of a tensor.
 
         Raises:
-            ValueError: If no rule or more than one fits its name.
+            ValueError: If no rule or several rules fit its name.
         """
         fitting = [(shard, pattern) for shard, pattern in self.rules if fnmatch.fnmatchcase(name, pattern)]
         if not fitting:
@@ -37,10 +37,10 @@ class Layout:
         return fitting[0][0]
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that every name has exactly one rule, and every rule a name.
+        """Check that every name fits exactly one rule, and every rule fits a name.
 
         Raises:
-            ValueError: If not; names the tensor or the rule.
+            ValueError: If not; the text names the tensor or the rule.
         """
         names = list(names)
         for name in names:
@@ -60,8 +60,8 @@ def read_layout(path: str) -> Layout:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as exc:
-        problem = exc.strerror if isinstance(exc, OSError) else "no UTF-8 text"
-        raise ValueError(f"{path}: not a layout file: {problem}. Give a file of lines as '0 layer_1/*'.") from exc
+        problem = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise ValueError(f"{path}: not a layout file: {problem}. Give a file of lines such as '0 layer_1/*'.") from exc
     rules = []
     for number, line in enumerate(lines, 1):
         text = line.split("#", 1)[0].strip()
@@ -77,7 +77,7 @@ def read_layout(path: str) -> Layout:
 
 
 def by_size(max_bytes: int) -> Callable[[str, int], int]:
-    """Return a rule that fills one shard after the other, none beyond `max_bytes` unless one tensor alone is."""
+    """Return a rule that fills shards in order, each up to `max_bytes`; a larger tensor gets a shard of its own."""
     if max_bytes <= 0:
         raise ValueError(f"a shard size of {max_bytes} bytes; expected a positive size")
     shard, used = 0, 0

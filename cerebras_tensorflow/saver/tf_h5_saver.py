@@ -1,4 +1,4 @@
-"""TensorFlow variables in Cerebras HDF5 checkpoints, as a library: save, load, look into, update, shard, convert.
+"""A library for TensorFlow variables in Cerebras HDF5 checkpoints: save, load, inspect, update, shard, convert.
 
 >>> import numpy as np, tempfile
 >>> path = tempfile.mkdtemp() + "/model-ckpt-5.h5"
@@ -32,13 +32,13 @@ from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
 from cerebras_tensorflow.saver.sharding import Layout, by_size, read_layout
 
-# How tensors are spread over files: by (name, size), by a layout of name patterns, or by the largest file size [B].
+# The distribution of tensors over files: a function of (name, size), a layout of name patterns, or a size limit [B].
 Sharding = Callable[[str, int], int] | Layout | int
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A stored tensor that is read when its values are asked for.
+    """A stored tensor whose values are read on demand.
 
     Indexing reads only the rows that a slice or an index along the first axis selects; `numpy.asarray` reads all.
     """
@@ -77,7 +77,7 @@ class LazyTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:
-            raise ValueError(f"{self.name} is in a file; its values cannot be had without a copy")
+            raise ValueError(f"{self.name} is in a file, so copy=False is impossible; use copy=None or True")
         value = self.read()
         return value if dtype is None else value.astype(dtype, copy=False)
 
@@ -124,7 +124,7 @@ class H5Checkpoint(Mapping[str, LazyTensor]):
 
 
 def writer(path: str | os.PathLike[str], sharding: Sharding | None = None, compression: str = "none") -> TensorWriter:
-    """Return a writer for a checkpoint that is added tensor by tensor, in bounded memory (`add`, `add_chunks`)."""
+    """Return a writer that takes one tensor at a time (`add`, `add_chunks`), in bounded memory."""
     if sharding is None:
         return H5Writer(path, compression)
     return ShardedH5Writer(path, _shard_of(sharding), compression)
@@ -136,11 +136,11 @@ def save(
     sharding: Sharding | None = None,
     compression: str = "none",
 ) -> None:
-    """Save named arrays. An iterable of pairs is taken one at a time, so they need not be in memory together.
+    """Save named arrays. An iterable of pairs is consumed one by one, so they need not fit in memory together.
 
     Raises:
-        ValueError: If a name comes twice or a type cannot be held.
-        CheckpointError: If the file cannot be written; what stood there before stays.
+        ValueError: If a name occurs twice or the format cannot hold a type.
+        CheckpointError: If the file cannot be written; an existing checkpoint stays.
     """
     with writer(path, sharding, compression) as target:
         for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
@@ -155,9 +155,9 @@ def load(
     Args:
         path: Of any kind that `open_checkpoint` reads.
         names: All by default.
-        is_mapped: Return large values as copy-on-write maps of the file, as `mapped.Maps.read` says: at the rate of
-            reading the file, and without memory for a second copy. They may be written to, and `update` leaves them as
-            they are; other programs must not change the file in place meanwhile. False gives arrays of their own.
+        is_mapped: Return large values as copy-on-write maps of the file (see `mapped.Maps.read`), which take no memory
+            for a second copy. You may write to them, and `update` does not change them. Other programs must not change
+            the file in place while they are in use. False returns ordinary arrays.
 
     Raises:
         CheckpointError, KeyError: As `open_checkpoint` and `TensorReader.read`.
@@ -174,7 +174,7 @@ def tensorflow_to_h5(
     compression: str = "none",
     selection: convert.Selection | None = None,
 ) -> convert.Report:
-    """Convert a TensorFlow checkpoint in bounded memory; return what was copied."""
+    """Convert a TensorFlow checkpoint to HDF5 in bounded memory; report what was copied."""
     with open_checkpoint(saver_path) as reader, writer(h5_path, sharding, compression) as target:
         return convert.copy(reader, target, selection)
 
@@ -185,7 +185,7 @@ def h5_to_tensorflow(
     sharding: Sharding | None = None,
     selection: convert.Selection | None = None,
 ) -> convert.Report:
-    """Convert an HDF5 checkpoint in bounded memory; return what was copied."""
+    """Convert an HDF5 checkpoint to TensorFlow's format in bounded memory; report what was copied."""
     shard_of = None if sharding is None else _shard_of(sharding)
     with open_checkpoint(h5_path) as reader, BundleWriter(saver_path, shard_of) as target:
         return convert.copy(reader, target, selection)

@@ -1,7 +1,7 @@
 """Flattened PyTorch state dicts in HDF5: `{"a": {"b": 0.1}, "d": [1]}` as tensors "a.b" and "d.0".
 
-Nested dicts, lists, tuples, numbers, strings, None, arrays and (if torch is there) torch tensors go in and come back.
-The structure is JSON in the string tensor `__structure__`; no pickle is written or read.
+A state may nest dicts, lists, tuples, numbers, strings, None, arrays and, with torch, torch tensors. The string tensor
+`__structure__` holds the structure as JSON; no pickle is written or read.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def save(state: Any, path: str | os.PathLike[str], sharding: Sharding | None = N
 
     Args:
         state: Dicts with str or int keys, lists, tuples, numbers, strings, None, arrays, torch tensors.
-        path: Of the HDF5 file.
+        path: The HDF5 file.
         sharding: As tf_h5_saver.save.
         compression: none, lz4 or gzip.
 
     Raises:
         ValueError: If two values would get the same flat name ("a.b" beside {"a": {"b": ...}}).
-        TypeError: If a value is of another kind; names it.
+        TypeError: If a value is of another type; the text names it.
         CheckpointError: If the file cannot be written.
     """
     leaves: dict[str, Any] = {}
@@ -53,11 +53,12 @@ def load(path: str | os.PathLike[str], as_torch: bool | None = None) -> Any:
     """Return the state of a file.
 
     Args:
-        path: Written by `save`; of any other kind gives a flat dict of arrays.
-        as_torch: Whether tensors come back as torch tensors; by default those that went in as such, if torch is there.
+        path: A file from `save`. Any other checkpoint gives a flat dict of arrays.
+        as_torch: Whether to return torch tensors. By default those that were torch tensors when saved, if torch is
+            installed.
 
     Raises:
-        CheckpointError: If the file cannot be read, or torch is asked for and missing.
+        CheckpointError: If the file cannot be read, or `as_torch` needs torch and it is missing.
     """
     with open_checkpoint(path) as reader:
         if STRUCTURE not in reader:
@@ -81,7 +82,7 @@ def to_safetensors(path: str | os.PathLike[str], target: str | os.PathLike[str])
                 entry = reader.entry(name)
                 output.add_chunks(name, entry.dtype, entry.shape, reader.chunks(name))
         num_bytes = sum(reader.entry(name).num_bytes for name in names)
-        skipped = dict.fromkeys(strings, "a string, which safetensors does not hold")
+        skipped = dict.fromkeys(strings, "a string, which safetensors cannot hold")
         return convert.Report(len(names), num_bytes, skipped | dict(getattr(reader, "skipped", {})))
 
 
@@ -92,9 +93,9 @@ def from_safetensors(path: str | os.PathLike[str], target: str | os.PathLike[str
 
 
 def to_torch_pickle(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Write a state with torch.save: a pickle, which runs code when it is loaded, and needs all values in memory.
+    """Write a state with torch.save. Loading such a pickle runs code, and writing it needs all values in memory.
 
-    Only for programs that read nothing else; `to_safetensors` has neither drawback.
+    Use it only for programs that read nothing else; `to_safetensors` has neither drawback.
 
     Raises:
         CheckpointError: If torch is missing.
@@ -104,10 +105,11 @@ def to_torch_pickle(path: str | os.PathLike[str], target: str | os.PathLike[str]
 
 
 def _flatten(value: Any, name: str, leaves: dict[str, Any]) -> Any:
-    """Return the structure of a value, its leaves entered by flat name.
+    """Return the structure of a value, and add its leaves to `leaves` by flat name.
 
-    A structure is [kind, content]: "d" with [key, structure] pairs, "l" and "t" (tuple) with structures, "v" with None
-    or a large integer itself, and with a flat name: "a" array, "x" torch tensor, "bool", "int", "float", "str".
+    A structure is [kind, content]. The kind "d" (dict) has a list of [key, structure] pairs; "l" (list) and "t" (tuple)
+    have a list of structures; "v" has the value itself, None or a large integer. The others have the flat name of a
+    leaf: "a" array, "x" torch tensor, "bool", "int", "float", "str".
     """
     if isinstance(value, Mapping):
         for key in value:
@@ -157,7 +159,7 @@ def _join(name: str, key: str | int) -> str:
 
 
 def _is_torch_tensor(value: Any) -> bool:
-    # A caller that has a torch tensor has imported torch already.
+    # Do not import torch here: if the value is a torch tensor, the caller has imported it.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

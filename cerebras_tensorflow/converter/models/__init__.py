@@ -1,4 +1,4 @@
-"""The name tables: for each model every tensor's place in every format, and every setting's name.
+"""The name tables: for each model, the place of every tensor and the name of every setting in every format.
 
 Sources: the public Model Zoo's checkpoints (cs), transformers' classes (hf), ../../../reference_implementations (tf).
 """

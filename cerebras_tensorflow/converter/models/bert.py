@@ -1,4 +1,4 @@
-"""BERT: pre-training, the encoder alone, and the fine-tuning heads."""
+"""BERT: pre-training, the encoder alone, and the models for fine-tuning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _POSITIONS = {"absolute": "learned"}  # position_embedding_type of HF and CS
 
 
 def _encoder(config: Config, cs: str, hf: str, is_pooler_optional: bool = False) -> list[Tensor]:
-    """The encoder and its pooler, under a prefix of names on either side."""
+    """Return the tensors of the encoder and its pooler, with the name prefixes of CS and HF."""
     embedding, theirs = f"{cs}embedding_layer", f"{hf}embeddings"
     tensors = [
         plain(
@@ -96,7 +96,7 @@ def _headless(config: Config) -> list[Tensor]:
 
 
 def _with_classifier(hf: str, tf: str | None, is_pooler_optional: bool) -> Callable[[Config], list[Tensor]]:
-    """The encoder, and one dense layer `classifier` on it."""
+    """Return the tensors function of the encoder with a dense layer `classifier`."""
 
     def tensors(config: Config) -> list[Tensor]:
         return [*_encoder(config, "bert.", "bert.", is_pooler_optional), *linear("classifier", hf, tf)]
@@ -125,14 +125,14 @@ def _read(config: Config, _values: Config, kind: str) -> Config:
 
 
 def _check_nonlinearities(config: Config, source: str) -> None:
-    """Of a CS config on its way out: transformers has one nonlinearity, and tanh in the pooler."""
+    """Check a CS source: transformers has only one nonlinearity, and tanh in the pooler."""
     encoder = config.get("encoder_nonlinearity", "gelu")
-    # 1.7 knew neither key: the pooler followed the encoder, and the head of masked tokens had gelu.
+    # 1.7 has neither key. Its pooler uses the encoder's nonlinearity, and its masked-token head uses gelu.
     pooler = config.get("pooler_nonlinearity") or (encoder if source != "cs-1.7" else "tanh")
     if pooler != "tanh":
         raise ConfigConversionError(
-            f"Can't convert config with pooler_nonlinearity={pooler}. Only tanh is supported. (Where the config does "
-            "not say, cs-1.8 takes encoder_nonlinearity: state pooler_nonlinearity: tanh if the model was trained so.)"
+            f"Can't convert config with pooler_nonlinearity={pooler}. Only tanh is supported. (Without this "
+            "setting, cs-1.8 uses encoder_nonlinearity: set pooler_nonlinearity: tanh if the model was trained so.)"
         )
     if (config.get("mlm_nonlinearity") or encoder) != encoder:
         raise ConfigConversionError("HF model doesn't support different encoder & mlm nonlinearities")
@@ -149,7 +149,7 @@ def _write(values: Config, _target_values: Config, target: str) -> Config:
     if target == "cs-1.7":
         if values["hidden_act"] != "gelu":
             logger.warning(
-                "the masked-token head of %s has gelu; hidden_act=%s holds for the encoder alone",
+                "the masked-token head of %s uses gelu; hidden_act=%s applies only to the encoder",
                 target,
                 values["hidden_act"],
             )
@@ -181,7 +181,7 @@ def _read_sequence_classifier(config: Config, values: Config, kind: str) -> Conf
         if settings["num_labels"] != 1:
             raise ConfigConversionError(
                 f"Cannot infer the problem_type of a config with num_labels={settings['num_labels']}. "
-                "State problem_type: regression, single_label_classification or multi_label_classification."
+                "Set problem_type: regression, single_label_classification or multi_label_classification."
             )
         settings["problem_type"] = "regression"
     return settings

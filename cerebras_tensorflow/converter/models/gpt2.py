@@ -30,7 +30,7 @@ from cerebras_tensorflow.converter.rules import (
 )
 
 TABLE = "embedding_layer.word_embeddings.weight"
-# What GPT-2, GPT-J and CodeGen name alike.
+# Settings with the same names in GPT-2, GPT-J and CodeGen.
 GPT_KEYS = (
     ConfigKey("vocab_size", "vocab_size", "vocab_size"),
     ConfigKey("n_embd", "hidden_size", "hidden_size"),
@@ -42,7 +42,7 @@ GPT_KEYS = (
     ConfigKey("layer_norm_epsilon", "layer_norm_epsilon", "layer_norm_epsilon", 1e-5),
     ConfigKey("initializer_range", "initializer_range", "initializer_range", 0.02),
 )
-# Dropout is mentioned beside it in every decoder of the Model Zoo.
+# The settings that every decoder of the Model Zoo has in common.
 DECODER_CONSTANTS = checked(
     CS,
     use_position_embedding=True,
@@ -52,7 +52,7 @@ DECODER_CONSTANTS = checked(
     use_ff_layer1_dropout=False,
 )
 GPT_IGNORED = {
-    # Masks that transformers makes itself.
+    # Masks that transformers creates itself.
     HF: r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|causal_mask)",
     CS: RUN_STATE,
     TF: SLOTS,
@@ -85,7 +85,7 @@ def _tensors(config: Config) -> list[Tensor]:
 
 
 def fill_inner(values: Config) -> Config:
-    """Return the feed-forward width where a config leaves it to the hidden width."""
+    """Return the default feed-forward width, from the hidden width, if the config has none."""
     return {"n_inner": 4 * values["n_embd"]} if values.get("n_inner") is None and values.get("n_embd") else {}
 
 
@@ -94,7 +94,7 @@ def _read(config: Config, values: Config, kind: str) -> Config:
     if kind == HF and "scale_attn_weights" in config:
         settings["scale_attn_weights"] = config["scale_attn_weights"]
     if kind == TF:
-        # Ours has one rate for both, and always scales.
+        # Our model has one rate for both, and always scales.
         settings |= {"embd_pdrop": values["resid_pdrop"], "scale_attn_weights": True}
     if kind == CS:
         for key, name in (("embd_pdrop", "embedding_dropout_rate"), ("attn_pdrop", "attention_dropout_rate")):

@@ -1,4 +1,4 @@
-"""GPT-J, and CodeGen, which is GPT-J with q, k and v in one tensor."""
+"""GPT-J and CodeGen. CodeGen is GPT-J with q, k and v in one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama: in CS a GPT2LMHeadModel with rotary positions, root-mean-square norms and a gated feed-forward."""
+"""Llama. In CS it is a GPT2LMHeadModel with rotary positions, root-mean-square norms and a gated feed-forward."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _read(config: Config, values: Config, kind: str) -> Config:
     if values["num_key_value_heads"] is None:
         settings["num_key_value_heads"] = values["num_attention_heads"]
     if kind == HF:
-        # Newer releases of transformers keep the base in a separate section.
+        # Newer releases of transformers have rope_theta in a separate section.
         rope = config.get("rope_parameters") or {}
         if rope.get("rope_type", "default") != "default":
             raise ConfigConversionError(

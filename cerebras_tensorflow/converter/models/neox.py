@@ -1,4 +1,4 @@
-"""GPT-NeoX: in CS a GPTJModel with two norms a block and biases."""
+"""GPT-NeoX. In CS it is a GPTJModel with biases and two norms in each block."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _read(config: Config, values: Config, kind: str) -> Config:
         rotary_dim = config.get("rotary_dim")
         rotary_dim = head_size if rotary_dim is None else rotary_dim
         return {"rotary_pct": rotary_dim / head_size, "rotary_dim": rotary_dim}
-    # Newer releases of transformers keep both in a section of their own.
+    # Newer releases of transformers have the base and the rotated part in a separate section.
     rope = config.get("rope_parameters") or {}
     base = rope.get("rope_theta", config.get("rotary_emb_base", _BASE))
     if base != _BASE:
@@ -126,7 +126,7 @@ NEOX = Model(
         r"|(gpt_neox\.)?rotary_emb\.inv_freq",
         CS: RUN_STATE,
     },
-    # transformers 5 calls its own layer lm_head; published files, and those that it saves, have embed_out.
+    # In memory, transformers 5 names this layer lm_head; published files, and files that it saves, have embed_out.
     renamed={HF: ((r"lm_head\.(weight|bias)", r"embed_out.\1"),)},
     caveat="CS GPTJModel configured as GPT-NeoX",
 )

@@ -1,4 +1,4 @@
-"""Entries that many tables have in common."""
+"""Entries that many tables share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cerebras_tensorflow.converter.layouts import PLAIN, TRANSPOSED, Layout
 from cerebras_tensorflow.converter.rules import CS, HF, TF, Config, Constant, Model, Place, Tensor
 
 CS_FORMATS = ("cs-1.7", "cs-1.8")
-# What carries no weight: optimizer state and counters in checkpoints of a run.
+# Names in a run's checkpoints that are not weights: optimizer state and counters.
 RUN_STATE = r"global_step|optimizer\..*|lr_scheduler\..*|amp\..*|scaler\..*|grad_scaler.*|state_version|__.*"
 SLOTS = (
     r"global_step|beta[12]_power|current_loss_scale|good_steps|steps_since_rescale|overflows_since_rescale"
@@ -19,7 +19,7 @@ SLOTS = (
 
 
 def numbered(name: str, number: int) -> str:
-    """Return the name of the n-th layer of a kind in TensorFlow; the first has no number."""
+    """Return the name of the n-th layer of a kind in TensorFlow; the first name has no number."""
     return f"{name}_{number}" if number else name
 
 
@@ -28,13 +28,13 @@ def _doubled(scope: str) -> str:
 
 
 def plain(key: str, hf: str | None, tf: str | None, **extra: Any) -> Tensor:
-    """Return a tensor that every format stores as it is."""
+    """Return a tensor that every format stores in the canonical layout."""
     names = {CS: key, HF: hf, TF: tf}
     return Tensor(key, {kind: Place(name) for kind, name in names.items() if name is not None}, **extra)
 
 
 def norm(key: str, hf: str, tf: str | None, has_bias: bool = True, **extra: Any) -> list[Tensor]:
-    """Return the scale of a norm, and its shift where it has one."""
+    """Return the scale of a norm, and its shift if it has one."""
     kinds = (("weight", "gamma"), ("bias", "beta")) if has_bias else (("weight", "gamma"),)
     return [
         plain(
@@ -56,10 +56,10 @@ def linear(
     part: int = 0,
     is_optional: bool = False,
 ) -> list[Tensor]:
-    """Return the weight of a linear layer, and its bias where it has one."""
+    """Return the weight of a linear layer, and its bias if it has one."""
 
     def tensor(kind: str, tf_kind: str, tf_layout: Layout) -> Tensor:
-        # A bias has no axes to swap; in packed layouts it is split as its weight is.
+        # A bias has no axes to swap. In packed layouts it is split like its weight.
         layout = hf_layout if kind == "weight" or hf_layout.parts > 1 else PLAIN
         places = {CS: Place(f"{key}.{kind}"), HF: Place(f"{hf}.{kind}", layout, part)}
         if tf is not None:
@@ -76,23 +76,23 @@ def last_norm(hf: str, tf: str | None, has_bias: bool = True) -> list[Tensor]:
 
 
 def tied(tensor: Tensor, table: str) -> Tensor:
-    """Return an output layer that is the embedding `table`; TensorFlow then does not store it."""
+    """Return an output layer that is tied to the embedding `table`; TensorFlow does not store it."""
     places = {kind: place for kind, place in tensor.places.items() if kind != TF}
     return replace(tensor, places=places, same_as=table)
 
 
 def checked(kind: str, **values: Any) -> tuple[Constant, ...]:
-    """Return settings that must have these values where a config names them."""
+    """Return settings that must have these values if a config has them."""
     return tuple(Constant(kind, key, value) for key, value in values.items())
 
 
 def written(**values: Any) -> tuple[Constant, ...]:
-    """Return settings of the PyTorch Model Zoo that must have these values, and are put into converted configs."""
+    """Return settings of the PyTorch Model Zoo that must have these values; converted configs include them."""
     return tuple(Constant(CS, key, value, is_written=True) for key, value in values.items())
 
 
 def with_defaults(constants: Iterable[Constant], **defaults: Any) -> tuple[Constant, ...]:
-    """Return constants with what the PyTorch Model Zoo assumes where a config does not say."""
+    """Return constants with the values that the PyTorch Model Zoo uses if a config lacks the setting."""
     return tuple(
         replace(item, default=defaults[item.key]) if item.format == CS and item.key in defaults else item
         for item in constants

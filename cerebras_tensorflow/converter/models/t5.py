@@ -1,4 +1,4 @@
-"""T5, and the plain Transformer, whose names in CS are the same and which transformers does not have."""
+"""T5 and the plain Transformer. In CS both have the same names; transformers has no plain Transformer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _t5_tensors(config: Config) -> list[Tensor]:
     norm_number = dense_number = 0
     for stack, num_blocks in (("encoder", config["num_layers"]), ("decoder", config["num_decoder_layers"])):
         biases = [f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight" for i in range(num_blocks)]
-        # Every block of cs-1.6 has the table; transformers and later releases keep the first block's.
+        # In cs-1.6 every block has the table. In transformers and later releases only the first block has it.
         key = f"relative_position_{stack}.relative_attention_bias.weight"
         tensors.append(plain(key, biases[0], f"{stack}/relative_attention_bias", copies={CS_OLD: tuple(biases[1:])}))
         kinds = [("self_attn", "SelfAttention", "self_attention")]
@@ -80,7 +80,7 @@ def _t5_tensors(config: Config) -> list[Tensor]:
 
 
 def _transformer_tensors(config: Config) -> list[Tensor]:
-    """T5's tensors, each embedding and position table by itself, and biases, where a checkpoint has them."""
+    """Return T5's tensors untied, with separate embedding and position tables; biases and tables are optional."""
     tensors: list[Tensor] = []
     for stack in _STACKS:
         for old, name in (
@@ -125,14 +125,14 @@ def _read(config: Config, values: Config, kind: str) -> Config:
     for name, reference in (("tgt_vocab_size", "src_vocab_size"), ("relu_dropout_rate", "dropout_rate")):
         if config.get(name) is not None and config[name] != config.get(reference):
             raise ConfigConversionError(f"HF implementation doesn't allow {name} != {reference}")
-    # The Model Zoo's tables have room for sentinels that its vocabulary size does not count.
+    # The Model Zoo's tables have extra rows for sentinels, which its vocabulary size does not count.
     return settings | {"vocab_size": values["vocab_size"] + config.get("extra_ids", 0)}
 
 
 def _write(values: Config, _target_values: Config, target: str) -> Config:
     if family(target) != CS:
         return {}
-    # The original writes the positions too; relative ones do not use them.
+    # The original tool writes the position settings too, although relative positions do not use them.
     return {
         "decoder_nonlinearity": values["feed_forward_proj"],
         "src_max_position_embeddings": 512,
@@ -141,7 +141,7 @@ def _write(values: Config, _target_values: Config, target: str) -> Config:
 
 
 def _check_source(config: Config, source: str) -> None:
-    """The setting turned its meaning around in 1.8; T5 has no norm before its stacks."""
+    """T5 has no norm before its stacks. The meaning of the setting was inverted in 1.8."""
     key, expected = "use_pre_encoder_decoder_layer_norm", source != "cs-1.7"
     if config.get(key, expected) != expected:
         raise ConfigConversionError(f"Can't convert config with {key}={config[key]}. Only {expected} is supported.")

@@ -1,7 +1,8 @@
-"""The records of a tensor bundle (TensorFlow V2 checkpoint) and the names of its files. Values only, no files.
+"""The records of a tensor bundle (TensorFlow V2 checkpoint) and the names of its files. No file is opened here.
 
-A bundle is `PREFIX.index`, a sorted table of tensor name -> BundleEntry plus a header under the empty name, and
-`PREFIX.data-0000k-of-0000n` with the raw values. Source: tensorflow/core/protobuf/tensor_bundle.proto.
+A bundle is the index `PREFIX.index` and the data files `PREFIX.data-0000k-of-0000n` with the raw values. The index is a
+sorted table of tensor name -> BundleEntry, with a header under the empty name.
+Source: tensorflow/core/protobuf/tensor_bundle.proto.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ INDEX_SUFFIX = ".index"
 _PRODUCER = 1
 _DATA_NAME = re.compile(r"(?P<prefix>.*)\.data-(?P<shard>\d{5})-of-(?P<num_shards>\d{5})", re.DOTALL)
 _WHOLE_DIM = -1
-# Of two pieces of a tensor; a regular grid of 300 x 300 pieces needs fewer.
+# Limit of comparisons between pieces of a tensor; a regular grid of 300 x 300 pieces needs fewer.
 _MAX_COMPARISONS = 30_000_000
 
 
 @dataclass(frozen=True)
 class BundleHeader:
-    """What holds for the whole bundle."""
+    """The properties of a whole bundle."""
 
     num_shards: int
     is_big_endian: bool = False
@@ -34,7 +35,7 @@ class BundleHeader:
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """Where one tensor lies. A partitioned tensor has `slices`, and its values under the keys of those.
+    """The place of one tensor. A partitioned tensor has `slices`; each slice has its own entry, with its values.
 
     Attributes:
         type_number: Element type, numbered as in types.proto.
@@ -143,24 +144,24 @@ def _decode_shape(data: bytes) -> tuple[int, ...]:
 
 
 def _decode_slice(data: bytes) -> tuple[Extent, ...]:
-    extents: list[Extent] = []
+    return tuple(_decode_extent(_bytes(value)) for number, value in wire.fields(data) if number == 1)
+
+
+def _decode_extent(data: bytes) -> Extent:
+    start, length = 0, _WHOLE_DIM
     for number, value in wire.fields(data):
         if number == 1:
-            start, length = 0, _WHOLE_DIM
-            for field, extent in wire.fields(_bytes(value)):
-                if field == 1:
-                    start = wire.as_signed(_int(extent))
-                elif field == 2:
-                    length = wire.as_signed(_int(extent))
-            extents.append((start, length))
-    return tuple(extents)
+            start = wire.as_signed(_int(value))
+        elif number == 2:
+            length = wire.as_signed(_int(value))
+    return start, length
 
 
 def resolve(extents: tuple[Extent, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return the index that a piece covers in its whole tensor.
+    """Return the index of a piece in the whole tensor.
 
     Raises:
-        ValueError: If the piece does not lie inside the tensor.
+        ValueError: If the piece is not inside the tensor.
     """
     if len(extents) != len(shape):
         raise ValueError(f"a piece of rank {len(extents)} in a tensor of shape {shape}")
@@ -174,26 +175,26 @@ def resolve(extents: tuple[Extent, ...], shape: tuple[int, ...]) -> tuple[slice,
 
 
 def tiles(slices: Sequence[tuple[Extent, ...]], shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
-    """Return the index that each piece covers in its whole tensor, in the order given.
+    """Return the index of each piece in the whole tensor, in the given order.
 
     Raises:
-        ValueError: If a piece does not lie inside the tensor, or the pieces do not cover each element once.
+        ValueError: If a piece is not inside the tensor, or the pieces do not cover each element once.
     """
     indexes = [resolve(piece, shape) for piece in slices]
     sizes = [math.prod(part.stop - part.start for part in index) for index in indexes]
     if sum(sizes) != num_elements(shape):
-        raise ValueError(f"its pieces hold {sum(sizes)} elements, which do not make up {shape}")
-    # Pieces inside of the tensor, of as many elements together, cover it unless two overlap.
+        raise ValueError(f"its pieces hold {sum(sizes)} elements, the shape {shape} has {num_elements(shape)}")
+    # The pieces are inside the tensor and have as many elements as it has, so they cover it unless two overlap.
     if _overlap([index for index, size in zip(indexes, sizes, strict=True) if size]):
         raise ValueError("its pieces overlap, so that a part of it is missing")
     return indexes
 
 
 def _overlap(boxes: list[tuple[slice, ...]]) -> bool:
-    """Whether any two boxes share an element; those that are too many to tell count as such."""
+    """Whether any two boxes share an element; also True if there are too many boxes to find out."""
     if not boxes or not boxes[0]:
         return len(boxes) > 1
-    # A sweep along the axis that is cut most often: of a tensor cut along one axis, no two boxes meet.
+    # Sweep along the axis with the most cuts: if a tensor is cut along one axis only, no two boxes are ever compared.
     axis = max(range(len(boxes[0])), key=lambda axis: len({box[axis].start for box in boxes}))
     comparisons = 0
     active: list[tuple[slice, ...]] = []

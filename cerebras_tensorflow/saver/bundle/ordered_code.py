@@ -1,13 +1,13 @@
-"""Keys of the pieces of a partitioned tensor: order-preserving encodings, as TensorFlow's checkpoints use them."""
+"""Keys of the pieces of a partitioned tensor: the order-preserving encodings of TensorFlow's checkpoints."""
 
 from __future__ import annotations
 
-# Extent of a piece along one dim: (start, length); length -1 says the whole dim.
+# Extent of a piece along one dim: (start, length); length -1 means the whole dim.
 Extent = tuple[int, int]
 
 
 def slice_key(name: bytes, extents: tuple[Extent, ...]) -> bytes:
-    """Return the index key under which one piece of a tensor is stored.
+    """Return the index key of one piece of a tensor.
 
     Source:
         tensorflow/core/util/saved_tensor_slice_util (format): 0, name, number of dims, then start and length of each.

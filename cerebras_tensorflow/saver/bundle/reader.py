@@ -1,4 +1,4 @@
-"""Reading a tensor bundle: the whole index first, then values one at a time, each checked by its checksum."""
+"""Reading a tensor bundle: the whole index first, then one value at a time, compared with its checksum."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ _MAX_INDEX_BYTES = 256 << 20
 class BundleReader(TensorReader):
     """The tensors of a TensorFlow V2 checkpoint.
 
-    Half of the methods are those of TensorReader; the others read one part of an entry each.
-
     Args:
         prefix: Path without the endings, as `tf.train.latest_checkpoint` returns it.
 
     Raises:
-        CheckpointError: If there is no such checkpoint, or it is of a kind that we cannot read.
+        CheckpointError: If there is no such checkpoint, or it is big-endian.
         CorruptCheckpointError: If the index is damaged.
     """
 
@@ -78,7 +76,7 @@ class BundleReader(TensorReader):
 
     @property
     def num_shards(self) -> int:
-        """Number of data files that the index counts on."""
+        """Number of data files, as the index declares it."""
         return self._num_shards
 
     def names(self) -> list[str]:
@@ -162,7 +160,7 @@ class BundleReader(TensorReader):
         if not record.slices:
             yield from self._stream(name, record)
             return
-        # The pieces are checked first, for the rows of the whole cut across them.
+        # Check the pieces first: reading rows of the whole tensor reads only parts of them, without checksums.
         for _, piece in self._pieces(name, record):
             for _ in self._stream(name, piece):
                 pass
@@ -197,12 +195,12 @@ class BundleReader(TensorReader):
         self._all_pieces()
 
     def _all_pieces(self) -> dict[str, list[BundleEntry]]:
-        """Return the records whose bytes make up each tensor, their sizes checked."""
+        """Return the records that make up each tensor, after checking their sizes."""
         pieces = {name: self._checked(name) for name in self.names()}
         shard_bytes: dict[int, int] = {}
         for piece in itertools.chain.from_iterable(pieces.values()):
             shard_bytes[piece.shard] = shard_bytes.get(piece.shard, 0) + piece.size
-        # Tensors that share bytes would make a small file take any time to read.
+        # If tensors could share bytes, reading a small file could take any amount of time.
         for shard, num_bytes in shard_bytes.items():
             if num_bytes > os.fstat(self._fd(shard)).st_size:
                 path = bundle_format.data_path(self.path, shard, self._num_shards)
@@ -239,7 +237,7 @@ class BundleReader(TensorReader):
         return record
 
     def _pieces(self, name: str, record: BundleEntry) -> Iterator[tuple[tuple[slice, ...], BundleEntry]]:
-        """Yield (index in the whole, record) of each piece of a partitioned tensor; nothing for one that is whole."""
+        """Yield (index in the whole tensor, record) for each piece of a partitioned tensor."""
         try:
             indexes = bundle_format.tiles(record.slices, record.shape)
         except ValueError as exc:
@@ -256,9 +254,9 @@ class BundleReader(TensorReader):
             yield index, piece
 
     def _checked(self, name: str) -> list[BundleEntry]:
-        """Return the records whose bytes make up a tensor, after checking their sizes against shape and file.
+        """Return the records that make up a tensor, after checking their sizes against its shape and the file.
 
-        Called before memory is reserved for the tensor.
+        Call it before allocating memory for the tensor.
         """
         record = self._record(name)
         pieces = [piece for _, piece in self._pieces(name, record)] if record.slices else [record]
@@ -347,7 +345,7 @@ class BundleReader(TensorReader):
             except OSError as exc:
                 raise CorruptCheckpointError(
                     f"{path}: data file {shard + 1} of {self._num_shards} of this checkpoint: {exc.strerror}. "
-                    "Bring it back beside the index, or use another checkpoint."
+                    "Restore it beside the index, or use another checkpoint."
                 ) from exc
             self._fds[shard] = fd
         return fd

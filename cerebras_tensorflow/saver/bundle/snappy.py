@@ -1,10 +1,10 @@
-"""Decompression of Snappy blocks, which an index written by other tools may contain."""
+"""Decompression of Snappy blocks, which an index from other tools may contain."""
 
 from __future__ import annotations
 
 from cerebras_tensorflow.saver.bundle.wire import decode_varint
 
-# A copy of two bytes yields at most 64 bytes, so nothing expands further than this.
+# A copy instruction of two bytes yields at most 64 bytes, so no block expands more than this.
 _MAX_RATIO = 64
 
 
@@ -12,7 +12,7 @@ def decompress(data: bytes) -> bytes:
     """Return the original bytes of a raw Snappy block.
 
     Raises:
-        ValueError: If the block is malformed or declares a size that its bytes cannot reach.
+        ValueError: If the block is malformed, or declares more bytes than it can expand to.
 
     Source:
         format_description.txt of the Snappy project.
@@ -55,7 +55,7 @@ def uncompressed_size(data: bytes) -> int:
     """Return the size that a block declares [B].
 
     Raises:
-        ValueError: If its bytes cannot reach it.
+        ValueError: If the block cannot expand to that size.
     """
     size, _ = decode_varint(data, 0)
     if size > _MAX_RATIO * len(data):

@@ -13,16 +13,16 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER_BYTES = 48
 _TRAILER_BYTES = 5
 _RAW, _SNAPPY = 0, 1
-# TensorFlow's own table options: block size and keys between two restarts of the prefix compression.
+# TensorFlow's table options: the block size, and the number of keys between two restarts of the prefix compression.
 _BLOCK_BYTES = 256 * 1024
 _RESTART_INTERVAL = 16
-# Every 16th key is stored whole, so that sharing prefixes saves no more than that. Snappy may halve the rest.
+# Every 16th key is stored whole, so shared prefixes expand at most 16 times. Snappy may double that.
 _MAX_EXPANSION = 32
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 
 
 class _Expansion:
-    """Counts the bytes that compression and shared prefixes expand to, for the whole table."""
+    """Limits how many bytes a whole table may expand to, through compression and shared prefixes."""
 
     def __init__(self, num_bytes: int) -> None:
         self._left = max(_MAX_EXPANSION * num_bytes, _ALWAYS_ALLOWED_BYTES)
@@ -31,7 +31,7 @@ class _Expansion:
         """Count more bytes.
 
         Raises:
-            ValueError: If they are more than a table of this size can mean.
+            ValueError: If the total is more than a valid table of this size can have.
         """
         self._left -= num_bytes
         if self._left < 0:
@@ -39,10 +39,10 @@ class _Expansion:
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the (key, value) pairs of a whole table file in key order, every block checked against its CRC.
+    """Yield the (key, value) pairs of a whole table file in key order, after comparing each block with its CRC.
 
     Raises:
-        ValueError: If the file is not a table, is cut short or damaged; says where.
+        ValueError: If the file is not a table, is truncated or damaged; the text says where.
     """
     if len(data) < _FOOTER_BYTES:
         raise ValueError(f"{len(data)} bytes are too few for a table; the footer alone has {_FOOTER_BYTES}")
@@ -64,7 +64,7 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         offset, end = decode_varint(handle, 0)
         size, _ = decode_varint(handle, end)
         if offset != expected_offset:
-            raise ValueError(f"a block at byte {offset} where byte {expected_offset} was due")
+            raise ValueError(f"a block is at byte {offset}, expected at byte {expected_offset}")
         expected_offset = offset + size + _TRAILER_BYTES
         for key, value in _block_entries(_read_block(data, offset, size, expansion), expansion):
             if previous is not None and key <= previous:
@@ -114,7 +114,7 @@ def _block_entries(block: bytes, expansion: _Expansion) -> Iterator[tuple[bytes,
 
 
 def write_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a table file that holds (key, value) pairs, which must come in strictly rising key order."""
+    """Return a table file of (key, value) pairs, which must be in strictly increasing key order."""
     out = bytearray()
     handles: list[tuple[bytes, bytes]] = []
     block = _BlockBuilder(_RESTART_INTERVAL)
@@ -135,7 +135,7 @@ def write_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class _BlockBuilder:
-    """Entries of one block, each key stored as its difference from the one before."""
+    """The entries of one block. A key is stored as its difference from the previous key."""
 
     def __init__(self, restart_interval: int) -> None:
         self._interval = restart_interval
@@ -169,7 +169,7 @@ def _common_prefix(first: bytes, second: bytes) -> int:
     if first[:limit] == second[:limit]:
         return limit
     low, high = 0, limit
-    # Bisection on whole slices beats a loop over bytes for the long names of models.
+    # For the long names of models, bisection on whole slices is faster than a loop over bytes.
     while low < high:
         middle = (low + high) // 2 + 1
         if first[:middle] == second[:middle]:

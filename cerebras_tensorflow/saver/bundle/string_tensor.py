@@ -1,4 +1,4 @@
-"""How a bundle stores the elements of a string tensor: all lengths, a checksum of them, then the bytes."""
+"""The stored form of a string tensor in a bundle: all lengths, a checksum of the lengths, then the bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def to_elements(array: np.ndarray[Any, Any]) -> list[bytes]:
 
 
 def encode(elements: Iterable[bytes]) -> tuple[bytes, int]:
-    """Return (stored bytes, CRC-32C as the index keeps it before masking)."""
+    """Return (stored bytes, unmasked CRC-32C for the index)."""
     elements = list(elements)
     crc = crc32c(b"".join(_crc_of_length(len(element)) for element in elements))
     length_checksum = mask(crc).to_bytes(4, "little")
@@ -39,7 +39,7 @@ def encode(elements: Iterable[bytes]) -> tuple[bytes, int]:
 
 
 def decode(data: bytes, num_elements: int) -> tuple[list[bytes], int]:
-    """Return (elements, CRC-32C before masking) of stored bytes.
+    """Return (elements, unmasked CRC-32C) from stored bytes.
 
     Raises:
         ValueError: If lengths and bytes do not fit, or the lengths fail their checksum.
@@ -67,5 +67,5 @@ def decode(data: bytes, num_elements: int) -> tuple[list[bytes], int]:
 
 
 def _crc_of_length(length: int) -> bytes:
-    # 4 bytes if they are enough: files from before 64-bit lengths have no others.
+    # 4 bytes if they are enough, so that the CRC is the same as in files from before 64-bit lengths.
     return length.to_bytes(4 if length < 1 << 32 else 8, "little")

@@ -31,7 +31,7 @@ _DTYPES: dict[int, Any] = {
     25: ml_dtypes.float8_e4m3fn,
     29: ml_dtypes.int4,
     30: ml_dtypes.uint4,
-    # Read only: what NumPy gives back for these is one of the types above.
+    # For reading only: these have the same NumPy types as numbers above.
     11: np.int8,
     12: np.uint8,
     13: np.int32,
@@ -39,7 +39,7 @@ _DTYPES: dict[int, Any] = {
     16: np.uint16,
 }
 _READ_ONLY = {11, 12, 13, 15, 16}
-# Known to TensorFlow, but values of a program rather than numbers.
+# TensorFlow types whose values are objects of a running program, not numbers.
 UNSUPPORTED = {20: "resource", 21: "variant"}
 _NUMBERS = {np.dtype(dtype): number for number, dtype in _DTYPES.items() if number not in _READ_ONLY}
 
@@ -59,7 +59,7 @@ def number_of(dtype: np.dtype[Any]) -> int:
     """Return the TensorFlow type number of a NumPy type; strings of any NumPy kind are DT_STRING.
 
     Raises:
-        ValueError: If TensorFlow has no such type; lists those it has.
+        ValueError: If TensorFlow has no such type; lists the types that it has.
     """
     if dtype.kind in "SUO":
         return STRING

@@ -1,4 +1,4 @@
-"""Protocol-buffer wire format: varints and (field number, value) pairs, all that checkpoint metadata needs."""
+"""The protocol-buffer wire format, as far as checkpoint metadata needs it: varints, (field number, value) pairs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decode_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def as_signed(value: int) -> int:
-    """Return a decoded varint as the int64 it stands for.
+    """Return a decoded varint as the int64 that it encodes.
 
     >>> as_signed(decode_varint(encode_varint(-1), 0)[0])
     -1
@@ -87,10 +87,10 @@ def varint_field(number: int, value: int) -> bytes:
 
 
 def fixed32_field(number: int, value: int) -> bytes:
-    """Return a fixed32 field; nothing for zero."""
+    """Return a fixed32 field; empty for zero, as in proto3."""
     return encode_varint(number << 3 | FIXED32) + value.to_bytes(4, "little") if value else b""
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """Return a string or sub-message field, also when it is empty."""
+    """Return a string or sub-message field, even if it is empty."""
     return encode_varint(number << 3 | BYTES) + encode_varint(len(value)) + value

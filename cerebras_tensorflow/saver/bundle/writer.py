@@ -1,4 +1,4 @@
-"""Writing a tensor bundle: values stream to the data files, the index appears last."""
+"""Writing a tensor bundle: values stream to the data files, and the index appears last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cerebras_tensorflow.saver.files.checksum import crc32c, mask
 from cerebras_tensorflow.saver.files.writeback import WRITE_BYTES, WriteBehind
 from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, flat_view
 
-# Small enough that a piece is still in the cache when its checksum is computed.
+# Small enough that a piece is still in the CPU cache when its checksum is computed.
 _PIECE_BYTES = 4 << 20
 _MAX_SHARDS = 99_999
 
@@ -33,7 +33,7 @@ class BundleWriter(TensorWriter):
     Args:
         prefix: Path without the endings, as `tf.train.Saver.save` returns it. An existing checkpoint stays
             readable until the new one is complete, and is then replaced.
-        shard_of: Data file of a tensor, from its name and size [B]; all go to file 0 by default.
+        shard_of: Returns the number of a tensor's data file, from its name and size [B]; always 0 by default.
         is_durable: Whether `commit` waits for the disk.
 
     Raises:
@@ -152,7 +152,7 @@ class BundleWriter(TensorWriter):
 
 
 class _Shard:
-    """One data file on its way; its final name waits for the number of all shards."""
+    """One data file being written. Its final name has the number of shards, which is known only at commit."""
 
     def __init__(self, prefix: str, number: int, is_durable: bool) -> None:
         self._is_durable = is_durable
@@ -177,7 +177,7 @@ class _Shard:
         self.position += piece.size
 
     def skip(self, num_bytes: int, prefix: str) -> None:
-        """Leave room for bytes that `write_at` brings."""
+        """Leave space for bytes that `write_at` will write."""
         self.position += num_bytes
         with reporting(prefix):
             self._file.seek(self.position)
@@ -197,7 +197,7 @@ class _Shard:
 
 
 def _layout(name: str, dtype: Any, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int, tuple[int, ...], int]:
-    """Return a tensor's type, TensorFlow's number of it, the shape, and the size [B]."""
+    """Return a tensor's type, TensorFlow's number for the type, the shape, and the size [B]."""
     dtype = np.dtype(dtype)
     if is_string(dtype):
         raise ValueError(f"{name}: strings cannot be added in chunks; use add")
@@ -215,8 +215,8 @@ def _pieces(chunks: Iterable[BytesLike]) -> Iterator[np.ndarray[Any, np.dtype[np
 def _free_shard_count(prefix: str, num_shards: int) -> int:
     """Return a shard count for which the prefix has no data file yet.
 
-    The files of a checkpoint that is being replaced must exist until the new index does, so the new ones need other
-    names; the count is the part of the name that readers take from the index.
+    The files of a replaced checkpoint must exist until the new index does, so the new files need other names. The shard
+    count is the part of a name that can change: readers take it from the index.
     """
     while glob.glob(f"{glob.escape(prefix)}.data-?????-of-{num_shards:05d}"):
         num_shards += 1

@@ -1,1 +1,1 @@
-"""Files below a checkpoint: atomic names, write-back, range copies, maps, checksums."""
+"""The files of a checkpoint: atomic names, write-back, range copies, maps, checksums."""

@@ -1,8 +1,9 @@
 """Files that appear under their final name only when they are complete and durable.
 
-A file is written as `.NAME.partial` beside its target, under an flock that the kernel releases when the process dies,
-then made durable and renamed. A partial file without a lock was left by a process that died. If two processes write the
-same target, the second one does not get the lock. Locks work across hosts if the file system supports it (NFS does).
+A file is written as `.NAME.partial` beside its target, under an flock; then it is made durable and renamed. The kernel
+releases the lock when the process dies, so a partial file without a lock belongs to a dead process. If two processes
+write the same target, the second one cannot take the lock. Locks work across hosts if the file system supports them, as
+NFS does.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class PartialFile:
-    """One file on its way to its final name.
+    """One file that is written under a partial name, then renamed to its target.
 
     Args:
-        target: Final path; missing parent folders are made, and go again if nothing is committed into them.
+        target: Final path. Missing parent folders are created, and removed again if nothing is committed into them.
 
     Raises:
-        CheckpointError: If another process is writing the same target, the folder cannot be written, or a folder or
-            device has the target's name.
+        CheckpointError: If another process is writing the same target, the folder is not writable, or the target is a
+            folder or a device.
     """
 
     def __init__(self, target: str) -> None:
@@ -52,12 +53,12 @@ class PartialFile:
             raise
 
     def commit(self, target: str | None = None, is_durable: bool = True) -> None:
-        """Rename the file to its target, or to another name in the same folder; made durable before.
+        """Rename the file to its target, or to another name in the same folder.
 
         Args:
             target: The other name.
-            is_durable: False leaves it to the kernel when content and name reach the disk: enough for a process that
-                is killed, not for a power failure.
+            is_durable: Flush content and name to the disk. False leaves that to the kernel: safe if the process is
+                killed, but not in a power failure.
         """
         target = self.target if target is None else target
         with reporting(target):
@@ -75,7 +76,7 @@ class PartialFile:
             self._close()
 
     def _remove_made_folders(self) -> None:
-        with contextlib.suppress(OSError):  # up to the first that holds something
+        with contextlib.suppress(OSError):  # rmdir raises at the first folder that is not empty
             for folder in self._made_folders:
                 os.rmdir(folder)
 
@@ -85,10 +86,10 @@ class PartialFile:
 
 
 class FolderLock:
-    """A lock on a folder: one process at a time saves checkpoints there. A context manager.
+    """A lock on a folder, so that only one process saves checkpoints there. A context manager.
 
     Raises:
-        CheckpointError: If another process holds it; names the process if the system tells.
+        CheckpointError: If another process holds the lock; names the process if /proc/locks lists it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -106,11 +107,11 @@ class FolderLock:
                     f"{self.folder}: {holder} is saving checkpoints there. Wait for its end, or choose another folder."
                 ) from None
             except OSError as exc:
-                # Some network file systems lock no folders; the locks of the single files still hold there.
+                # Some network file systems cannot lock folders; locks of single files still work there.
                 logger.warning("%s: cannot be locked against a second run (%s)", self.folder, exc.strerror)
 
     def release(self) -> None:
-        """Release the folder."""
+        """Release the lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -125,13 +126,13 @@ class FolderLock:
 
 
 def partial_path(target: str) -> str:
-    """Return the path under which a target is written."""
+    """Return the path of a target while it is being written."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f"{files.DRAFT_PREFIX}{name}{files.DRAFT_SUFFIX}")
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Replace a small file as a whole: readers see the old or the new content, also after a crash.
+    """Replace a small file atomically: readers see the old or the new content, even after a crash.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -141,7 +142,7 @@ def write_file(path: str, content: bytes) -> None:
 
 
 def write_all(fd: int, content: bytes | memoryview) -> None:
-    """Write all of the content; the system may take it in parts."""
+    """Write all of the content; one os.write may write only a part."""
     view = memoryview(content).cast("B")
     while view.nbytes:
         view = view[os.write(fd, view[:WRITE_BYTES]) :]
@@ -163,31 +164,34 @@ def remove_stale(folder: str) -> list[str]:
             finally:
                 os.close(fd)
     if removed:
-        logger.info("%s: removed %d partial files of processes that ended while writing", folder, len(removed))
+        logger.info("%s: removed %d partial files of processes that died while writing", folder, len(removed))
     return removed
 
 
 @contextlib.contextmanager
 def reporting(path: str) -> Iterator[None]:
-    """Turn an OSError of writing into a CheckpointError that says what to do."""
+    """Turn an OSError from writing into a CheckpointError that says what to do."""
     try:
         yield
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            advice = "Nothing of it was kept. Free some space or choose another folder."
-        elif exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            advice = "Choose a folder that you may write to."
-        elif exc.errno == errno.ENOENT:
-            advice = "The file system lets no file be made there; choose another folder."
-        elif exc.errno in (errno.ENOTDIR, errno.EEXIST):
-            advice = "A file stands where a folder is needed; choose another path."
-        else:
-            advice = "The checkpoint was not written."
-        raise CheckpointError(f"{path}: cannot be written: {exc.strerror or exc}. {advice}") from exc
+        raise CheckpointError(f"{path}: cannot be written: {exc.strerror or exc}. {_advice(exc.errno)}") from exc
+
+
+def _advice(code: int | None) -> str:
+    match code:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return "Nothing of it was kept. Free some space or choose another folder."
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "Choose a folder that you may write to."
+        case errno.ENOENT:
+            return "The file system does not allow files there; choose another folder."
+        case errno.ENOTDIR | errno.EEXIST:
+            return "A file is in the place of a folder; choose another path."
+    return "The checkpoint was not written."
 
 
 def _missing_folders(folder: str) -> list[str]:
-    """Return the folders of a path that are not there, the deepest first."""
+    """Return the missing folders of a path, deepest first."""
     missing = []
     while not os.path.lexists(folder):
         missing.append(folder)
@@ -196,14 +200,14 @@ def _missing_folders(folder: str) -> list[str]:
 
 
 def _create_locked(path: str, target: str) -> int:
-    """Return the descriptor of a new file under a lock of its writer; a file that a dead process left is removed."""
+    """Create a file, lock it and return its descriptor; replace a file that a dead process left."""
     while True:
         try:
             fd = files.open_new(path)
         except FileExistsError:
             _remove_dead(path, target)
             continue
-        # Between open and lock, another process may take the file for a dead one and remove it.
+        # Between open and lock, another process may remove the file: without a lock it looks abandoned.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.lstat(path)):
@@ -212,11 +216,11 @@ def _create_locked(path: str, target: str) -> int:
 
 
 def _remove_dead(path: str, target: str) -> None:
-    """Remove the partial file of a process that has ended.
+    """Remove the partial file of a dead process.
 
     Raises:
-        CheckpointError: If its process is alive, or it is not a plain file of this user: another user may have put it
-            there to get at what we write.
+        CheckpointError: If its process is alive, or the file is not a plain file of this user: another user may have
+            put it there to read or redirect what we write.
     """
     strange = CheckpointError(
         f"{target}: {path} is in the way: it belongs to another user, or is not a regular file. Remove it, or choose "
@@ -245,7 +249,7 @@ def _remove_dead(path: str, target: str) -> None:
 
 
 def _holder(fd: int) -> str:
-    """Return "process N" for the holder of a lock on an open file, from /proc/locks."""
+    """Return "process N" for the process that locks an open file, from /proc/locks; "another process" if unknown."""
     status = os.fstat(fd)
     wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:

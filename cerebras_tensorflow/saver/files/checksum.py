@@ -7,7 +7,7 @@ import google_crc32c
 from cerebras_tensorflow.saver.interface import BytesLike, flat_view
 
 _MASK_DELTA = 0xA282EAD8
-_POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed: bit 31 is the coefficient of x^0
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's polynomial, bits reversed: bit 31 is the coefficient of x^0
 
 
 def crc32c(data: BytesLike, crc: int = 0) -> int:
@@ -18,7 +18,7 @@ def crc32c(data: BytesLike, crc: int = 0) -> int:
     >>> crc32c(b"6789", crc32c(b"12345")) == crc32c(b"123456789")
     True
     """
-    # The extension accepts read-only buffers or arrays, so everything else passes as a view.
+    # google_crc32c accepts bytes and arrays only, so pass anything else as an array view.
     if isinstance(data, bytes):
         return int(google_crc32c.extend(crc, data))
     view = flat_view(data)
@@ -26,12 +26,12 @@ def crc32c(data: BytesLike, crc: int = 0) -> int:
 
 
 def mask(crc: int) -> int:
-    """Return the stored form of a CRC, so that the CRC of data with embedded CRCs keeps its strength (as LevelDB)."""
+    """Return the stored form of a CRC. As in LevelDB: a CRC over data that contains plain CRCs detects fewer errors."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def unmask(masked: int) -> int:
-    """Return the CRC of a stored form.
+    """Return the CRC from its stored form.
 
     >>> unmask(mask(0x12345678)) == 0x12345678
     True
@@ -41,7 +41,7 @@ def unmask(masked: int) -> int:
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32C of two runs of bytes, one after the other, from the CRCs of each.
+    """Return the CRC-32C of two consecutive runs of bytes, from the CRC of each.
 
     Source:
         Appending n zero bytes multiplies the CRC by x^(8 n) modulo the polynomial; CRCs are linear.
@@ -59,7 +59,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def _product(left: int, right: int) -> int:
-    """Product of two polynomials modulo the CRC's."""
+    """Return the product of two polynomials modulo the CRC's polynomial."""
     result = 0
     for bit in range(31, -1, -1):
         if left >> bit & 1:

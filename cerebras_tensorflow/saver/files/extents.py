@@ -1,4 +1,4 @@
-"""Runs of bytes in open files: read into memory that is already there, with their checksum taken on the way."""
+"""Reading runs of bytes from open files into existing memory, with their checksums."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cerebras_tensorflow.saver.files.checksum import combine, crc32c
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
-# Small enough that a piece is still in the cache when its checksum is computed.
+# Small enough that a piece is still in the CPU cache when its checksum is computed.
 _PIECE_BYTES = 1 << 20
-# Size of the pieces in which readers hand out large tensors; one that fits a core's cache.
+# Readers yield large tensors in pieces of this size, which fits a core's cache.
 STREAM_BYTES = 512 << 10
 _TWO_THREADS_FROM_BYTES = 8 << 20
 
@@ -24,7 +24,7 @@ def fill(fd: int, offset: int, target: Bytes) -> None:
     """Fill a flat uint8 array from a file.
 
     Raises:
-        EOFError: If the file ends before.
+        EOFError: If the file ends too early.
     """
     view = target.data
     while view.nbytes:
@@ -36,7 +36,7 @@ def fill(fd: int, offset: int, target: Bytes) -> None:
 
 
 def fill_checked(fd: int, offset: int, target: Bytes) -> int:
-    """Fill a flat uint8 array from a file and return the CRC-32C of it; a large one in two threads.
+    """Fill a flat uint8 array from a file and return its CRC-32C; large arrays use two threads.
 
     Raises:
         EOFError: As `fill`.
@@ -54,7 +54,7 @@ def fill_checked(fd: int, offset: int, target: Bytes) -> int:
 
 
 def checksum(fd: int, offset: int, num_bytes: int) -> int:
-    """Return the CRC-32C of a run of bytes, read through a small buffer; a large one in two threads.
+    """Return the CRC-32C of a run of bytes, read through a small buffer; large runs use two threads.
 
     Raises:
         EOFError: As `fill`.
@@ -73,7 +73,10 @@ def checksum(fd: int, offset: int, num_bytes: int) -> int:
 
 
 def _in_halves(part: Callable[[int, int], int], size: int) -> int:
-    """Return the CRC of [0, size) from a function that returns that of a part; both wait outside Python's lock."""
+    """Return the CRC of [0, size). `part` returns the CRC of a part; large sizes call it in two threads.
+
+    This helps because reading and checksumming release Python's lock.
+    """
     if size < _TWO_THREADS_FROM_BYTES:
         return part(0, size)
     middle = size // 2 // STREAM_BYTES * STREAM_BYTES
@@ -97,7 +100,7 @@ def _in_halves(part: Callable[[int, int], int], size: int) -> int:
 
 
 def stream(fd: int, offset: int, num_bytes: int) -> Generator[Bytes, None, int]:
-    """Yield a run of bytes in pieces that share one scratch array; return the CRC-32C of all.
+    """Yield a run of bytes in pieces that reuse one scratch array; return the CRC-32C of the run.
 
     Raises:
         EOFError: As `fill`.

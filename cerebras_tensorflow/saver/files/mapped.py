@@ -1,8 +1,9 @@
-"""Tensors as copy-on-write maps of a checkpoint's file: the bytes that the page cache holds, checked but not copied.
+"""Tensors as copy-on-write maps of a checkpoint's file: checked, but not copied out of the page cache.
 
-As long as one of its values is in use, a mapped file carries a shared flock. An update in place asks for the exclusive
-one: where another process refuses it, a changed copy takes the file's place instead (`h5_update`), and values that this
-process has mapped are copied to separate memory first. So loaded values do not change.
+A mapped file carries a shared flock while one of its values is in use. An update in place takes an exclusive lock. If
+another process has the file mapped, the update cannot take it, and replaces the file with a changed copy instead
+(`hdf5/update.py`). Values that this process has mapped are copied to separate memory first. So loaded values never
+change.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.saver.files import extents
 from cerebras_tensorflow.saver.interface import StoredExtent, TensorReader
 
-# Smaller tensors are read: their own memory costs less than faults on a map.
+# Smaller tensors are read into arrays, which costs less than page faults on a map.
 _MIN_BYTES = 256 << 10
-# Not in the mmap module before 3.13. Without it the kernel refuses private maps of files larger than its memory.
+# mmap has this flag from Python 3.13 on. Without it the kernel refuses private maps of files larger than its memory.
 _MAP_NORESERVE = 0x4000
 _MADV_POPULATE_WRITE = 23
 
 
 @dataclass(frozen=True)
 class _Live:
-    """A map that arrays of this process may still use; a forked child shares its lock and must not release it."""
+    """A map that arrays of this process may still use. A forked child shares its lock and must not release it."""
 
     pages: weakref.ref[mmap.mmap]
     fd: int
@@ -47,18 +48,18 @@ _live_lock = threading.RLock()
 
 
 class Maps:
-    """Maps the files of checkpoints, each once; a context manager. Arrays that it gave live on without it."""
+    """Maps each checkpoint file once. A context manager; arrays from `read` stay valid after its end."""
 
     def __init__(self) -> None:
         self._pages: dict[str, mmap.mmap | None] = {}
         self._fds: dict[str, int] = {}
 
     def read(self, reader: TensorReader, name: str) -> np.ndarray[Any, Any]:
-        """Return the value of a tensor, checked against its checksum: a large one that lies as in memory as a map.
+        """Return the value of a tensor, checked against its checksum; as a map if it is large and stored uncompressed.
 
-        The array may be written to; the file does not change by it. It outlives the reader, the file's removal and
-        replacement, and updates by this package. Other programs must not change the file in place or cut it short
-        while the array lives: it would change too, or the process end by SIGBUS.
+        Writing to the array does not change the file. The array stays valid after the reader is closed, the file is
+        removed or replaced, or this package updates it. While it is in use, other programs must not change the file in
+        place, which may change the array, or truncate it, which may kill this process with SIGBUS.
 
         Raises:
             KeyError, CorruptCheckpointError: As `TensorReader.read`.
@@ -73,7 +74,7 @@ class Maps:
         except EOFError as exc:
             raise CorruptCheckpointError(f"{where.path}: tensor {name!r} is cut short: {exc}") from exc
         if crc != where.crc:
-            # The reader says it with all that it knows, or the damage was of a moment.
+            # Read again: the reader's error has more detail, or the damage was transient.
             return reader.read(name)
         content = np.frombuffer(pages, np.uint8, entry.num_bytes, where.offset)
         return content.view(entry.dtype).reshape(entry.shape)
@@ -93,14 +94,14 @@ class Maps:
         return self._pages[where.path]
 
     def _locked_map(self, path: str) -> mmap.mmap | None:
-        """Return a private map of a whole file, under a lock that ends with it; None where that cannot be."""
+        """Return a private map of a whole file, locked while the map exists; None if it cannot be locked or mapped."""
         with _live_lock:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 pages = mmap.mmap(fd, 0, mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
             except (OSError, ValueError):
-                # Being updated at this moment, on a file system without locks or maps, or empty.
+                # The file is being updated, is empty, or is on a file system without locks or maps.
                 os.close(fd)
                 return None
             _live[fd] = _Live(weakref.ref(pages), fd, _inode(fd), os.getpid())
@@ -113,12 +114,12 @@ class Maps:
 def changing(fd: int, runs: Sequence[tuple[int, int]]) -> Iterator[bool]:
     """Yield whether runs (offset, size) of an open file may be changed in place: no other process has it mapped.
 
-    Values of them that this process has mapped keep what they hold, in memory of their own. The caller holds the lock
-    of the checkpoint, so no other process changes it either.
+    Arrays of this process that map these runs keep their values: they get private copies of the pages first. The caller
+    holds the checkpoint's lock, so no other process changes the file either.
     """
     inode = _inode(fd)
     with _live_lock:
-        # References keep the maps alive until the end of this block.
+        # Strong references keep the maps alive until the end of this block.
         mine = [
             (live.fd, pages)
             for live in list(_live.values())
@@ -147,13 +148,13 @@ def _lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
-        # Where nothing can be locked, nothing is mapped either.
+        # On a file system without locks, nothing is mapped either.
         return exc.errno != errno.EWOULDBLOCK
     return True
 
 
 def _make_own(pages: mmap.mmap, offset: int, size: int) -> None:
-    """Give a map private copies of the pages of a run."""
+    """Make private copies of a map's pages that contain a run."""
     start = offset // mmap.PAGESIZE * mmap.PAGESIZE
     stop = min(offset + size, len(pages))
     if start >= stop:
@@ -163,7 +164,7 @@ def _make_own(pages: mmap.mmap, offset: int, size: int) -> None:
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
-        # Linux before 5.14: writing to a page what it holds does the same.
+        # Linux before 5.14: writing a page's own content to it has the same effect.
         content = np.frombuffer(pages, np.uint8)
         content[start : stop : mmap.PAGESIZE] = content[start : stop : mmap.PAGESIZE].copy()
 

@@ -1,7 +1,7 @@
-"""Copying values from file to file in several threads, each byte's checksum taken while it is in a core's cache.
+"""Copying values from file to file in several threads, checksummed while they are in a core's cache.
 
-Where both formats store a value as the same bytes, a conversion is this copy. Writes to one file take turns: the
-kernel would let its writers wait for each other anyway, spinning.
+A conversion uses this copy for values whose bytes are the same in both formats. Writes to one file take turns: the
+kernel serializes them anyway, with spinning writers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cerebras_tensorflow.saver.files.atomic import reporting
 from cerebras_tensorflow.saver.files.checksum import combine, crc32c
 from cerebras_tensorflow.saver.interface import Reservation, StoredExtent
 
-# One task of a thread; and the pieces of it that are read, summed and written while they are in the cache.
+# A thread's task is one block. It reads, checksums and writes it piece by piece, so that a piece stays in the cache.
 _BLOCK_BYTES = 16 << 20
 _PIECE_BYTES = 512 << 10
-# Smaller ones are not worth a task.
+# Smaller values are not worth a task.
 MIN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """One value on its way."""
+    """One value that is being copied."""
 
     name: str
     source: StoredExtent
@@ -41,11 +41,11 @@ class _Copy:
 
 
 class RangeCopier:
-    """Copies values in several threads. A context manager: at its normal end all values are copied and checked.
+    """Copies values in several threads. A context manager: its normal end waits until all are copied and checked.
 
     Args:
-        num_threads: Each takes half a megabyte of memory.
-        progress: Called in the caller's thread with the number of bytes that were copied.
+        num_threads: Each uses half a megabyte of memory.
+        progress: Called in the caller's thread with the number of bytes of each copied block.
     """
 
     def __init__(self, num_threads: int, progress: Callable[[int], None] | None = None) -> None:
@@ -57,11 +57,11 @@ class RangeCopier:
         self._fds: dict[str, int] = {}
 
     def copy(self, name: str, source: StoredExtent, num_bytes: int, reservation: Reservation) -> None:
-        """Begin to copy a value, once few enough others are on their way.
+        """Start to copy a value; first wait if too many blocks are pending.
 
         Raises:
-            CorruptCheckpointError: If the bytes of an earlier value do not give its checksum.
-            CheckpointError: If they cannot be read or written.
+            CorruptCheckpointError: If an earlier value fails its checksum.
+            CheckpointError: If an earlier value cannot be read or written.
         """
         while sum(len(copy.blocks) for copy in self._pending) >= self._most_pending:
             self._finish_first()
@@ -104,7 +104,7 @@ class RangeCopier:
             raise _corrupt(copy, f"its checksum is {crc:#010x}, the index says {copy.source.crc:#010x}")
 
     def _block(self, fd: int, name: str, source: StoredExtent, reservation: Reservation, start: int, stop: int) -> int:
-        """Copy a part of a value; return its CRC-32C."""
+        """Copy one block of a value; return its CRC-32C."""
         scratch: extents.Bytes | None = getattr(self._scratch, "buffer", None)
         if scratch is None:
             scratch = self._scratch.buffer = np.empty(_PIECE_BYTES, np.uint8)
@@ -121,13 +121,13 @@ class RangeCopier:
 
 @contextlib.contextmanager
 def _reading(name: str, source: StoredExtent) -> Iterator[None]:
-    """Turn an OSError of reading a value into a CheckpointError that says where."""
+    """Turn an OSError from reading a value into a CheckpointError that names file, tensor and position."""
     try:
         yield
     except OSError as exc:
         raise CheckpointError(
             f"{source.path}: tensor {name!r} (from byte {source.offset} on) cannot be read: {exc.strerror or exc}. "
-            "Look at the disk that it lies on, or use another checkpoint."
+            "Check the disk, or use another checkpoint."
         ) from exc
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints in HDF5. Import nothing here: h5py must load only where a file is opened."""
+"""Checkpoints in HDF5. Import nothing here: h5py is slow to load, so only opening a file loads it."""

@@ -1,4 +1,4 @@
-"""Cutting an HDF5 dataset into blocks that follow each other in row-major order, for reading it in bounded memory."""
+"""Splitting an HDF5 dataset into consecutive blocks in row-major order, to read it in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _BLOCK_BYTES = 4 << 20
 def blocks(
     shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int, block_bytes: int = _BLOCK_BYTES
 ) -> Iterator[tuple[slice, ...]]:
-    """Yield selections of about `block_bytes` whose bytes, one after the other, are the whole array's.
+    """Yield selections of about `block_bytes` whose bytes, concatenated, are those of the whole array.
 
     Args:
-        shape: Of the dataset.
-        chunks: Its HDF5 chunk; blocks hold whole chunks along their axis, so that few are unpacked twice.
-        itemsize: Of an element [B].
+        shape: Shape of the dataset.
+        chunks: Shape of its HDF5 chunks. Blocks have whole chunks along their axis, so that few are decompressed twice.
+        itemsize: Size of an element [B].
         block_bytes: Wanted size [B].
 
     >>> list(blocks((5,), None, 4, block_bytes=8))

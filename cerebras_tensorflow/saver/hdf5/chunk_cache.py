@@ -1,4 +1,4 @@
-"""Opening a chunked HDF5 dataset so that reading it in order unpacks each chunk once."""
+"""Opening a chunked HDF5 dataset so that reading it in order decompresses each chunk once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import h5py
 
 from cerebras_tensorflow.units import format_bytes
 
-# HDF5's own cache of unpacked chunks.
+# Default size of HDF5's cache of decompressed chunks.
 _DEFAULT_CACHE_BYTES = 1 << 20
-# Beyond this a dataset is refused rather than unpacked again for every few rows.
+# If a dataset needs more, refuse it: with a smaller cache, HDF5 would decompress its chunks again for every few rows.
 _MAX_CACHE_BYTES = 1 << 30
 _NUM_SLOTS = 100_003
 
@@ -21,7 +21,7 @@ def open_dataset(file: h5py.File, link: str) -> Any:
 
     Raises:
         KeyError: If there is none.
-        OSError: If reading it in order would take more memory than is sensible.
+        OSError: If reading it in order would take more than 1 GiB of memory.
     """
     dataset = file[link]
     if dataset.chunks is None:
@@ -34,7 +34,7 @@ def open_dataset(file: h5py.File, link: str) -> Any:
             f"its HDF5 chunks of shape {dataset.chunks} take {format_bytes(cache_bytes)} of memory to read in order; "
             "store it in smaller chunks"
         )
-    # HDF5 gives the cache to the first who opens a dataset.
+    # The first open of a dataset sets its cache size, so close it before opening it again.
     del dataset
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_chunk_cache(_NUM_SLOTS, cache_bytes, 1.0)
@@ -42,7 +42,7 @@ def open_dataset(file: h5py.File, link: str) -> Any:
 
 
 def working_set_bytes(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> int:
-    """Return the size of the chunks that are in use at once when a dataset is read in row-major order [B].
+    """Return the total size of the chunks in use at one time when a dataset is read in row-major order [B].
 
     >>> working_set_bytes((1000, 5000), (10, 500), 4), working_set_bytes((1000, 5000), (1, 500), 4)
     (200000, 2000)

@@ -1,4 +1,4 @@
-"""Compressed tensors: HDF5 chunks that a stream of bytes fills one after the other."""
+"""Compressed tensors: a stream of bytes fills HDF5 chunks in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GZIP_LEVEL = 1
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return a chunk of about a megabyte that is contiguous in row-major order, so that a stream fills it in turn."""
+    """Return a chunk shape of about a megabyte, contiguous in row-major order, so that a stream fills them in order."""
     chunk = [1] * len(shape)
     left = max(_CHUNK_BYTES // itemsize, 1)
     for axis in reversed(range(len(shape))):
@@ -35,7 +35,7 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _blocks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield (start, count) of the chunks in row-major order; those at an edge are cut to the shape."""
+    """Yield (start, count) of the chunks in row-major order; chunks at an edge are clipped to the shape."""
     grid = tuple(-(-dim // size) for dim, size in zip(shape, chunk_shape, strict=True))
     for position in np.ndindex(grid):
         start = tuple(index * size for index, size in zip(position, chunk_shape, strict=True))
@@ -43,11 +43,11 @@ def _blocks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tu
 
 
 class Packer:
-    """Compresses chunks in several threads: HDF5 itself would do so in one.
+    """Compresses chunks in several threads; HDF5 itself uses only one.
 
     Args:
-        pack: Gives a chunk as HDF5's filter would store it.
-        num_threads: At most twice as many chunks are in memory.
+        pack: Returns a chunk as HDF5's filter would store it.
+        num_threads: Number of threads. At most twice as many chunks are in memory.
     """
 
     def __init__(self, pack: Callable[[bytes], bytes], num_threads: int) -> None:
@@ -57,18 +57,18 @@ class Packer:
         self._pending: deque[tuple[h5d.DatasetID, tuple[int, ...], Future[bytes]]] = deque()
 
     def write(self, dataset: h5d.DatasetID, start: tuple[int, ...], chunk: np.ndarray[Any, Any]) -> None:
-        """Compress a whole chunk, and write it in its turn."""
+        """Compress a whole chunk; chunks are written in the order of these calls."""
         while len(self._pending) >= self._ahead:
             self._write_first()
         self._pending.append((dataset, start, self._threads.submit(self._pack, chunk.tobytes())))
 
     def finish(self) -> None:
-        """Write what is pending."""
+        """Write all pending chunks."""
         while self._pending:
             self._write_first()
 
     def close(self) -> None:
-        """End the threads; what is pending is dropped."""
+        """Stop the threads and drop pending chunks."""
         self._pending.clear()
         self._threads.shutdown(cancel_futures=True)
 
@@ -78,7 +78,7 @@ class Packer:
 
 
 def packer(compression: str, num_threads: int) -> Packer | None:
-    """Return what compresses in threads; None where nothing does: no compression, or LZ4 without the package lz4."""
+    """Return a packer; None without compression, or for LZ4 if the package lz4 is missing."""
     if compression == "gzip":
         return Packer(lambda chunk: zlib.compress(chunk, GZIP_LEVEL), num_threads)
     if compression == "lz4" and importlib.util.find_spec("lz4") is not None:
@@ -87,9 +87,9 @@ def packer(compression: str, num_threads: int) -> Packer | None:
 
 
 def _pack_lz4(chunk: bytes) -> bytes:
-    """Return a chunk as filter 32004 stores it: size of the whole, of a block, of the packed block, the block itself.
+    """Return a chunk as filter 32004 stores it: its size, the block size, the compressed block's size, and the block.
 
-    A chunk is one block; one that does not shrink is stored as it is.
+    A chunk is one block. A block that does not shrink is stored uncompressed.
     """
     import lz4.block
 
@@ -121,7 +121,7 @@ def write_compressed(
         crc = crc32c(piece, crc)
         if packer is not None:
             values = piece.view(dtype).reshape(count)
-            if count != chunk_dims:  # HDF5 stores whole chunks, also at an edge
+            if count != chunk_dims:  # HDF5 stores whole chunks, even at an edge
                 values = np.pad(values, [(0, size - some) for size, some in zip(chunk_dims, count, strict=True)])
             packer.write(dataset, start, values)
             continue
@@ -136,7 +136,7 @@ def write_compressed(
 
 
 class _Rebuffer:
-    """Pieces of any size in, pieces of a wanted size out."""
+    """Regroups pieces of any size into pieces of a requested size."""
 
     def __init__(self, chunks: Iterable[BytesLike]) -> None:
         self._source = iter(chunks)

@@ -1,13 +1,13 @@
-"""Reading HDF5 checkpoints that others wrote: every published generation and plain h5py files.
+"""Reading HDF5 checkpoints of other writers: every published generation and plain h5py files.
 
-| generation | how it shows | names | values |
+| generation | recognized by | names | values |
 |---|---|---|---|
-| current storage (0.5) | root `__version__` >= 0.5 | as they are, groups too | datasets; small ones JSON on the root |
+| current storage (0.5) | root `__version__` >= 0.5 | unquoted, in groups | datasets; small ones JSON on the root |
 | H5Saver, 1.9 to 2.4 | `__H5_TYPE__` on each dataset | URL-quoted | datasets, strings as attributes |
 | 1.7 and 1.8 | `is_none`, `is_string`, ... | URL-quoted | datasets, strings as attributes |
-| plain h5py | none of these | as they are, groups too | datasets |
+| plain h5py | none of these | unquoted, in groups | datasets |
 
-Pickled objects are never loaded: `skipped` names them. Links and storage outside the file are refused.
+Pickled objects are never loaded; `skipped` names them. Links to other files and storage in them are refused.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from cerebras_tensorflow.saver.interface import (
 _STORAGE_VERSION = 0.5
 _METADATA_SUFFIX = ".__metadata__"
 _MAX_DEPTH = 64
-# Least size of a link with its object in a file [B]. A group that several links name is visited for each of them.
+# Least size of a link and its object in a file [B]. A group with several links to it is visited once for each link.
 _LINK_BYTES = 64
 _ALWAYS_ALLOWED_VISITS, _MAX_VISITS = 10_000, 2_000_000
 
 
 class ForeignH5Reader(TensorReader):
-    """The tensors of an HDF5 file without our index. It has no checksums but those of HDF5's own filters.
+    """The tensors of an HDF5 file without our index. Its only checksums are those of HDF5's own filters.
 
     Args:
         path: The file.
-        accept_unindexed: Also read a file that began as ours but has lost its index, because another program changed
-            it or it was cut short.
+        accept_unindexed: Also read one of our files that has lost its index: it was cut short, or another program
+            changed it.
 
     Raises:
-        CheckpointError: If it is not HDF5, or reaches outside the file.
-        CorruptCheckpointError: If HDF5 cannot make sense of it, or our index is lost.
+        CheckpointError: If it uses another file, or two tensors have the same name.
+        CorruptCheckpointError: If HDF5 cannot read it, or our index is lost.
 
     Attributes:
         skipped: Objects that are not tensors, by name, with the reason: pickled objects, None, compound types.
-        generation: Which of the table above this is.
+        generation: The file's generation, from the table above.
     """
 
     def __init__(self, path: str | os.PathLike[str], accept_unindexed: bool = False) -> None:
@@ -76,13 +76,13 @@ class ForeignH5Reader(TensorReader):
             self._file = h5py.File(self.path, "r")
         except OSError as exc:
             raise CorruptCheckpointError(
-                f"{self.path}: HDF5 cannot open it: {_one_line(exc)}. It is truncated, damaged or no checkpoint."
+                f"{self.path}: HDF5 cannot open it: {_one_line(exc)}. It is truncated, damaged or not a checkpoint."
             ) from exc
         try:
             if h5_format.INDEX_ATTRIBUTE in self._file.attrs and not accept_unindexed:
                 raise CorruptCheckpointError(
                     f"{self.path}: the index at its end is lost: it was cut short, or changed by another program. Use "
-                    "another checkpoint, or convert it with --accept-changed to do without checksums."
+                    "another checkpoint, or convert it without checksums: --accept-changed."
                 )
             version = _version(self._file)
             self._walk(self._file, "", set(), 0)
@@ -171,14 +171,14 @@ class ForeignH5Reader(TensorReader):
         return num_bytes
 
     def check_complete(self) -> None:
-        # HDF5 compares the file's size with the one it declares when it opens it.
+        # When HDF5 opens a file, it compares the file's size with the declared size.
         self._check_open()
 
     def close(self) -> None:
         self._file.close()
 
     def object_bytes(self, name: str) -> bytes:
-        """Return the raw pickle of an object that `skipped` names, for inspection; it is not loaded.
+        """Return the raw pickle of an object that `skipped` names, for inspection, without loading it.
 
         Raises:
             KeyError: If there is no such object.
@@ -200,7 +200,7 @@ class ForeignH5Reader(TensorReader):
         item = self._items.get(name)
         if item is None:
             if name in self.skipped:
-                raise KeyError(f"{self.path}: {name!r} is no tensor: {self.skipped[name]}")
+                raise KeyError(f"{self.path}: {name!r} is not a tensor: {self.skipped[name]}")
             raise missing_tensor(self, name)
         return item
 
@@ -220,20 +220,20 @@ class ForeignH5Reader(TensorReader):
             self._visits += 1
             if self._visits > _most_visits(self._size):
                 raise CorruptCheckpointError(
-                    f"{self.path}: its groups link to each other in more ways than a file of {self._size} bytes can "
-                    "mean. Use another checkpoint."
+                    f"{self.path}: its groups link to each other more often than a file of {self._size} bytes "
+                    "needs. Use another checkpoint."
                 )
             link = group.get(child, getlink=True)
             path = f"{prefix}{child}"
             if isinstance(link, h5py.ExternalLink):
                 raise CheckpointError(
-                    f"{self.path}: {path!r} links to another file, {link.filename!r}. That is refused, since a "
-                    "checkpoint from elsewhere could so read any file of yours; copy the value into the file."
+                    f"{self.path}: {path!r} links to another file, {link.filename!r}. Such links are refused, because "
+                    "a checkpoint from elsewhere could read any of your files. Copy the value into the file."
                 )
             try:
                 node = group[child]
             except (KeyError, OSError) as exc:
-                self.skipped[path] = f"a link that leads nowhere: {_one_line(exc)}"
+                self.skipped[path] = f"a broken link: {_one_line(exc)}"
                 continue
             if isinstance(node, h5py.Group):
                 address = h5py.h5o.get_info(node.id).addr
@@ -250,7 +250,7 @@ class ForeignH5Reader(TensorReader):
                 name = h5_format.unquote(path)
         if name in self._items or name in self.skipped:
             raise CheckpointError(
-                f"{self.path}: two tensors are called {name!r}, one of them by a quoted name; remove or rename one"
+                f"{self.path}: two tensors have the name {name!r}, one of them quoted; remove or rename one"
             )
         plist = dataset.id.get_create_plist()
         if plist.get_external_count() or dataset.is_virtual:
@@ -258,7 +258,7 @@ class ForeignH5Reader(TensorReader):
         try:
             item = item_of(FileFacts(self.path, self._size), path, dataset)
         except (TypeError, ValueError) as exc:
-            self.skipped[name] = f"of a type that is no tensor: {_one_line(exc)}"
+            self.skipped[name] = f"not of a tensor type: {_one_line(exc)}"
             return
         if isinstance(item, str):
             self.skipped[name] = item
@@ -288,23 +288,15 @@ class ForeignH5Reader(TensorReader):
         return array.reshape(item.entry.shape)
 
     def _add_json_values(self) -> None:
-        """Add the scalars and strings of the current format, which live in JSON attributes of the root."""
+        """Add the scalars and strings of the current format, which are JSON attributes of the root."""
         links: dict[str, str] = {}
         for attribute in self._file.attrs:
             if not attribute.endswith(_METADATA_SUFFIX):
                 continue
             name = attribute.removesuffix(_METADATA_SUFFIX)
-            try:
-                content = json.loads(text_of(self._file.attrs[attribute]))
-                leaf = content.get(attribute, content)
-            except (ValueError, AttributeError) as exc:
-                raise CorruptCheckpointError(f"{self.path}: metadata of {name!r} is damaged: {exc}") from exc
+            leaf = self._json_leaf(attribute, name)
             if "scalar_value" in leaf:
-                value = np.asarray(leaf["scalar_value"])
-                if value.dtype.kind in "biuf":
-                    self._items[name] = small(value)
-                else:
-                    self.skipped[name] = f"the number {leaf['scalar_value']}, which no tensor type holds"
+                self._add_number(name, leaf["scalar_value"])
             elif "string_value" in leaf:
                 self._items[name] = small(np.array(str(leaf["string_value"]).encode(), object))
             elif leaf.get("__LINKED__"):
@@ -315,11 +307,25 @@ class ForeignH5Reader(TensorReader):
             if target in self._items:
                 self._items[name] = self._items[target]
             else:
-                self.skipped[name] = f"a link to {target!r}, which is not here"
+                self.skipped[name] = f"a link to {target!r}, which does not exist"
+
+    def _json_leaf(self, attribute: str, name: str) -> Any:
+        try:
+            content = json.loads(text_of(self._file.attrs[attribute]))
+            return content.get(attribute, content)
+        except (ValueError, AttributeError) as exc:
+            raise CorruptCheckpointError(f"{self.path}: metadata of {name!r} is damaged: {exc}") from exc
+
+    def _add_number(self, name: str, number: Any) -> None:
+        value = np.asarray(number)
+        if value.dtype.kind in "biuf":
+            self._items[name] = small(value)
+        else:
+            self.skipped[name] = f"the number {number}, which no tensor type can hold"
 
 
 class _hdf5_errors:
-    """Turn what HDF5 raises while reading into an error that names file and tensor."""
+    """Turn an error that HDF5 raises while reading into one that names file and tensor."""
 
     def __init__(self, path: str, name: str) -> None:
         self._path, self._name = path, name
@@ -365,5 +371,5 @@ def _load_filters() -> None:
     try:
         import hdf5plugin  # noqa: F401 (registers LZ4, zstd, bitshuffle ...)
     except ImportError:
-        # Files without these filters still open; HDF5 names the filter that is missing.
+        # Files without these filters can still be read; for others, HDF5's error names the missing filter.
         return

@@ -1,8 +1,7 @@
-"""How a tensor becomes an HDF5 dataset: its quoted name, stored type and attributes. FORMAT.md describes each byte."""
+"""A tensor as an HDF5 dataset: its quoted name, stored type and attributes. FORMAT.md describes each byte."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import urllib.parse
 from typing import Any
@@ -10,28 +9,30 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cerebras_tensorflow.text import did_you_mean
+
 H5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 COMPRESSIONS = ("none", "lz4", "gzip")
 
-# Attributes that the published legacy reader (H5Saver, releases 1.9 to 2.4) looks for ...
+# Attributes for the published legacy reader (H5Saver, releases 1.9 to 2.4).
 LEGACY_TYPE_ATTRIBUTE = "__H5_TYPE__"
 LEGACY_ARRAY_TYPE = "NumpyArrayH5Type"
 BFLOAT16_ATTRIBUTE = "is_bfloat16"
-# ... those of the current storage reader (0.5) ...
+# Attributes for the current storage reader (0.5).
 STORAGE_TYPE_ATTRIBUTE = "__TYPE__"
 STORAGE_ARRAY_TYPE = "NumpyArraySerializer"
 STORAGE_NUMPY_ATTRIBUTE = "__NUMPY__"
-# ... and ours, only on datasets that neither of them could type: the element type behind raw bytes.
+# Our own attributes, only on datasets of raw bytes, whose element type neither published reader has.
 ELEMENT_TYPE_ATTRIBUTE = "__ELEMENT_TYPE__"
 STRING_SHAPE_ATTRIBUTE = "__STRING_SHAPE__"
-# On the root: this file ends with an index, so one that does not is truncated or was changed by another program.
+# On the root: the file must end with an index. If it does not, it is truncated or another program changed it.
 INDEX_ATTRIBUTE = "__INDEX__"
 
 STRING_TYPE = "string"
 
 _NATIVE = ("bool", "float16", "float32", "float64", "complex64", "complex128")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-# Types that HDF5 lacks, and the type that holds their bits.
+# Types that HDF5 lacks, and the types that store their bits.
 _AS_BITS = {
     "bfloat16": "int16",
     "float8_e5m2": "uint8",
@@ -45,7 +46,7 @@ _AS_BITS = {
 
 
 def quote(name: str) -> str:
-    """Return the link name of a tensor: one path component, whatever the name holds.
+    """Return the link name of a tensor: a single path component for any name.
 
     >>> quote("dense/kernel:0"), quote(".")
     ('dense%2Fkernel%3A0', '%2E')
@@ -53,7 +54,7 @@ def quote(name: str) -> str:
     if not name:
         raise ValueError("a tensor name must not be empty")
     quoted = urllib.parse.quote(name.encode("utf-8", "surrogateescape"), safe="")
-    # HDF5 reads "." as "this group"; it is the one name that the published reader cannot ask for.
+    # HDF5 reads "." as "this group". The published reader does not quote it, so it cannot load this one name.
     return "%2E" if quoted == "." else quoted
 
 
@@ -63,10 +64,10 @@ def unquote(link: str) -> str:
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """Return the name under which an element type is indexed.
+    """Return the name of an element type in the index.
 
     Raises:
-        ValueError: If the format cannot hold it; lists what it can.
+        ValueError: If the format cannot hold it; lists the types that it can hold.
     """
     if dtype.kind in "SUO":
         return STRING_TYPE
@@ -77,7 +78,7 @@ def type_name(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Return the element type of an indexed name, little-endian.
+    """Return the element type of a name in the index, little-endian.
 
     Raises:
         ValueError: If the name is unknown.
@@ -88,20 +89,19 @@ def dtype_named(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, name))
     if name in _NATIVE or name in _INTEGERS:
         return np.dtype(name)
-    near = difflib.get_close_matches(name.replace("bf", "bfloat"), [*_AS_BITS, *_NATIVE, *_INTEGERS], 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "; types are called as in NumPy: float32, bfloat16, int64"
-    raise ValueError(f"unknown element type {name!r}{hint}")
+    hint = did_you_mean(name, [*_AS_BITS, *_NATIVE, *_INTEGERS])
+    raise ValueError(f"unknown element type {name!r}{hint or '; use NumPy names such as float32, bfloat16, int64'}")
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy type that holds an element type's bits in the dataset."""
+    """Return the NumPy type that stores an element type's bits in the dataset."""
     if name == STRING_TYPE:
         return np.dtype("u1")
     return np.dtype(_AS_BITS.get(name, name)).newbyteorder("<")
 
 
 def is_raw_bits(name: str) -> bool:
-    """Whether an attribute must name the element type, because the dataset's own type does not."""
+    """Whether an attribute must name the element type, because the dataset's own type is only raw bytes."""
     return name == STRING_TYPE or (name in _AS_BITS and name != "bfloat16")
 
 

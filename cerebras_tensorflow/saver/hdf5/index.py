@@ -1,7 +1,7 @@
-"""The index at the end of our HDF5 files: where each tensor lies, with a checksum of it and one of all the rest.
+"""The index at the end of our HDF5 files: the position and checksum of each tensor, and a checksum of the rest.
 
-HDF5 readers ignore bytes after the end that the superblock declares, so the file stays plain HDF5 to everyone else.
-With the index we read any tensor without opening HDF5, and detect truncation and every flipped bit.
+HDF5 readers ignore bytes after the end that the superblock declares, so other programs see a plain HDF5 file. With the
+index we read any uncompressed tensor without HDF5, and detect truncation and every flipped bit.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _PIECE_BYTES = 4 << 20
 NOT_CONTIGUOUS = -1
 # A million tensors take about 100 MB.
 _MAX_INDEX_BYTES = 256 << 20
-# No filter expands further than about 1000 to 1; what declares more is an attack on memory.
+# No filter expands data more than about 1000 times; a file that declares more is an attack on memory.
 MAX_EXPANSION = 2000
 ALWAYS_ALLOWED_BYTES = 64 << 20
 
 
 def most_bytes(file_bytes: int) -> int:
-    """Return how many bytes the values of a file of a size can have together, compressed ones too [B]."""
+    """Return the largest total size of the values, uncompressed, that is accepted for a file of a given size [B]."""
     return max(MAX_EXPANSION * file_bytes, ALWAYS_ALLOWED_BYTES)
 
 
 @dataclass(frozen=True)
 class H5Record:
-    """Where one tensor lies.
+    """The place of one tensor.
 
     Attributes:
-        type_name: Element type, as h5_format names it.
-        offset: First byte in its file; NOT_CONTIGUOUS if it is compressed and must be read through HDF5.
+        type_name: Name of the element type (see format.py).
+        offset: Position of the first byte in its file; NOT_CONTIGUOUS if it is compressed, to be read through HDF5.
         num_bytes: Size of the value [B], uncompressed.
         crc: CRC-32C of the value.
-        shard: File of a sharded checkpoint, from 0; the file with the index itself in one that is not.
+        shard: Number of the file, from 0; always 0 if the checkpoint is not sharded.
     """
 
     type_name: str
@@ -57,7 +57,7 @@ class H5Record:
     shard: int = 0
 
     def entry(self) -> TensorEntry:
-        """Return what readers tell about the tensor."""
+        """Return the tensor's entry for readers."""
         return TensorEntry(dtype_named(self.type_name), self.shape, self.num_bytes)
 
 
@@ -67,7 +67,7 @@ class H5Index:
 
     Attributes:
         records: By tensor name.
-        shards: Names of the files that hold the values, beside this one; none if it holds them itself.
+        shards: Names of the files with the values, in the same folder; empty if this file has them.
         end: Where the HDF5 file ends and the index begins.
         rest_crc: CRC-32C of all bytes before `end` that belong to no tensor.
     """
@@ -79,7 +79,7 @@ class H5Index:
 
 
 def encode(index: H5Index) -> bytes:
-    """Return the bytes that follow the HDF5 file. Their size does not depend on any checksum."""
+    """Return the bytes of the index and its tail. Their size does not depend on any checksum."""
     tensors = {
         name: [record.type_name, list(record.shape), record.offset, record.num_bytes, f"{record.crc:08x}", record.shard]
         for name, record in index.records.items()
@@ -94,7 +94,7 @@ def read(fd: int) -> H5Index | None:
     """Return the index of an open file, or None if it does not end with one.
 
     Raises:
-        ValueError: If it has one that is damaged, or that does not fit the file.
+        ValueError: If its index is damaged or does not fit the file.
     """
     size = os.fstat(fd).st_size
     tail = os.pread(fd, _TAIL.size, max(size - _TAIL.size, 0))
@@ -106,7 +106,7 @@ def read(fd: int) -> H5Index | None:
     if end + body_size + _TAIL.size != size:
         raise ValueError(f"the index says the file has {end + body_size + _TAIL.size} bytes; it has {size}")
     if body_size > _MAX_INDEX_BYTES:
-        raise ValueError(f"an index of {body_size} bytes; at most {_MAX_INDEX_BYTES} are read")
+        raise ValueError(f"the index has {body_size} bytes; the limit is {_MAX_INDEX_BYTES}")
     body = os.pread(fd, body_size, end)
     if crc32c(body) != body_crc:
         raise ValueError("the index fails its checksum")
@@ -116,7 +116,7 @@ def read(fd: int) -> H5Index | None:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """While very many objects come to stay, looking through them again and again takes longer than making them."""
+    """Turn off garbage collection: with very many new objects, its repeated scans take longer than making them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -132,7 +132,7 @@ def _parse(body: bytes, end: int, rest_crc: int) -> H5Index:
         raise ValueError(f"the index has version {content.get('version')}; this program reads {_VERSION}")
     shards = tuple(content["shards"])
     if any(not isinstance(shard, str) or os.path.basename(shard) != shard or not shard.strip(".") for shard in shards):
-        raise ValueError("a shard's name leads out of the folder")
+        raise ValueError("a shard's name points outside the folder")
     largest = end if not shards else None
     records = {name: _record(name, values, largest, len(shards)) for name, values in content["tensors"].items()}
     return H5Index(records, shards, end, rest_crc)
@@ -141,7 +141,7 @@ def _parse(body: bytes, end: int, rest_crc: int) -> H5Index:
 def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H5Record:
     type_name, dims, offset, num_bytes, crc, shard = values
     if not isinstance(type_name, str) or not isinstance(crc, str) or not isinstance(dims, list):
-        raise ValueError(f"tensor {name!r} is described by {str(values)[:80]}")
+        raise ValueError(f"tensor {name!r} has a bad description: {str(values)[:80]}")
     if type(offset) is not int or type(num_bytes) is not int or type(shard) is not int:
         raise ValueError(f"tensor {name!r} has an offset, size or shard that is not an integer: {str(values)[:80]}")
     record = H5Record(type_name, tuple(dims), offset, num_bytes, int(crc, 16), shard)
@@ -154,14 +154,14 @@ def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H
     if end is not None and offset != NOT_CONTIGUOUS and offset + num_bytes > end:
         raise ValueError(f"tensor {name!r} ends at byte {offset + num_bytes}, the data at {end}")
     if end is not None and num_bytes > most_bytes(end):
-        raise ValueError(f"tensor {name!r} declares {num_bytes} bytes, in {end} bytes of file")
+        raise ValueError(f"tensor {name!r} declares {num_bytes} bytes in a file of {end} bytes")
     if not 0 <= shard < max(num_shards, 1):
         raise ValueError(f"tensor {name!r} lies in shard {shard} of {num_shards}")
     return record
 
 
 def rest_checksum(fd: int, records: dict[str, H5Record], end: int) -> int:
-    """Return the CRC-32C of a file's bytes up to `end` outside its tensors.
+    """Return the CRC-32C of a file's bytes before `end` that are outside its tensors.
 
     Raises:
         ValueError: If the file is shorter, or tensors overlap.

@@ -1,4 +1,4 @@
-"""The file object between HDF5 and the disk: where HDF5 writes its own records of a checkpoint."""
+"""The file object through which HDF5 writes its own records of a checkpoint to disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cerebras_tensorflow.saver.files.writeback import pwrite_all
 class MetadataFile:
     """The file object through which HDF5 writes its metadata.
 
-    Raises nothing inside HDF5, which could then not close the file or free its space. `check` raises instead.
+    An error raised inside HDF5 would keep it from closing the file and freeing its space. So errors are stored, and
+    `check` raises them.
     """
 
     def __init__(self, fd: int) -> None:
@@ -58,8 +59,8 @@ class MetadataFile:
     def truncate(self, size: int) -> int:
         if self._error is None and not self._is_dropping:
             try:
-                # Not to the size that it has: ext4 takes a cut to 0 for the rewriting of a file, and flushes it at its
-                # close.
+                # Skip a truncation to the current size: ext4 takes a truncation to 0 as a rewrite of the file, and
+                # flushes the file when it is closed.
                 if os.fstat(self._fd).st_size != size:
                     os.ftruncate(self._fd, size)
             except OSError as exc:
@@ -67,4 +68,4 @@ class MetadataFile:
         return size
 
     def flush(self) -> None:
-        """Durability is the commit's matter."""
+        """Do nothing: the commit makes the file durable."""

@@ -1,4 +1,4 @@
-"""Reading the HDF5 checkpoints that we write, by the index at their end; one file or shards."""
+"""Reading our own HDF5 checkpoints through the index at their end; one file or shards."""
 
 from __future__ import annotations
 
@@ -52,10 +52,8 @@ def read_index(path: str) -> H5Index | None:
 class H5Reader(TensorReader):
     """The tensors of one of our HDF5 checkpoints.
 
-    Half of the methods are those of TensorReader; the others read one part of a record each.
-
     Args:
-        path: The file; of a sharded checkpoint, the one that holds the index.
+        path: The file; for a sharded checkpoint, the file with the index.
         index: Its index, from `read_index`.
     """
 
@@ -76,10 +74,10 @@ class H5Reader(TensorReader):
         return self.record(name).entry()
 
     def record(self, name: str) -> H5Record:
-        """Return where a tensor lies.
+        """Return the index record of a tensor.
 
         Raises:
-            KeyError: If there is no such tensor; names near ones.
+            KeyError: If there is no such tensor; names the nearest.
         """
         record = self.index.records.get(name)
         if record is None:
@@ -173,7 +171,7 @@ class H5Reader(TensorReader):
                 n: (r.offset, r.crc) for n, r in mine.items()
             }:
                 raise CorruptCheckpointError(
-                    f"{path}: {shard_name} does not belong to this index. Bring back the right one."
+                    f"{path}: {shard_name} does not belong to this index. Restore the right file."
                 )
             self._verify_rest(path, index)
         return num_bytes
@@ -187,7 +185,7 @@ class H5Reader(TensorReader):
             size = os.fstat(self._fd(shard)).st_size
             if num_bytes > h5_index.most_bytes(size):
                 raise CorruptCheckpointError(
-                    f"{self._shard_path(shard)}: its tensors declare {num_bytes} bytes, in a file of {size}: damaged "
+                    f"{self._shard_path(shard)}: its tensors declare {num_bytes} bytes in a file of {size}: damaged "
                     "or hostile. Use another checkpoint."
                 )
 
@@ -227,7 +225,7 @@ class H5Reader(TensorReader):
         stored = h5_format.stored_dtype(record.type_name)
         shape = dataset.shape
         if h5_format.num_elements(shape) * stored.itemsize != record.num_bytes or dataset.dtype != stored:
-            raise self._corrupt(name, record, f"HDF5 holds {dataset.dtype} {shape}, the index says otherwise")
+            raise self._corrupt(name, record, f"HDF5 has {dataset.dtype} {shape}, which does not fit the index")
         try:
             dataset.read_direct(target.view(stored).reshape(shape))
         except OSError as exc:
@@ -245,7 +243,7 @@ class H5Reader(TensorReader):
             crc = crc32c(piece, crc)
             done += piece.size
             if done > record.num_bytes:
-                raise self._corrupt(name, record, f"HDF5 holds more than the {record.num_bytes} bytes of the index")
+                raise self._corrupt(name, record, f"HDF5 has more than the {record.num_bytes} bytes of the index")
             yield piece
         self._check_crc(name, record, crc)
 
@@ -308,7 +306,7 @@ class H5Reader(TensorReader):
             except OSError as exc:
                 raise CorruptCheckpointError(
                     f"{path}: file {shard + 1} of {max(len(self.index.shards), 1)} of this checkpoint: {exc.strerror}. "
-                    "Bring it back beside the index, or use another checkpoint."
+                    "Restore it beside the index, or use another checkpoint."
                 ) from exc
             self._fds[shard] = fd
         return fd

@@ -1,4 +1,4 @@
-"""HDF5 checkpoints in several files: each is a whole checkpoint, and one more file is the index of all."""
+"""HDF5 checkpoints in several files: each shard is a complete checkpoint, and one more file is the index of all."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ShardedH5Writer(TensorWriter):
     """A sharded HDF5 checkpoint being written: `NAME.h5` with the index, `NAME-0000k-of-0000n.h5` with the values.
 
     Args:
-        path: Of the file with the index.
-        shard_of: File of a tensor, from its name and size [B].
+        path: The file with the index.
+        shard_of: Returns the shard of a tensor, from its name and size [B].
         compression, jobs, is_durable: As H5Writer's.
     """
 
@@ -58,17 +58,17 @@ class ShardedH5Writer(TensorWriter):
         self._names.add(name)
 
     def reserve(self, name: str, dtype: Any, shape: tuple[int, ...], crc: int) -> Reservation | None:
-        place = self._shard(name, _num_bytes(dtype, shape)).reserve(name, dtype, shape, crc)
-        if place is not None:
+        reservation = self._shard(name, _num_bytes(dtype, shape)).reserve(name, dtype, shape, crc)
+        if reservation is not None:
             self._names.add(name)
-        return place
+        return reservation
 
     def commit(self) -> None:
         if self._index is None:
             raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
         replaced = shards_of(self.path)
         num_shards = max(self._shards, default=-1) + 1
-        # As with bundles: the files of the checkpoint that is replaced live until the new index stands.
+        # Take unused shard names: the replaced checkpoint's files must exist until the new index does.
         while any(shard_path(self.path, shard, num_shards) in replaced for shard in range(num_shards)):
             num_shards += 1
         placed: list[str] = []

@@ -1,7 +1,7 @@
 """Overwriting single weights of an HDF5 checkpoint in place, so that a crash leaves the old or the new values.
 
-The new bytes go to a journal beside the file first. Once it is durable it is applied and removed. A program that opens
-the file and finds a journal applies it first; applying it twice does no harm.
+The new bytes first go to a journal beside the file. Once the journal is durable, it is applied and removed. A
+reader of ours that opens the file and finds a journal applies it first. Applying a journal twice is harmless.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIECE_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class _Write:
-    """Bytes from a position of the journal on, that go to an offset of a checkpoint's file."""
+    """A run of bytes to copy from a position in the journal to an offset in a checkpoint's file."""
 
     position: int
     offset: int
@@ -52,11 +52,11 @@ def journal_path(path: str) -> str:
 
 
 def update(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
-    """Replace the values of stored tensors, all of them or none.
+    """Replace the values of stored tensors; either all are replaced or none.
 
     Args:
-        path: A checkpoint that we wrote, uncompressed; one file or shards.
-        tensors: New values by name, each of the stored type and shape.
+        path: An uncompressed checkpoint of ours; one file or shards.
+        tensors: New values by name, with the stored types and shapes.
 
     Raises:
         KeyError: If a name is not stored.
@@ -73,7 +73,7 @@ def update(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
         try:
             replay(path)
         except CheckpointError as error:
-            # File systems that never write in place, such as btrfs, need free space for it.
+            # File systems that never write in place, such as btrfs, need free space even for an overwrite.
             raise CheckpointError(
                 f"{error} The new values are safe in {journal_path(path)}; opening the checkpoint finishes the update."
             ) from error
@@ -82,10 +82,10 @@ def update(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
 
 
 def recover(path: str) -> None:
-    """Finish an update that was cut short, if there is one.
+    """Finish an interrupted update, if there is one.
 
     Raises:
-        CheckpointError: If the update still is going on, or the file cannot be written to finish it.
+        CheckpointError: If the update is still running, or the file cannot be written.
     """
     if os.path.exists(journal_path(path)):
         lock = PartialFile(path)
@@ -96,7 +96,7 @@ def recover(path: str) -> None:
 
 
 def replay(path: str) -> None:
-    """Apply a checkpoint's journal and remove it. The caller holds the lock of the checkpoint."""
+    """Apply a checkpoint's journal and remove it. The caller holds the checkpoint's lock."""
     journal = journal_path(path)
     if not os.path.exists(journal):
         return
@@ -109,7 +109,7 @@ def replay(path: str) -> None:
                 own = {os.path.basename(file) for file in (path, *shards_of(path))}
                 # A journal that came with a checkpoint from elsewhere must not reach any other file.
                 if strange := {name for name, _, _ in writes} - own:
-                    raise ValueError(f"it writes to {', '.join(sorted(strange))}, no file of this checkpoint")
+                    raise ValueError(f"it writes to {', '.join(sorted(strange))}, not a file of this checkpoint")
             except (ValueError, KeyError, TypeError) as exc:
                 raise CorruptCheckpointError(f"{journal}: damaged: {exc}. Use another checkpoint.") from exc
             by_file: dict[str, list[_Write]] = {}
@@ -127,7 +127,7 @@ def replay(path: str) -> None:
 def _own_index(path: str) -> H5Index:
     index = read_index(path)
     if index is None:
-        raise CheckpointError(f"{path}: without our index, so it cannot be updated in place; convert it first")
+        raise CheckpointError(f"{path}: has no index of ours, so it cannot be updated in place; convert it first")
     return index
 
 
@@ -136,7 +136,9 @@ def _fitting(path: str, index: H5Index, name: str, value: Any) -> np.ndarray[Any
     if record is None:
         raise KeyError(f"{path}: no tensor {name!r}; an update replaces values and adds none")
     if record.offset == NOT_CONTIGUOUS:
-        raise CheckpointError(f"{path}: tensor {name!r} is compressed, so it cannot be updated in place; save anew")
+        raise CheckpointError(
+            f"{path}: tensor {name!r} is compressed, so it cannot be updated in place; save a new checkpoint"
+        )
     array = np.asarray(value)
     if h5_format.type_name(array.dtype) != record.type_name or array.shape != record.shape:
         raise ValueError(
@@ -144,7 +146,7 @@ def _fitting(path: str, index: H5Index, name: str, value: Any) -> np.ndarray[Any
             f"{h5_format.type_name(array.dtype)} {array.shape}"
         )
     if record.type_name == h5_format.STRING_TYPE:
-        raise CheckpointError(f"{path}: tensor {name!r} holds strings, which vary in size; save anew")
+        raise CheckpointError(f"{path}: tensor {name!r} holds strings, whose size can change; save a new checkpoint")
     return array
 
 
@@ -181,8 +183,8 @@ def _file_of(index: H5Index, main: str, record: H5Record) -> str:
 
 
 def _apply(journal: int, writes: Sequence[_Write], target: str) -> None:
-    """Bring a journal's writes into a file, durably."""
-    # A folder from elsewhere must not lead the journal to another file.
+    """Apply a journal's writes to a file, durably."""
+    # O_NOFOLLOW: a link in a folder from elsewhere must not redirect the journal to another file.
     fd = os.open(target, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         with mapped.changing(fd, [(write.offset, write.size) for write in writes]) as is_free:
@@ -190,7 +192,7 @@ def _apply(journal: int, writes: Sequence[_Write], target: str) -> None:
                 _write(journal, writes, fd)
                 os.fsync(fd)
             else:
-                logger.info("%s: another process has it mapped, so a changed copy takes its place", target)
+                logger.info("%s: another process has it mapped, so a changed copy replaces it", target)
                 _replace(journal, writes, fd, target)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What one dataset of another writer's HDF5 file stands for: a tensor, a scalar, a string, or nothing that we load."""
+"""The meaning of a dataset in another writer's HDF5 file: a tensor, a scalar, a string, or nothing that we load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FULL_TYPES = {"FullTensorH5Type", "DeferredFullTensor"}
 
 @dataclass(frozen=True)
 class Item:
-    """A tensor: either a dataset, with how its bits are to be taken, or a small value that is already here."""
+    """A tensor: either a dataset and the type of its stored bits, or a small value in memory."""
 
     entry: TensorEntry
     link: str = ""
@@ -30,23 +30,23 @@ class Item:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """The file that a dataset is in: its path for errors, its size [B] for the limits."""
+    """The file of a dataset: its path for errors, its size [B] for limits."""
 
     path: str
     size: int
 
 
 def item_of(file: FileFacts, path: str, dataset: Any) -> Item | str:
-    """Return a dataset's tensor, or why it is none.
+    """Return a dataset's tensor, or the reason why it is not one.
 
     Args:
-        file: Where the dataset is.
+        file: The file of the dataset.
         path: Its path in the file.
         dataset: The h5py dataset.
 
     Raises:
-        CorruptCheckpointError: If its declared size cannot be.
-        TypeError, ValueError: If its type is not that of a tensor.
+        CorruptCheckpointError: If its declared size is impossible.
+        TypeError, ValueError: If its type is not a tensor type.
     """
     attributes = dataset.attrs
     kind = text_of(attributes.get(h5_format.LEGACY_TYPE_ATTRIBUTE))
@@ -61,11 +61,11 @@ def item_of(file: FileFacts, path: str, dataset: Any) -> Item | str:
     if kind in _FULL_TYPES or _flag(attributes, "is_constructible"):
         return _full(attributes)
     if "filepath" in attributes:
-        return "a tensor kept in another file, which is refused"
+        return "a tensor in another file, which is refused"
     if dataset.shape is None:
         return f"an empty dataset of kind {kind or 'unknown'}"
     if kind and kind not in _ARRAY_TYPES and kind not in ("ScalarH5Type", "ScalarSerializer"):
-        return f"of kind {kind}, which stands for a tensor that is elsewhere"
+        return f"of kind {kind}, which refers to a tensor elsewhere"
     return _array(file, path, dataset)
 
 
@@ -91,7 +91,7 @@ def _array(file: FileFacts, path: str, dataset: Any) -> Item | str:
     if _is_bfloat16(attributes):
         if dtype.itemsize != 2 or dtype.kind not in "iu":
             return f"marked as bfloat16, but stored as {dtype}"
-        # As the type that it has: HDF5 converts values, not bits, between signed and unsigned.
+        # Read the bits as the stored type: between signed and unsigned, HDF5 would convert values, not bits.
         bits = dtype.newbyteorder("<")
         return Item(TensorEntry(np.dtype(ml_dtypes.bfloat16), dataset.shape, num_stored), path, bits)
     if h5py.check_string_dtype(dtype) is not None or dtype.kind == "S":
@@ -107,12 +107,12 @@ def _full(attributes: Any) -> Item | str:
     except (KeyError, TypeError, ValueError):
         return "a constant whose shape is pickled, which is never loaded"
     if value.dtype.kind not in "biuf" or h5_format.num_elements(shape) * value.itemsize > ALWAYS_ALLOWED_BYTES:
-        return f"a constant of shape {shape} that is too large to build unasked"
+        return f"a constant of shape {shape} that is too large to expand"
     return small(np.full(shape, value))
 
 
 def small(value: np.ndarray[Any, Any]) -> Item:
-    """Return a value that is here already as an item."""
+    """Return a value in memory as an item."""
     num_bytes = sum(len(element) for element in value.reshape(-1)) if value.dtype.kind == "O" else value.nbytes
     return Item(TensorEntry(value.dtype, value.shape, num_bytes), value=value)
 

@@ -1,4 +1,4 @@
-"""Writing HDF5 checkpoints that the published readers accept. HDF5 lays the file out; the values go past it."""
+"""Writing HDF5 checkpoints that the published readers accept. HDF5 lays out the file; values are written without it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class H5Writer(TensorWriter):
     Args:
         path: Final path. An existing file stays until the new one is complete.
         compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
-        jobs: Threads that compress (LZ4: with the package lz4); the file does not depend on it.
+        jobs: Number of compressing threads (for LZ4 only with the package lz4). It does not change the file.
         is_durable: Whether `commit` waits for the disk.
 
     Raises:
@@ -59,7 +59,7 @@ class H5Writer(TensorWriter):
         self.records: dict[str, H5Record] = {}
         self.is_placed = False
         self._partial: PartialFile | None = PartialFile(self.path)
-        # Finish an interrupted update now: its journal belongs to the old file, not to the new one.
+        # Finish an interrupted update now: its journal must not be applied to the new file.
         h5_update.replay(self.path)
         self._io = MetadataFile(self._partial.fd)
         self._behind = WriteBehind(self._partial.fd, is_durable)
@@ -110,7 +110,7 @@ class H5Writer(TensorWriter):
                 os.unlink(path)
 
     def commit_as(self, path: str, shards: tuple[str, ...], records: dict[str, H5Record]) -> None:
-        """Commit under a name of the same folder, with an index that may point into other files."""
+        """Commit under a name in the same folder, with an index that may refer to other files."""
         if self._partial is None:
             raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
         try:
@@ -131,7 +131,7 @@ class H5Writer(TensorWriter):
             self._behind.stop()
             if self._packer is not None:
                 self._packer.close()
-            # HDF5 flushes at close; into a file that is about to go.
+            # HDF5 flushes when it closes the file, which is about to be removed.
             self._io.drop_writes()
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 self._file.close()
@@ -169,7 +169,7 @@ class H5Writer(TensorWriter):
         shape: tuple[int, ...],
         chunk_shape: tuple[int, ...] | None,
     ) -> tuple[h5d.DatasetID, int]:
-        """Return a new dataset with its attributes, and the size of its values [B]."""
+        """Create a dataset with its attributes; return it and the size of its values [B]."""
         if self._partial is None:
             raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
         if name in self.records:
@@ -180,7 +180,7 @@ class H5Writer(TensorWriter):
         return dataset, h5_format.num_elements(stored_shape) * stored.itemsize
 
     def _room(self, dataset: h5d.DatasetID, num_bytes: int) -> int:
-        """Return the offset of a contiguous dataset's values, space on the disk reserved."""
+        """Reserve disk space for a contiguous dataset's values; return their offset."""
         assert self._partial is not None
         offset = int(dataset.get_offset()) if num_bytes else 0
         with reporting(self.path):
@@ -194,7 +194,7 @@ class H5Writer(TensorWriter):
         plist.set_obj_track_times(False)
         if chunk_shape is None:
             plist.set_layout(h5d.CONTIGUOUS)
-            # Space is taken now and filled by us, not by HDF5.
+            # HDF5 allocates the space now, and we write the values.
             plist.set_alloc_time(h5d.ALLOC_TIME_EARLY)
             plist.set_fill_time(h5d.FILL_TIME_NEVER)
         else:
@@ -220,7 +220,7 @@ class H5Writer(TensorWriter):
 
 
 class _Attributes:
-    """Scalar attributes through the low-level interface: at 100 000 tensors the high-level one takes minutes."""
+    """Writes scalar attributes through h5py's low-level API: for 100 000 tensors the high-level one takes minutes."""
 
     def __init__(self) -> None:
         self._space = h5s.create(h5s.SCALAR)

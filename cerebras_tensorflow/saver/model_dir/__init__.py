@@ -1,1 +1,1 @@
-"""The checkpoints of one model_dir: their list, retention, writing in the background."""
+"""The checkpoints of one model_dir: their state file, retention, writing in the background."""

@@ -1,4 +1,4 @@
-"""Writing checkpoints in a second thread while training goes on: one at a time, in order, errors not lost."""
+"""Writing checkpoints in a second thread during training: one at a time, in order, without losing errors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _Snapshot = TypeVar("_Snapshot")
 class AsynchronousWriter:
     """Takes a snapshot in the caller's thread and writes it in another. A context manager that waits at its end.
 
-    If SystemExit or KeyboardInterrupt leaves it, the process must stop soon, and the write is cancelled.
+    On SystemExit or KeyboardInterrupt the process must stop soon, so the context manager cancels the write.
 
-    At most one snapshot exists at a time: a save that comes while the one before is being written waits for it. So
-    saves never overtake each other, and the memory is that of the training plus one snapshot. The thread is not a
-    daemon: a process that ends normally finishes the write first.
+    At most one snapshot exists at a time: a save waits until the previous one is written. So saves stay in order, and
+    memory holds at most one snapshot beside the training. The thread is not a daemon: a process that exits normally
+    finishes the write first.
 
     Attributes:
         waited_s: Time that callers spent waiting for earlier writes [s].
-        is_cancelled: Whether the write is to end early; its `write` asks now and then, and raises.
+        is_cancelled: Whether the write should end early. The `write` function polls it, and raises.
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,18 @@ class AsynchronousWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a write is going on."""
+        """Whether a write is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, snapshot: Callable[[], _Snapshot], write: Callable[[_Snapshot], object]) -> None:
-        """Wait for the write before, take a snapshot now, and write it in the second thread.
+        """Wait for the previous write, take a snapshot, and write it in the second thread.
 
         Args:
-            snapshot: Returns values that training does not change any more (copies).
-            write: Writes and commits them. Whatever it raises surfaces at the next call of this object.
+            snapshot: Returns copies of the values, which training does not change.
+            write: Writes and commits them. If it raises, the next call on this object raises the same.
 
         Raises:
-            BaseException: What the write before raised; then no snapshot is taken.
+            BaseException: What the previous write raised; then no snapshot is taken.
         """
         self.wait()
         values = snapshot()
@@ -55,7 +55,7 @@ class AsynchronousWriter:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what a finished write raised, without waiting; to be called at every step."""
+        """Raise what a finished write raised, without waiting. Call it at every step."""
         if not self.is_writing:
             self.wait()
 
@@ -64,10 +64,10 @@ class AsynchronousWriter:
         self.is_cancelled = True
 
     def wait(self) -> None:
-        """Wait for the write that is going on.
+        """Wait for the write in progress.
 
         Raises:
-            BaseException: What it raised; once.
+            BaseException: What the write raised; only the first call raises it.
         """
         start = time.monotonic()
         if self._thread is not None:
@@ -91,8 +91,8 @@ class AsynchronousWriter:
         except BaseException as error:
             if exc is None:
                 raise
-            # The first error matters more; this one must not hide it.
-            logger.error("the checkpoint being written meanwhile failed too: %s", error)
+            # Log this error: raising it would hide the first one, which matters more.
+            logger.error("writing the checkpoint in the background failed too: %s", error)
 
     def _run(self, values: _Snapshot, write: Callable[[_Snapshot], object]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The index `ckpt_info` that releases 1.9 to 2.4 kept beside their HDF5 checkpoints: which there are, oldest first."""
+"""The file `ckpt_info`, in which releases 1.9 to 2.4 list the HDF5 checkpoints of a folder, oldest first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEGACY_INDEX = "ckpt_info"
 def checkpoints_listed(folder: str) -> list[str]:
     """Return the paths of the checkpoints that a folder's `ckpt_info` lists, oldest first; none if it has none.
 
-    Entries that are null, missing or outside the folder are left out, a damaged index counts as absent.
+    Entries that are null, missing or outside the folder are left out. A damaged file counts as absent.
 
     Source:
         An HDF5 file with one root attribute, `ckpt_info`, a JSON object whose `ckpt_paths` are relative paths or null.
@@ -22,7 +22,7 @@ def checkpoints_listed(folder: str) -> list[str]:
     path = os.path.join(folder, LEGACY_INDEX)
     if not os.path.isfile(path):
         return []
-    import h5py  # imported here, because loading h5py takes time
+    import h5py  # imported here because h5py is slow to load
 
     try:
         with h5py.File(path, "r") as file:

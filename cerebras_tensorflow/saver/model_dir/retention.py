@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest few, and one every few hours for good, as with tf.compat.v1.train.Saver."""
+"""Retention of checkpoints, as in tf.compat.v1.train.Saver: the newest few, and one every few hours for good."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Policy:
-    """What to keep.
+    """Which checkpoints to keep.
 
     Attributes:
         keep_max: Number of newest checkpoints; 0 or None keeps all.
-        keep_every_n_hours: Interval at which one of the older checkpoints stays for good; None keeps none of them.
+        keep_every_n_hours: Interval at which an older checkpoint is kept for good; None keeps no older one.
     """
 
     keep_max: int | None = 5
@@ -60,11 +60,11 @@ def advance(
         policy: What to keep.
 
     Source:
-        tf.compat.v1.train.Saver of TensorFlow 2.15. A checkpoint that is no longer among the newest few stays for good
-        if it was saved more than keep_every_n_hours after the last one that stayed, counted from the first save. If
-        all are kept, the state lists the newest only. Other than there, the time survives a restart: it is kept in the
-        state file, in the field that tf.train.CheckpointManager has for it. As in that class, times in the future,
-        from a clock that was set back since, count as now.
+        tf.compat.v1.train.Saver of TensorFlow 2.15. A checkpoint that leaves the newest few is kept for good if it was
+        saved more than keep_every_n_hours after the last one kept for good (at first: after the first save). If all are
+        kept, the state lists only the newest. Unlike in Saver, the time of the last one kept for good survives a
+        restart: the state file has it, in the field of tf.train.CheckpointManager. As in that class, a time in the
+        future counts as now: the clock was set back.
     """
     if not policy.keep_max:
         preserved = None if state is None else state.last_preserved_timestamp
@@ -86,7 +86,7 @@ def advance(
 
 
 def _stamped(state: CheckpointState | None, default_s: float) -> list[tuple[str, float]]:
-    """Return the checkpoints of a state with the time of each; that of its file where the state has none."""
+    """Return the checkpoints of a state with their times; file times if the state has none."""
     if state is None:
         return []
     paths, stamps = state.all_model_checkpoint_paths, state.all_model_checkpoint_timestamps
@@ -103,9 +103,9 @@ def _file_time(path: str, default_s: float) -> float:
 
 
 def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | None = None) -> list[str]:
-    """Enter a committed checkpoint in a model_dir's state and remove those that go; return the latter.
+    """Add a committed checkpoint to a model_dir's state, and remove those past retention; return the removed ones.
 
-    The state is written first: whenever the process dies, no checkpoint that the state names is gone.
+    The state is written first, so that it never names a removed checkpoint, even if the process dies.
 
     Raises:
         CheckpointError: If the state or the folder cannot be written.
@@ -115,7 +115,7 @@ def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | N
     try:
         state = read_state(folder)
     except CorruptCheckpointError as exc:
-        logger.warning("%s It is written anew.", exc)
+        logger.warning("%s A new one is written.", exc)
         state = None
     now_s = time.time() if saved_at_s is None else saved_at_s
     if state is not None:
@@ -130,7 +130,7 @@ def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | N
 
 
 def remove(path: str) -> None:
-    """Remove all files of a checkpoint, the one that makes it findable first and durably so, and its masks."""
+    """Remove all files of a checkpoint, in the order of `files_of` and each durably, and then its masks."""
     with reporting(path):
         masks = [masks_path(path)] if os.path.exists(masks_path(path)) else []
         for file in files_of(path) + masks:
@@ -141,13 +141,13 @@ def remove(path: str) -> None:
 
 
 def clean_up(model_dir: str) -> list[str]:
-    """Remove what saves and removals of dead processes left in a model_dir; return the paths.
+    """Remove the files that dead processes left behind while saving or removing checkpoints; return their paths.
 
-    That is partial files whose process is gone, and data files, graphs and masks of our names without their checkpoint.
-    The caller holds the folder's lock (`atomic.FolderLock`), so no other process is writing a checkpoint there.
+    These are partial files whose process has ended, and data files, graphs and masks of a run's checkpoints that are
+    gone. The caller holds the folder's lock (`atomic.FolderLock`), so no other process writes checkpoints there.
 
     Raises:
-        CheckpointError: If they cannot be removed.
+        CheckpointError: If a file cannot be removed.
     """
     folder = os.path.abspath(model_dir)
     removed = remove_stale(folder)
@@ -157,12 +157,12 @@ def clean_up(model_dir: str) -> list[str]:
             with reporting(path):
                 os.unlink(path)
             removed.append(path)
-            logger.info("removed %s, which no checkpoint uses any more", path)
+            logger.info("removed %s: no checkpoint uses it", path)
     return removed
 
 
 def _is_orphan(path: str) -> bool:
-    """Whether a file holds values of a checkpoint with one of our names that does not need it; in doubt, no."""
+    """Whether a file is named after a run's checkpoint that is gone or does not use it; False if that is unclear."""
     if path.endswith(MASKS_SUFFIX):
         checkpoint = path.removesuffix(MASKS_SUFFIX)
         return is_model_dir_name(checkpoint) and not files_of(checkpoint)

@@ -1,4 +1,4 @@
-"""The `checkpoint` file of a model_dir, a text proto as TensorFlow's: the newest checkpoint and those kept."""
+"""The `checkpoint` file of a model_dir, a text proto as in TensorFlow: the newest checkpoint and the kept ones."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _SIMPLE_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"a": b"\a", b"b": b"\
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What the state file says, with full paths.
+    """The content of the state file, with full paths.
 
     Attributes:
         model_checkpoint_path: The newest checkpoint.
-        all_model_checkpoint_paths: Those under retention, oldest first; the newest is among them.
+        all_model_checkpoint_paths: The checkpoints under retention, oldest first, including the newest.
         all_model_checkpoint_timestamps: When each was saved [s since 1970].
-        last_preserved_timestamp: When the newest of those kept for good was saved [s since 1970]; None at first.
+        last_preserved_timestamp: When the last checkpoint kept for good was saved [s since 1970]; None at first.
     """
 
     model_checkpoint_path: str
@@ -49,10 +49,9 @@ class CheckpointState:
 
 
 def read_state(model_dir: str | os.PathLike[str]) -> CheckpointState | None:
-    """Return the state of a model_dir, or None where there is none. Unknown fields are skipped.
+    """Return the state of a model_dir, or None if it has none. Unknown fields are skipped.
 
-    All paths returned lie in the folder. A path that leads elsewhere, as in a folder that was copied or comes from
-    somebody else, stands for the checkpoint of that name in this folder, and is ignored if there is none.
+    All returned paths are inside the folder; see `_within`.
 
     Raises:
         CorruptCheckpointError: If the file is not a checkpoint state.
@@ -71,7 +70,7 @@ def read_state(model_dir: str | os.PathLike[str]) -> CheckpointState | None:
 
 
 def _parse(path: str, text: str) -> CheckpointState:
-    """Return what a state file says, its paths as they are written; no newest checkpoint if it names none."""
+    """Return the content of a state file, its paths unchanged; the newest path is empty if the file has none."""
     newest = ""
     kept: list[str] = []
     timestamps: list[float] = []
@@ -100,10 +99,10 @@ def _parse(path: str, text: str) -> CheckpointState:
 
 
 def _within(folder: str, state: CheckpointState) -> CheckpointState | None:
-    """Return a state whose paths all lie in the folder, or None if it names no checkpoint there.
+    """Return a state with all paths inside the folder, or None if it names no checkpoint there.
 
-    A path that leads out of the folder stands for the checkpoint of that name in the folder: a copied folder may still
-    name its origin. If there is none, the path is ignored.
+    A copied folder may still name the original one. So a path outside the folder is replaced by the checkpoint of the
+    same name inside; if that does not exist, the path is ignored.
     """
     root = os.path.realpath(folder)
     has_stamps = len(state.all_model_checkpoint_timestamps) == len(state.all_model_checkpoint_paths)
@@ -128,14 +127,14 @@ def _own_path(folder: str, root: str, path: str) -> str | None:
         return full
     own = os.path.join(folder, os.path.basename(full))
     if os.path.basename(full) not in ("", ".", "..") and files_of(own):
-        logger.debug("%s/%s names %s; %s is used", folder, STATE_NAME, full, own)
+        logger.debug("%s/%s names %s; using %s instead", folder, STATE_NAME, full, own)
         return own
-    logger.warning("%s/%s names %s, which lies outside of the folder; it is ignored", folder, STATE_NAME, full)
+    logger.warning("%s/%s names %s, which is outside the folder; ignored", folder, STATE_NAME, full)
     return None
 
 
 def write_state(model_dir: str | os.PathLike[str], state: CheckpointState) -> None:
-    """Replace the state of a model_dir in one step. Paths inside the folder are written relative to it.
+    """Replace the state of a model_dir atomically. Paths inside the folder are written relative to it.
 
     Raises:
         CheckpointError: If it cannot be written.

@@ -156,7 +156,7 @@ def test_an_unknown_model_or_format_pair_prints_the_supported_ones(
 def test_a_config_that_is_not_json_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (source / "config.json").write_text("model: {}")
     assert convert(source) == 1
-    assert "is not JSON, which a config of hf is" in capsys.readouterr().err
+    assert "is not JSON, as a config of hf must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -170,7 +170,7 @@ def test_a_writer_left_by_an_exception_leaves_nothing(tmp_path: Path) -> None:
 def test_an_add_of_the_wrong_size_or_twice_is_refused(tmp_path: Path) -> None:
     with TorchWriter(tmp_path / "x.bin") as writer:
         writer.add("a", np.zeros(3, np.float32))
-        with pytest.raises(ValueError, match="added before"):
+        with pytest.raises(ValueError, match="is added twice"):
             writer.add("a", np.zeros(3, np.float32))
         with pytest.raises(ValueError, match="cannot hold"):
             writer.add("c", np.zeros(3, np.complex64))

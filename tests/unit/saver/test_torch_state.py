@@ -74,9 +74,9 @@ def test_a_safetensors_file_is_laid_out_as_published(tmp_path: Path) -> None:
     assert data[8 + size :] == b"\x01\0\x02\0" and size % 8 == 0
 
 
-def test_announced_tensors_must_come(tmp_path: Path) -> None:
+def test_declared_tensors_must_be_added(tmp_path: Path) -> None:
     entries = {"w": TensorEntry(np.dtype("<i2"), (2,), 4)}
-    with pytest.raises(ValueError, match="1 announced tensors were not added"):
+    with pytest.raises(ValueError, match="1 declared tensors were not added"):
         SafetensorsWriter(tmp_path / "s.safetensors", entries).commit()
     assert list(tmp_path.iterdir()) == []
 

@@ -169,7 +169,7 @@ def test_a_declared_size_beyond_the_file_reserves_no_memory(tmp_path: Path) -> N
 
 def test_an_unknown_name_lists_near_ones(tmp_path: Path) -> None:
     write(tmp_path / "c", {"dense/kernel": 1.0})
-    with BundleReader(tmp_path / "c") as reader, pytest.raises(KeyError, match="did you mean dense/kernel"):
+    with BundleReader(tmp_path / "c") as reader, pytest.raises(KeyError, match="did you mean 'dense/kernel'"):
         reader.read("dense/kernle")
 
 

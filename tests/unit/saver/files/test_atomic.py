@@ -123,7 +123,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_parent_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="file stands where a folder is needed"):
+    with pytest.raises(CheckpointError, match="file is in the place of a folder"):
         atomic.PartialFile(str(tmp_path / "file" / "weights"))
 
 

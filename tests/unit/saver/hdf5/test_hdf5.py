@@ -280,7 +280,7 @@ def test_a_journal_from_elsewhere_reaches_no_other_file(tmp_path: Path) -> None:
     tf_h5_saver.save(path, {"x": 1})
     (tmp_path / "run.py").write_text("mine")
     Path(journal_path(str(path))).write_bytes(b'{"writes": [["run.py", 0, 4]]}\nevil')
-    with pytest.raises(CorruptCheckpointError, match=r"it writes to run\.py, no file of this checkpoint"):
+    with pytest.raises(CorruptCheckpointError, match=r"it writes to run\.py, not a file of this checkpoint"):
         open_checkpoint(path)
     assert (tmp_path / "run.py").read_text() == "mine"
 
