@@ -32,7 +32,7 @@ extensions = [
 templates_path = ["_templates"]
 exclude_patterns = ["_build"]
 
-# Pages are read as they stand: their code blocks run in tests/docs, not in the build.
+# The build does not run code blocks; tests/docs does.
 nb_execution_mode = "off"
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
@@ -50,7 +50,7 @@ add_module_names = False
 html_theme = "sphinx_book_theme"
 html_title = f"cerebras_tensorflow {release}"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False, "use_fullscreen_button": False}
-# The words behind a fence's language say how a block is tested (tests/docs/markdown.py).
+# The words after a fence's language say how a block is tested (tests/docs/markdown.py). Sphinx cannot parse them.
 suppress_warnings = ["misc.highlighting_failure"]
 
 
@@ -58,7 +58,7 @@ LINK = re.compile(r"(?<=\]\()[^)\s#]+(?=[)#])")
 
 
 def copy_documents() -> None:
-    """Copy the READMEs and other documents of the repository into the site, with links that fit."""
+    """Copy the READMEs and other documents of the repository into the site, and adapt their links."""
     shutil.rmtree(COPIES, ignore_errors=True)
     for path in sorted(ROOT.rglob("*.md")):
         parts = path.relative_to(ROOT).parts
@@ -92,7 +92,7 @@ def with_links_of_the_site(text: str, path: Path, place: Path) -> str:
 
 
 def change_links(_app: Sphinx, docname: str, source: list[str]) -> None:
-    """Let the pages of docs/ link to the copies."""
+    """Make links in the pages of docs/ point to the copies."""
     place = DOCS / f"{docname}.md"
     if place.is_file() and not place.is_relative_to(COPIES):
         source[0] = with_links_of_the_site(source[0], place, place)
@@ -102,5 +102,5 @@ copy_documents()
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Register `change_links`; Sphinx calls this."""
     app.connect("source-read", change_links)

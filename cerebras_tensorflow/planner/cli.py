@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -87,7 +86,6 @@ def _run(options: argparse.Namespace) -> None:
     inputs = _given_inputs(options)
     _check(options)
     content = _read_params(options.params)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     gc.disable()  # millions of objects, none of them garbage: collecting would take a third of the time
     model_fn, reference = load_model(options.model)
     from cerebras_tensorflow.estimator.config.run_config import CSRunConfig

@@ -64,7 +64,7 @@ class BertTextInput:
 
 @dataclass(frozen=True)
 class TrainBertInput(BertTextInput):
-    """Section `train_input`: shuffled and without end unless said otherwise."""
+    """Section `train_input`: shuffled and without end by default."""
 
     shuffle: bool = True
     repeat: bool = True

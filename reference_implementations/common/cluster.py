@@ -1,4 +1,4 @@
-"""What the options of the cluster do here: folders are checked, the job is labelled, the rest is told."""
+"""Cluster options of a run: check the folders, label the job, log the options that have no effect here."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(settings: RunSettings) -> None:
-    """Make this process, and the job that it belongs to, as `runconfig` says.
+    """Apply the cluster settings of `runconfig` to this process and to its job.
 
     Raises:
-        SettingsError: If a folder is not there; it would fail later, and on another task.
+        SettingsError: If a folder is missing. Without the check the run would fail later, on another task.
     """
     for name in ("mount_dirs", "python_paths"):
         for path in getattr(settings, name):
@@ -27,24 +27,24 @@ def prepare(settings: RunSettings) -> None:
     sys.path.extend(path for path in settings.python_paths if path not in sys.path)
     if settings.job_labels:
         label_job(dict(label.split("=", 1) for label in settings.job_labels))
-    tell_ignored(settings)
+    log_ignored(settings)
 
 
 def label_job(labels: dict[str, str]) -> None:
     """Label the launch that this process belongs to, as `csctl label job` does."""
     environment = env.read()
     if environment.job_id is None or not environment.job_id.isdigit():
-        logger.info("job_labels are ignored: this run is no job of a launcher; start it with csrun_wse")
+        logger.info("job_labels are ignored: no launcher started this run; start it with csrun_wse")
         return
     job = jobs.record(environment.home, int(environment.job_id))
     jobs.set_labels(environment.home, job.id, labels)
 
 
-def tell_ignored(settings: RunSettings) -> None:
-    """Log the sizes of a cluster that the launcher decides on, not the run."""
+def log_ignored(settings: RunSettings) -> None:
+    """Log the cluster sizes that have no effect here, because the launcher sets them."""
     given = {name: getattr(settings, name) for name in ("num_wgt_servers", "num_act_servers", "num_workers_per_csx")}
     if (settings.num_csx or 1) > 1:
         given = {"num_csx": settings.num_csx, **given}
     stated = ", ".join(f"{name}={value}" for name, value in given.items() if value)
     if stated:
-        logger.info("%s: no change here, one simulated CS-2 runs the model; csrun_wse's options say what else", stated)
+        logger.info("%s: no change here: one simulated CS-2 runs the model; options of csrun_wse set the tasks", stated)

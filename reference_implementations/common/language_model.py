@@ -24,14 +24,14 @@ def language_model_spec(
     mode: str,
     params: Mapping[str, Any],
 ) -> Any:
-    """Return the CSEstimatorSpec of one step of a model that predicts the next token.
+    """Return the CSEstimatorSpec of a model that predicts the next token.
 
     Args:
         logits: (input_ids (B, S) int32, is_training) -> (B, S, V).
         features: input_ids (B, S) int32, input_mask (B, S) int32 with 1 at tokens that count.
         labels_BS: int32, the next token at each position.
         mode: 'train', 'eval' or 'infer'.
-        params: Section `optimizer`; `eval_input`, for the metric's name.
+        params: Section `optimizer`; section `eval_input`, for the name of a metric.
     """
     logits_BSV = logits(features["input_ids"], mode == "train")
     if mode == "infer":
@@ -39,7 +39,7 @@ def language_model_spec(
     mask_BS = features["input_mask"]
     loss = masked_mean(token_losses(logits_BSV, labels_BS), mask_BS)
     if mode == "eval":
-        # Only the bytes of a text are tokens of one byte.
+        # Tokens are bytes only if the data is a plain text.
         unit = "byte" if params.get("eval_input", {}).get("data_file") else "token"
         metrics = language_model_metrics(logits_BSV, labels_BS, mask_BS, unit)
         return CSEstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
@@ -54,7 +54,7 @@ def token_losses(logits_BSV: tf.Tensor, labels_BS: tf.Tensor) -> tf.Tensor:
 
 
 def masked_mean(losses_BS: tf.Tensor, mask_BS: tf.Tensor) -> tf.Tensor:
-    """() float32 mean over the positions where the mask is 1; 0 where there are none."""
+    """() float32 mean over the positions where the mask is 1; 0 if there is no such position."""
     weights_BS = tf.cast(mask_BS, tf.float32)
     return tf.reduce_sum(losses_BS * weights_BS) / tf.maximum(tf.reduce_sum(weights_BS), 1.0)
 
@@ -68,7 +68,7 @@ def language_model_metrics(
         logits_BSV: As `token_losses` takes them.
         labels_BS: As `token_losses` takes them.
         mask_BS: 1 at tokens that count.
-        unit: What a token is: 'byte' makes eval/bits_per_byte of the last one.
+        unit: What a token is; 'byte' renames the last metric eval/bits_per_byte.
     """
     weights_BS = tf.cast(mask_BS, tf.float32)
     accuracy = tf.compat.v1.metrics.accuracy(labels_BS, tf.argmax(logits_BSV, axis=-1), weights=weights_BS)

@@ -1,7 +1,7 @@
 """run(): the command line of a model, from argv and params.yaml to train, evaluate, predict or compile.
 
 A model brings its sections (settings), a model_fn and its input_fns; this module brings the options, the checks, the
-files in model_dir and the estimator. TensorFlow is imported only once options and settings are known to be good.
+files in model_dir and the estimator. It imports TensorFlow only after it has checked options and settings.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Function = Callable[..., Any] | str
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceModel:
-    """What run() needs to know of a model.
+    """The parts of a model that run() needs.
 
-    A function may be given as 'package.module:name'; it is then imported when the settings have been checked.
+    A function may be given as 'package.module:name'; run() then imports it after it has checked the settings.
     """
 
     sections: Mapping[str, type]
@@ -50,7 +50,7 @@ class ReferenceModel:
     predict_input_fn: Function | None = None
 
     def read_params(self, path: str) -> dict[str, Any]:
-        """Return the checked sections of a params file, as a run without other options has them.
+        """Return the checked sections of a params file, without any options of a command line.
 
         Raises:
             SettingsError: As load_params.
@@ -64,14 +64,14 @@ class ReferenceModel:
 
 
 def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
-    """Do what a model's command line asks for.
+    """Run the command line of a model.
 
     Args:
         model: The model.
-        argv: Options; those of the process by default.
+        argv: Options; by default those of this process.
 
     Returns:
-        Exit status: 0, 1 when the run failed for a reason that its message tells, 2 for a mistake in options or
+        Exit status: 0; 1 if the run failed, with a message that gives the reason; 2 for a mistake in options or
         settings.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s:tensorflow:%(message)s")
@@ -91,7 +91,7 @@ def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
 
 
 def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> dict[str, Any]:
-    """Return the checked sections as plain values, options put over the `runconfig` section.
+    """Return the checked sections as plain values; options override keys of the `runconfig` section.
 
     Raises:
         SettingsError: As `common.settings` has it; also when both steps and max_steps are asked for.
@@ -111,8 +111,7 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     if "max_steps" in overrides and "steps" not in overrides:
         runconfig = {key: value for key, value in runconfig.items() if key != "steps"}
     content = {**content, "runconfig": {**runconfig, **overrides}}
-    source = f"{path} with {', '.join(f'--{name}' for name in overrides)}" if overrides else str(path)
-    checked = check_sections(content, sections, source)
+    checked = check_sections(content, sections, str(path), {"runconfig": tuple(overrides)})
     params: dict[str, Any] = {name: _plain(dataclasses.asdict(section)) for name, section in checked.items()}
     for name in INPUT_SECTIONS:
         for key in PATH_KEYS:
@@ -131,7 +130,7 @@ def with_port(address: str | None) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, all the way down: what YAML can hold."""
+    """Return a value with tuples as lists at every depth, because YAML has no tuples."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -208,7 +207,7 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
     cluster.prepare(settings)
     _check_checkpoint_path(settings, Path(options.model_dir))
     if settings.throttle_secs:
-        logger.info("throttle_secs is ignored: train_and_eval evaluates once, when training has ended")
+        logger.info("throttle_secs is ignored: train_and_eval evaluates once, after training")
     model_dir = Path(options.model_dir)
     is_training = settings.mode in ("train", "train_and_eval")
     if is_training:
@@ -245,14 +244,14 @@ def _train(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings) 
     try:
         estimator.train(input_fn, steps=settings.steps, max_steps=settings.max_steps)
     except NanLossError as exc:
-        # Of TensorFlow's tree; its message says the step and the last good checkpoint, so a traceback adds nothing.
+        # It is TensorFlow's class. Its message has the step and the last good checkpoint, so hide the traceback.
         raise CerebrasError(str(exc)) from exc
 
 
 def steps_to_skip(
     model_dir: Path, train_input: Mapping[str, Any], settings: RunSettings, grad_accum_steps: int = 1
 ) -> int:
-    """Return the batches that an earlier run in this model_dir has trained on; 0 where their order is not fixed."""
+    """Return how many batches earlier runs in this model_dir have trained on; 0 if their order is not fixed."""
     is_ordered = not train_input.get("shuffle") or train_input.get("shuffle_seed") is not None
     if settings.disable_input_pipeline_ckpt or not is_ordered:
         return 0
@@ -260,14 +259,14 @@ def steps_to_skip(
         if integrity.find_damage(checkpoint) is None:
             with open_checkpoint(checkpoint) as reader:
                 updates = int(reader.read("global_step")) if "global_step" in reader else 0
-                # A run that was stopped between two updates has accumulated some batches of the next.
+                # A run that stopped between two updates has already accumulated batches for the next one.
                 begun = int(reader.read("accum_step_counter")) if "accum_step_counter" in reader else 0
                 return updates * grad_accum_steps + begun
     return 0
 
 
 def all_checkpoints(model_dir: Path) -> list[str]:
-    """Return the whole checkpoints of a model_dir, oldest first.
+    """Return the complete checkpoints of a model_dir, oldest first.
 
     Raises:
         SettingsError: If there is none.
@@ -279,7 +278,7 @@ def all_checkpoints(model_dir: Path) -> list[str]:
 
 
 def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings, model_dir: Path) -> Path:
-    """Write the predictions of a run to `<model_dir>/predictions.npz`, one array for each name; return the path."""
+    """Write predictions to `<model_dir>/predictions.npz`, one array for each name; return the path."""
     import numpy as np
 
     batches = estimator.predict(input_fn, checkpoint_path=settings.checkpoint_path, yield_single_examples=False)

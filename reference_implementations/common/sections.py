@@ -14,7 +14,7 @@ MODES: tuple[str, ...] = ("train", "eval", "eval_all", "predict", "train_and_eva
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Section `runconfig`. Options of run.py with the same name come before it."""
+    """Section `runconfig`. An option of run.py overrides the key of the same name."""
 
     mode: Mode = "train"
     max_steps: int | None = None  # global step at which training ends
@@ -25,12 +25,12 @@ class RunSettings:
     save_checkpoints_steps: int | None = 1000
     save_checkpoints_secs: float | None = None  # instead of save_checkpoints_steps
     keep_checkpoint_max: int = 5  # 0 keeps all
-    keep_checkpoint_every_n_hours: float | None = None  # of those that would go, one each so many hours stays
+    keep_checkpoint_every_n_hours: float | None = None  # keep one of the surplus checkpoints every so many hours
     checkpoint_format: Literal["auto", "tensorflow", "h5"] = "auto"
     save_summary_steps: int | None = 100
     log_step_count_steps: int | None = 100
     tf_random_seed: int | None = None
-    throttle_secs: int = 0  # of the original's configs; train_and_eval evaluates once, so it changes nothing
+    throttle_secs: int = 0  # accepted, without effect: train_and_eval evaluates once
     disable_input_pipeline_ckpt: bool = False  # true: a resumed run starts the data from its beginning
     memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
     num_csx: int | None = None
@@ -54,7 +54,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class CsSettings:
-    """Section `csconfig`: what goes to CSConfig as it stands."""
+    """Section `csconfig`: its keys are arguments of CSConfig."""
 
     use_cbfloat16: bool = False
     weight_store: Literal["auto", "memory", "servers", "file"] = "auto"
@@ -62,7 +62,7 @@ class CsSettings:
     stream_window_bytes: int | None = None
     min_stream_bytes: int = 64 * 1024
     use_xla: bool = False
-    memory_budget: int | str | None = None  # that of runconfig comes before it
+    memory_budget: int | str | None = None  # runconfig's memory_budget overrides it
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class OptimizerSettings:
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay_rate: float = 0.0
-    # Weights whose name contains one of these are not decayed.
+    # A weight whose name contains one of these is not decayed.
     exclude_from_weight_decay: tuple[str, ...] = field(
         default=("layer_norm", "LayerNorm", "ln_1", "ln_2", "norm", "bias", "gamma", "beta")
     )
@@ -87,7 +87,7 @@ class OptimizerSettings:
     max_gradient_value: float | None = None
     grad_accum_steps: int = 1  # batches whose mean gradient makes one update; max_steps counts updates
     loss_scaling_factor: float | Literal["dynamic", "tf_dynamic"] = 1.0  # both words mean the same here
-    # Of dynamic scaling; the defaults are those of the public Model Zoo.
+    # For dynamic scaling; the defaults are those of the public Model Zoo.
     initial_loss_scale: float = 2.0**15
     steps_per_increase: int = 2000
     min_loss_scale: float = 2.0**-14

@@ -1,7 +1,7 @@
-"""A params.yaml file -> checked sections; the only place that looks at raw YAML.
+"""Reads a params.yaml file into checked sections; no other module reads raw YAML.
 
-A section is described by a frozen dataclass: its fields are the keys, their annotations the types, their defaults the
-defaults. Anything else in the file is refused with the nearest known names.
+A frozen dataclass describes a section: its fields are the keys, their annotations the types, their defaults the
+defaults. Any other key is an error that names the nearest known keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,7 +56,7 @@ RANGES: tuple[tuple[str, Range], ...] = (
     (r"\w*learning_rate|weight_decay_rate|\w*epsilon|decay_rate|overflow_tolerance", Range(0)),
     (_COUNTS, Range(1)),
 )
-"""Names of keys, as patterns -> what a number under that name may be. The first that fits counts."""
+"""Pattern of a key's name -> allowed numbers. The first pattern that matches applies."""
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -83,13 +83,19 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def check_sections(content: Mapping[str, Any], sections: Mapping[str, type], source: str) -> dict[str, Any]:
+def check_sections(
+    content: Mapping[str, Any],
+    sections: Mapping[str, type],
+    source: str,
+    options: Mapping[str, Sequence[str]] | None = None,
+) -> dict[str, Any]:
     """Return one settings object for each section.
 
     Args:
         content: The file's content; a section that it lacks gets its defaults.
         sections: Section name -> dataclass.
         source: Where the content came from, for messages.
+        options: Section name -> keys that came from options of the command line. An error about one names the option.
 
     Raises:
         SettingsError: On an unknown section or key, a wrong type, or a required key that is missing.
@@ -97,12 +103,16 @@ def check_sections(content: Mapping[str, Any], sections: Mapping[str, type], sou
     for name in content:
         if name not in sections:
             raise SettingsError(f"{source}: unknown section {name!r}{_nearest(str(name), sections)}")
+    given = options or {}
     return {
-        name: check_section(content.get(name) or {}, section, f"{name}", source) for name, section in sections.items()
+        name: check_section(content.get(name) or {}, section, name, source, given.get(name, ()))
+        for name, section in sections.items()
     }
 
 
-def check_section(content: Any, section: type[SectionType], name: str, source: str) -> SectionType:
+def check_section(
+    content: Any, section: type[SectionType], name: str, source: str, options: Sequence[str] = ()
+) -> SectionType:
     """Return the settings object of one section; raises as `check_sections` does."""
     if not isinstance(content, Mapping):
         raise SettingsError(f"{source}: section {name!r} must hold keys and values, found {content!r}")
@@ -111,9 +121,11 @@ def check_section(content: Any, section: type[SectionType], name: str, source: s
     for key in content:
         if key not in fields:
             raise SettingsError(f"{source}: unknown {name} key {key!r}{_nearest(str(key), fields)}")
-    values = {key: _checked(value, hints[key], f"{name} key {key!r}", source) for key, value in content.items()}
-    for key, value in values.items():
-        _check_range(key, value, f"{name} key {key!r}", source)
+    values = {}
+    for key, value in content.items():
+        what, origin = f"{name} key {key!r}", _with_options(source, options, key)
+        values[key] = _checked(value, hints[key], what, origin)
+        _check_range(key, values[key], what, origin)
     missing = [
         key
         for key, field in fields.items()
@@ -124,11 +136,17 @@ def check_section(content: Any, section: type[SectionType], name: str, source: s
     try:
         return section(**values)
     except SettingsError as exc:
-        raise SettingsError(f"{source}: {name}: {exc}") from exc
+        raise SettingsError(f"{_with_options(source, options, str(exc))}: {name}: {exc}") from exc
+
+
+def _with_options(source: str, options: Sequence[str], text: str) -> str:
+    """Return the source, followed by those of the options whose keys a text names."""
+    named = [f"--{key}" for key in options if re.search(rf"\b{key}\b", text)]
+    return f"{source} with {', '.join(named)}" if named else source
 
 
 def write_yaml(content: Mapping[str, Any], path: Path) -> None:
-    """Write a mapping as YAML; the file appears whole or not at all."""
+    """Write a mapping as YAML; the file appears only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, yaml.safe_dump(dict(content), sort_keys=False))
 
@@ -154,14 +172,14 @@ def _check_range(key: str, value: Any, what: str, source: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return
     if math.isnan(value):
-        raise SettingsError(f"{source}: {what} is not a number; expected one")
+        raise SettingsError(f"{source}: {what} is NaN; expected a number")
     allowed = next((allowed for pattern, allowed in RANGES if re.fullmatch(pattern, key)), None)
     if allowed is not None and value not in allowed:
         raise SettingsError(f"{source}: {what} is {value!r}; expected {allowed}")
 
 
 def _match(value: Any, option: Any) -> tuple[bool, Any]:
-    """Whether a YAML value is of a type, and the value as that type."""
+    """Return whether a YAML value has a type, and the value converted to it."""
     origin = typing.get_origin(option)
     if option is Any:
         return True, value

@@ -1,4 +1,4 @@
-"""Which share of the data a process reads, where several read together."""
+"""Which share of the data a process reads, if several processes share it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ def num_tasks(input_context: Any = None) -> int:
     """Return how many processes share the data.
 
     Args:
-        input_context: What the Estimator gave the input_fn, as tf.distribute.InputContext has it; None: one process.
+        input_context: The tf.distribute.InputContext that the Estimator passes to the input_fn; None: one process.
     """
     return int(input_context.num_input_pipelines) if input_context else 1
 
 
 def task_id(input_context: Any = None) -> int:
-    """Return which of them this process is, from 0; it reads batches task_id, task_id + num_tasks, ..."""
+    """Return the number of this process, from 0. It reads batches task_id, task_id + num_tasks, ..."""
     return int(input_context.input_pipeline_id) if input_context else 0

@@ -10,7 +10,7 @@ from cerebras_tensorflow.errors import SettingsError
 
 @dataclass(frozen=True)
 class TextInput:
-    """A text file, cut into windows, a byte a token; or folders of HDF5 or TFRecord files of tokens.
+    """A text file, cut into windows, where each byte is a token; or folders of HDF5 or TFRecord files of tokens.
 
     scripts/convert_dataset_to_hdf5.py makes such folders.
     """
@@ -24,7 +24,7 @@ class TextInput:
     )
     shuffle: bool = False
     shuffle_seed: int = 0
-    shuffle_buffer: int = 10_000  # samples; of TFRecord files, the others shuffle as a whole
+    shuffle_buffer: int = 10_000  # samples; for TFRecord files only: other data is shuffled as a whole
     repeat: bool = False
     skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
 
@@ -32,12 +32,12 @@ class TextInput:
         if (self.data_file is None) == (self.data_dir is None):
             raise SettingsError("expected either data_file (a text) or data_dir (folders of HDF5 or TFRecord files)")
         if self.data_processor is not None and self.data_dir is None:
-            raise SettingsError(f"data_processor {self.data_processor} reads data_dir, and there is none")
+            raise SettingsError(f"data_processor {self.data_processor} reads data_dir, which is not given")
 
 
 @dataclass(frozen=True)
 class TrainTextInput(TextInput):
-    """Section `train_input`: shuffled and without end unless said otherwise."""
+    """Section `train_input`: shuffled and without end by default."""
 
     shuffle: bool = True
     repeat: bool = True

@@ -44,7 +44,7 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class TrainImageInput(ImageInput):
-    """Section `train_input`: shuffled and without end unless said otherwise."""
+    """Section `train_input`: shuffled and without end by default."""
 
     shuffle: bool = True
     repeat: bool = True

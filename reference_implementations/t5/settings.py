@@ -65,7 +65,7 @@ class SpanInput:
 
 @dataclass(frozen=True)
 class TrainSpanInput(SpanInput):
-    """Section `train_input`: shuffled and without end unless said otherwise."""
+    """Section `train_input`: shuffled and without end by default."""
 
     shuffle: bool = True
     repeat: bool = True

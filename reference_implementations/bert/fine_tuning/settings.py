@@ -31,7 +31,7 @@ class FineTuningInput:
 
 @dataclass(frozen=True)
 class TrainFineTuningInput(FineTuningInput):
-    """Section `train_input`: shuffled and without end unless said otherwise."""
+    """Section `train_input`: shuffled and without end by default."""
 
     shuffle: bool = True
     repeat: bool = True

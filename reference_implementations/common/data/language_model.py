@@ -1,4 +1,4 @@
-"""Batches of a model that predicts the next token: the input_fns of sections `train_input` and `eval_input`."""
+"""Batches for a model that predicts the next token: the input_fns of sections `train_input` and `eval_input`."""
 
 from __future__ import annotations
 

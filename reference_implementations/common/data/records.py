@@ -15,7 +15,7 @@ from reference_implementations.common.tasks import num_tasks, task_id
 
 
 class RecordInput(Protocol):
-    """What a section says about TFRecord files."""
+    """Keys of an input section that reads TFRecord files."""
 
     @property
     def data_dir(self) -> Any:
@@ -31,7 +31,7 @@ class RecordInput(Protocol):
 
     @property
     def shuffle_seed(self) -> int:
-        """Seed of that order."""
+        """Seed of the random order."""
 
     @property
     def shuffle_buffer(self) -> int:
@@ -43,7 +43,7 @@ class RecordInput(Protocol):
 
     @property
     def skip_steps(self) -> int:
-        """Steps at the start that a resumed run has done already."""
+        """Steps at the start that a resumed run leaves out, because it has done them."""
 
 
 def record_dataset(
@@ -51,16 +51,16 @@ def record_dataset(
 ) -> tf.data.Dataset:
     """Return batches of the records in `data_dir`.
 
-    Shuffling mixes `shuffle_buffer` samples at a time; a resumed run reads through what an earlier one has seen.
+    Shuffling mixes `shuffle_buffer` samples at a time. A resumed run reads and drops the samples of earlier runs.
 
     Args:
         settings: What to read and how.
         specification: Feature name -> tf.io.FixedLenFeature.
-        input_context: Where several tasks share the data, as tf.distribute.InputContext has it.
-        labels: Which of them the labels are.
+        input_context: A tf.distribute.InputContext, if several tasks share the data.
+        labels: Name of the feature that holds the labels.
 
     Returns:
-        (features, labels): (B, ...) int32, or float32 where the records hold floats.
+        (features, labels): (B, ...) int32, or float32 for features that are floats in the records.
 
     Raises:
         MissingDataError: If there are no files.
@@ -87,5 +87,5 @@ def record_dataset(
 
 
 def _held(dtype: tf.DType) -> tf.DType:
-    """What a batch holds for what a record holds: a record has no int32."""
+    """Return the type in a batch of a feature in a record: records hold whole numbers as int64."""
     return tf.int32 if dtype == tf.int64 else dtype

@@ -1,4 +1,4 @@
-"""The order in which samples are read: a pure function of (seed, epoch), so that a run can resume anywhere.
+"""The order in which samples are read: a pure function of (seed, epoch), so that a run can resume at any batch.
 
 # B batch
 """
@@ -15,7 +15,7 @@ from reference_implementations.common.tasks import num_tasks, task_id
 
 
 class Order(Protocol):
-    """What a section says about the order of its samples."""
+    """Keys of an input section about the order of its samples."""
 
     @property
     def batch_size(self) -> int:
@@ -27,7 +27,7 @@ class Order(Protocol):
 
     @property
     def shuffle_seed(self) -> int:
-        """Seed of that order."""
+        """Seed of the random order."""
 
     @property
     def repeat(self) -> bool:
@@ -35,17 +35,17 @@ class Order(Protocol):
 
     @property
     def skip_steps(self) -> int:
-        """Steps at the start that a resumed run has done already."""
+        """Steps at the start that a resumed run leaves out, because it has done them."""
 
 
 def batches_of(num_samples: int, settings: Order, input_context: Any, what: str) -> tf.data.Dataset:
-    """Return the steps of a run with their sample numbers, as `index_batches`, this task's share of them.
+    """Return this task's share of the steps of a run with their sample numbers, as `index_batches` does.
 
     Args:
         num_samples: Samples in the data set.
-        settings: Of the input section.
-        input_context: Where several tasks share the data, as tf.distribute.InputContext has it.
-        what: Where the samples came from, for the message: "data_file 'x' holds 3 windows of 8 bytes".
+        settings: The input section.
+        input_context: A tf.distribute.InputContext, if several tasks share the data.
+        what: Source of the samples, for the error message: "data_file 'x' holds 3 windows of 8 bytes".
 
     Raises:
         SettingsError: If the data holds less than one batch.
@@ -89,12 +89,12 @@ def index_batches(
 
     Args:
         num_samples: Samples in the data set.
-        batch_size: B; what is left at the end of the data is dropped.
-        seed: Shuffles every epoch anew; None keeps the order of the data.
-        repeat: Whether epochs follow each other without end; batches then may span two.
-        skip_steps: Batches left out at the start; costs nothing, however many they are.
+        batch_size: B. Samples at the end that do not fill a batch are dropped.
+        seed: Shuffles each epoch differently; None keeps the order of the data.
+        repeat: Whether epochs follow each other without end. A batch may then span two epochs.
+        skip_steps: Batches left out at the start. This takes no time, whatever the number.
         num_shards: Readers that share the batches; reader k gets batches k, k + num_shards, ...
-        shard: This reader.
+        shard: Number of this reader, k.
 
     Returns:
         (step, index): () int64, counted from 0 over the whole run; (B,) int64.

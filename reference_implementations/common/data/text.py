@@ -17,11 +17,11 @@ from reference_implementations.common.text_settings import TextInput
 def text_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dataset:
     """Return batches of windows of a text.
 
-    The text is cut into windows of S + 1 bytes, each starting at the last byte of the one before.
+    The text is cut into windows of S + 1 bytes. Each window starts with the last byte of the previous one.
 
     Args:
         settings: What to read and how.
-        input_context: Where several readers share the data: its num_input_pipelines and input_pipeline_id.
+        input_context: A tf.distribute.InputContext, if several tasks share the data.
 
     Returns:
         (features, labels): input_ids and input_mask (all 1), (B, S) int32; labels (B, S) int32, the next byte.

@@ -1,8 +1,8 @@
-"""Files of tokens: what is in them, reading and writing; no TensorFlow unless TFRecords are written.
+"""Reads and writes files of tokens. Imports TensorFlow only to write TFRecords.
 
 An HDF5 file holds the dataset `data` (samples, 3, S) int32 and the attribute `n_examples`; the three rows of a sample
 are input_ids, input_mask (1 at tokens that count) and labels (the next token), as in the public Model Zoo. A TFRecord
-holds the three under these names as int64 lists of length S.
+holds the three under the same names, as int64 lists of length S.
 
 # S sequence
 """
@@ -36,11 +36,11 @@ def find_files(
 
     Args:
         data_dir: The folders.
-        data_processor: Which kind is meant; None: the one that is there.
-        element_spec: The batch that the files give, for the error that there are none.
+        data_processor: The kind to look for; None: whichever kind the folders have.
+        element_spec: Shapes and types of a batch of these files, for MissingDataError.
 
     Raises:
-        MissingDataError: If there are none.
+        MissingDataError: If there are no files.
         SettingsError: If there are files of both kinds and no data_processor says which.
     """
     folders = [data_dir] if isinstance(data_dir, str) else list(data_dir)
@@ -59,19 +59,19 @@ def find_files(
         wanted = " or ".join(pattern for kind in kinds for pattern in _PATTERNS[kind])
         raise MissingDataError(f"{where}: no {wanted} files", element_spec)
     if len(found) > 1:
-        raise SettingsError(f"{where}: files of both kinds; data_processor says which")
+        raise SettingsError(f"{where}: files of both kinds; choose one with data_processor")
     return next(iter(found.items()))
 
 
 class Hdf5Samples:
-    """The samples of some HDF5 files, as one sequence that can be read anywhere.
+    """The samples of some HDF5 files, as one sequence with random access.
 
     Args:
-        paths: Files.
+        paths: The files.
         sequence: S that every file must have.
 
     Raises:
-        SettingsError: If a file is no file of tokens, or has another S.
+        SettingsError: If a file holds no tokens, or has another S.
     """
 
     def __init__(self, paths: Sequence[str], sequence: int) -> None:
@@ -110,9 +110,9 @@ class Hdf5Samples:
 
 
 def windows(tokens: Iterable[int], sequence: int) -> Iterator[np.ndarray]:
-    """Yield samples (3, S) int32 of a stream of tokens; each begins with the last token of the one before.
+    """Yield samples (3, S) int32 of a stream of tokens. Each begins with the last label of the previous sample.
 
-    The last is filled up with zeros that do not count; tokens that would make no label are dropped.
+    The last sample is padded with zeros, whose mask is 0. A stream of a single token gives no sample.
     """
     stream = iter(tokens)
     rest = list(itertools.islice(stream, 1))
@@ -128,7 +128,7 @@ def windows(tokens: Iterable[int], sequence: int) -> Iterator[np.ndarray]:
 
 
 def write_hdf5(samples: Iterable[np.ndarray], folder: str, samples_per_file: int = 100_000) -> list[str]:
-    """Write samples (3, S) to `<folder>/data-00000.h5`, ...; return the paths. Files appear whole or not at all."""
+    """Write samples (3, S) to `<folder>/data-00000.h5`, ...; return the paths. Files appear only when complete."""
     import h5py
 
     os.makedirs(folder, exist_ok=True)
@@ -151,7 +151,7 @@ def write_tfrecords(samples: Iterable[np.ndarray], folder: str, samples_per_file
 def write_examples(
     samples: Iterable[Mapping[str, np.ndarray]], folder: str, samples_per_file: int = 100_000
 ) -> list[str]:
-    """Write named lists of numbers, whole ones as int64 and others as float, as `write_tfrecords` does."""
+    """Write samples of named lists, integers as int64 and others as float; else as `write_tfrecords` does."""
     import tensorflow as tf
 
     os.makedirs(folder, exist_ok=True)
@@ -173,7 +173,7 @@ def write_examples(
 
 
 def _remove_others(folder: str, paths: Sequence[str]) -> None:
-    """Remove what an earlier, longer writing of the same kind left in the folder: a run would read it too."""
+    """Remove the surplus files of an earlier conversion in the same folder: a run would read them too."""
     kept = {os.path.basename(path): Path(path).suffix for path in paths}
     for path in Path(folder).glob("data-*"):
         if path.name not in kept and path.suffix in kept.values() and _OURS.fullmatch(path.name):

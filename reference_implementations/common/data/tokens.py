@@ -19,20 +19,20 @@ from reference_implementations.common.text_settings import TextInput
 def token_dataset(settings: TextInput, input_context: Any = None) -> tf.data.Dataset:
     """Return batches of the samples in `data_dir`.
 
-    HDF5 files are read by sample number, so that shuffling mixes all of them and a resumed run starts anywhere at no
-    cost. TFRecord files are read from the start: shuffling mixes `shuffle_buffer` samples at a time, and a resumed run
-    reads through what it has seen. Both orders depend on the seed alone.
+    HDF5 files are read by sample number: shuffling mixes all samples, and a resumed run starts at its place at once.
+    TFRecord files are read from the start: shuffling mixes `shuffle_buffer` samples at a time, and a resumed run reads
+    and drops the samples of earlier runs. Both orders depend only on the seed.
 
     Args:
         settings: What to read and how.
-        input_context: Where several tasks share the data, as tf.distribute.InputContext has it.
+        input_context: A tf.distribute.InputContext, if several tasks share the data.
 
     Returns:
         (features, labels): input_ids and input_mask (B, S) int32; labels (B, S) int32.
 
     Raises:
         MissingDataError: If there are no files.
-        SettingsError: If they are of another kind or length, or hold less than one batch.
+        SettingsError: If the files are of another kind or length, or hold less than one batch.
     """
     assert settings.data_dir is not None
     tokens_BS = tf.TensorSpec([settings.batch_size, settings.max_sequence_length], tf.int32)

@@ -27,13 +27,13 @@ def merge_heads(x_BNSD: tf.Tensor) -> tf.Tensor:
 
 
 def causal_bias(sequence: int) -> tf.Tensor:
-    """(1, 1, S, T) float32: 0 where a query may look, MASKED at later keys."""
+    """(1, 1, S, T) float32: 0 at keys that a query may use, MASKED at later keys."""
     later_ST = np.triu(np.ones([sequence, sequence], np.float32), k=1)
     return tf.constant(later_ST[None, None] * MASKED)
 
 
 def padding_bias(mask_BT: tf.Tensor) -> tf.Tensor:
-    """(B, 1, 1, T) float32 from a mask that is 1 at tokens: 0 there, MASKED at padding."""
+    """(B, 1, 1, T) float32: 0 at tokens, where the mask is 1; MASKED at padding."""
     return (1.0 - tf.cast(mask_BT, tf.float32))[:, None, None, :] * MASKED
 
 
@@ -49,16 +49,16 @@ def attend(
     """Return softmax(q k^T / sqrt(D) + bias) v.
 
     Args:
-        q_BNSD: Queries, of the compute type.
+        q_BNSD: Queries, in the compute type.
         k_BNTD: Keys.
         v_BNTD: Values.
         bias_BNST: float32, added before the softmax; broadcast where a dim is 1.
-        dropout_rate: Of the attention weights, in training.
-        is_training: Whether to drop.
-        scale: Of the products; 1 / sqrt(D) by default.
+        dropout_rate: For the attention weights, in training.
+        is_training: Whether to apply dropout.
+        scale: Factor of q k^T; 1 / sqrt(D) by default.
 
     Returns:
-        (B, N, S, D) of the compute type; the softmax is in float32.
+        (B, N, S, D) in the compute type; the softmax is in float32.
     """
     if scale is None:
         scale = float(q_BNSD.shape[-1]) ** -0.5
@@ -70,14 +70,14 @@ def attend(
 
 
 def rotate_pairs(x_BNSD: tf.Tensor, rotary_dim: int, base: float = 10000.0) -> tf.Tensor:
-    """Turn the pairs (x0, x1), (x2, x3), ... of the first R elements of each head by an angle that grows with position.
+    """Rotate the pairs (x0, x1), (x2, x3), ... of the first R elements of each head by position-dependent angles.
 
     Rotary positions of Su et al. (arXiv 2104.09864, Section 3.2.2); neighbours form a pair, as in GPT-J.
 
     Args:
         x_BNSD: Queries or keys.
-        rotary_dim: R, even; elements from R on stay.
-        base: Pair i turns by position * base ** (-2 i / R).
+        rotary_dim: R, even; later elements do not change.
+        base: Pair i rotates by position * base ** (-2 i / R).
     """
     sequence = x_BNSD.shape.as_list()[2]
     frequencies_R = base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)

@@ -1,7 +1,7 @@
 """Layers as functions on tf.compat.v1 variables.
 
-Every weight is a resource variable that is read, and cast, where it is used: weight streaming brings it in for that use
-only. A layer called `name` keeps its variables under `name/name/`, as the public Model Zoo's checkpoints have them.
+Every weight is a resource variable. Layers read and cast it where they use it, so that weight streaming loads it for
+that use only. A layer called `name` keeps its variables under `name/name/`, as in the public Model Zoo's checkpoints.
 
     # B batch, S sequence, I inputs, O outputs, H hidden, V vocabulary
 """
@@ -19,7 +19,7 @@ def variable(name: str, shape: list[int], initializer: object) -> tf.Variable:
 
 
 def normal(stddev: float) -> object:
-    """Return an initializer: normal, cut at two standard deviations."""
+    """Return an initializer: normal, truncated at two standard deviations."""
     return tf.compat.v1.truncated_normal_initializer(stddev=stddev)
 
 
@@ -38,13 +38,13 @@ def dense(name: str, x_BSI: tf.Tensor, num_outputs: int, initializer: object, us
 
     Args:
         name: Layer name; variables `name/name/kernel` (I, O) and `name/name/bias` (O,).
-        x_BSI: (..., I) of the compute type.
+        x_BSI: (..., I) in the compute type.
         num_outputs: O.
-        initializer: Of the kernel; the bias starts at zero.
-        use_bias: Whether there is one.
+        initializer: For the kernel; the bias starts at zero.
+        use_bias: Whether to add a bias.
 
     Returns:
-        (..., O) of the type of x.
+        (..., O) in the type of x.
     """
     with tf.compat.v1.variable_scope(f"{name}/{name}"):
         kernel_IO = variable("kernel", [int(x_BSI.shape[-1]), num_outputs], initializer)
@@ -62,7 +62,7 @@ def _matmul_last(x_BSI: tf.Tensor, kernel_IO: tf.Tensor) -> tf.Tensor:
 
 
 def layer_norm(name: str, x_BSH: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """Return x with mean 0 and variance 1 over H, times gamma plus beta; computed in float32, in the type of x."""
+    """Return x with mean 0 and variance 1 over H, times gamma plus beta; computed in float32, returned in x's type."""
     with tf.compat.v1.variable_scope(f"{name}/{name}"):
         gamma_H = variable("gamma", [int(x_BSH.shape[-1])], ones())
         beta_H = variable("beta", [int(x_BSH.shape[-1])], zeros())
@@ -75,7 +75,7 @@ def layer_norm(name: str, x_BSH: tf.Tensor, epsilon: float) -> tf.Tensor:
 
 
 def rms_norm(name: str, x_BSH: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """Return x over its root mean square over H, times gamma; computed in float32, in the type of x.
+    """Return x over its root mean square over H, times gamma; computed in float32, returned in the type of x.
 
     Zhang and Sennrich, arXiv 1910.07467, Equation 4.
     """
@@ -99,7 +99,7 @@ def embed(table_VH: tf.Variable, ids_BS: tf.Tensor, dtype: tf.DType) -> tf.Tenso
 
 
 def tied_logits(x_BSH: tf.Tensor, table_VH: tf.Variable, bias_V: tf.Variable | None = None) -> tf.Tensor:
-    """Return x @ table^T (+ bias), (B, S, V) of the type of x: the embedding as output layer."""
+    """Return x @ table^T (+ bias), (B, S, V) in the type of x: the embedding as output layer."""
     vocabulary_size, hidden_size = table_VH.shape.as_list()
     flat = tf.reshape(x_BSH, [-1, hidden_size])
     logits = tf.matmul(flat, tf.cast(table_VH, x_BSH.dtype), transpose_b=True)
@@ -114,7 +114,7 @@ def numbered(name: str, number: int) -> str:
 
 
 def dropout(x: tf.Tensor, rate: float, is_training: bool) -> tf.Tensor:
-    """Return x with elements dropped at a rate and the rest scaled up, in training only."""
+    """Return x; in training, with elements dropped at a rate and the rest scaled up."""
     if not is_training or rate == 0.0:
         return x
     return tf.nn.dropout(x, rate=rate)

@@ -1,4 +1,4 @@
-"""The two halves of a block that GPT-2 and BERT have in common; names are those of the public Model Zoo.
+"""The two halves of a block, which GPT-2 and BERT share; variable names are those of the public Model Zoo.
 
 # B batch, S sequence, H hidden, N heads, D head size, F filter
 """
@@ -22,12 +22,12 @@ def self_attention(
     """Return attention of a sequence to itself, (B, S, H); variables {q,k,v}_projection and output_transform (H, H).
 
     Args:
-        x_BSH: Of the compute type.
+        x_BSH: In the compute type.
         bias: float32, added to the scores; (B or 1, 1, S or 1, S).
         num_heads: N.
-        initializer: Of the kernels.
-        dropout_rate: Of the attention weights, in training.
-        is_training: Whether to drop.
+        initializer: For the kernels.
+        dropout_rate: For the attention weights, in training.
+        is_training: Whether to apply dropout.
     """
     hidden = int(x_BSH.shape[-1])
     q_BNSD, k_BNSD, v_BNSD = (
@@ -38,7 +38,7 @@ def self_attention(
 
 
 def feed_forward(x_BSH: tf.Tensor, index: int, filter_size: int, nonlinearity: str, initializer: object) -> tf.Tensor:
-    """Return the feed-forward of block `index`, (B, S, H); variables dense_layer_{2i} (H, F) and {2i+1} (F, H)."""
+    """Return feed-forward `index` of x, (B, S, H); variables dense_layer_{2i} (H, F) and {2i+1} (F, H)."""
     y_BSF = dense(numbered("dense_layer", 2 * index), x_BSH, filter_size, initializer)
     y_BSF = activation(nonlinearity, y_BSF)
     return dense(numbered("dense_layer", 2 * index + 1), y_BSF, int(x_BSH.shape[-1]), initializer)

@@ -1,7 +1,8 @@
 """Adafactor (Shazeer and Stern, arXiv 1804.04235, Algorithms 4 and 5), for resource variables; gradients must be dense.
 
-Of a matrix it keeps the second moment's row and column means alone, `<variable>/Adafactor` and
-`<variable>/Adafactor_1`; of anything else the whole second moment, `<variable>/Adafactor`. There is no first moment.
+For a matrix it keeps only the row and column means of the second moment, in `<variable>/Adafactor` and
+`<variable>/Adafactor_1`. For any other shape it keeps the whole second moment, in `<variable>/Adafactor`. There is no
+first moment.
 The learning rate is relative: it is multiplied by the root mean square of the variable.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 _SQUARE_EPSILON = 1e-30  # added to squared gradients
-_SMALLEST_SCALE = 1e-3  # stands in for the root mean square of a variable that is near zero
+_SMALLEST_SCALE = 1e-3  # least value of a variable's root mean square
 _CLIPPING_THRESHOLD = 1.0  # of the change's root mean square
 _DECAY_EXPONENT = 0.8  # the moment's decay at step t is 1 - t ** -0.8
 
@@ -22,7 +23,7 @@ class AdafactorOptimizer(tf.compat.v1.train.Optimizer):
 
     Args:
         learning_rate: Relative to each variable's root mean square.
-        global_step: () integer, steps done so far.
+        global_step: () integer, steps finished so far.
         name: Name of the slots.
     """
 
@@ -52,7 +53,7 @@ class AdafactorOptimizer(tf.compat.v1.train.Optimizer):
             row_slot, column_slot = self.get_slot(variable, "rows"), self.get_slot(variable, "columns")
             rows = self._decayed(row_slot, tf.reduce_mean(square, axis=1))
             columns = self._decayed(column_slot, tf.reduce_mean(square, axis=0))
-            # One factor at a time: the product of two small means is zero in float32.
+            # One factor at a time: the product of two small means underflows to zero in float32.
             change = gradient * tf.math.rsqrt(rows / tf.reduce_mean(rows))[:, None] * tf.math.rsqrt(columns)[None, :]
             updates = [row_slot.assign(rows, read_value=False), column_slot.assign(columns, read_value=False)]
         else:

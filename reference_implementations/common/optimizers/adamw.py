@@ -1,10 +1,10 @@
 """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101, Algorithm 2), for resource variables.
 
-Differs from the paper in two ways, both as the public Model Zoo has it: the decay is scaled by the learning rate, and
-bias correction can be left out. The slots are called `<variable>/AdamW` (first moment) and `<variable>/AdamW_1`.
+Differs from the paper in two ways, as the public Model Zoo does: the learning rate scales the decay, and bias
+correction can be turned off. The slots are called `<variable>/AdamW` (first moment) and `<variable>/AdamW_1`.
 
-With a trust ratio it is LAMB (You et al., arXiv 1904.00962, Algorithm 2, in the epsilon-hat form that TensorFlow's Adam
-has): each variable's change, decay included, is scaled to the variable's own length.
+With a trust ratio it is LAMB (You et al., arXiv 1904.00962, Algorithm 2, in the epsilon-hat form of TensorFlow's
+Adam): each variable's change, decay included, is scaled to the variable's norm.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
             self._create_non_slot_variable(initial_value=self._beta2, name="beta2_power", colocate_with=first)
 
     def _powers(self) -> tuple[tf.Variable, tf.Variable]:
-        # The update may stand in a branch, which is a graph of its own; the variables are in the one around it.
+        # The update may be inside a branch, which is a separate graph. The variables are in the outer graph.
         with tf.init_scope():
             graph = tf.compat.v1.get_default_graph()
         return (
@@ -56,7 +56,7 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
         )
 
     def _prepare(self) -> None:
-        self._constants: dict[tuple[float, tf.DType], tf.Tensor] = {}  # of the branch that the update stands in
+        self._constants: dict[tuple[float, tf.DType], tf.Tensor] = {}  # of the branch that holds the update
         self._step_size = tf.convert_to_tensor(self._learning_rate, tf.float32)
         self._decay = self._step_size * self._weight_decay_rate
         self._moment_step_size = self._step_size
@@ -84,7 +84,7 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
         )
 
     def _constant(self, value: float, dtype: tf.DType) -> tf.Tensor:
-        """A number as one tensor for all variables: a model has thousands."""
+        """Return one tensor of a number for all variables: a model has thousands of them."""
         if (value, dtype) not in self._constants:
             self._constants[(value, dtype)] = tf.constant(value, dtype)
         return self._constants[(value, dtype)]
@@ -103,7 +103,7 @@ class AdamWOptimizer(tf.compat.v1.train.Optimizer):
         return tf.group(*updates, name=name_scope)
 
     def _trust_ratio(self, variable: tf.Variable, change: tf.Tensor) -> tf.Tensor:
-        """() float32: length of the variable over that of its change at learning rate 1; 1 where either is 0."""
+        """() float32: norm of the variable over norm of its change at learning rate 1; 1 if either norm is 0."""
         length, change_length = tf.norm(variable), tf.norm(change)
         is_defined = tf.logical_and(length > 0.0, change_length > 0.0)
         ratio = length * self._step_size / tf.where(is_defined, change_length, 1.0)

@@ -1,8 +1,8 @@
-"""Loss scaling: gradients of a large multiple of the loss, divided again, so that small ones survive 16-bit floats.
+"""Loss scaling: multiply the loss, and divide its gradients again, so that small gradients survive 16-bit floats.
 
 Dynamic scaling (Micikevicius et al., arXiv 1710.03740, Section 3.2, with the tolerance of NVIDIA's OpenSeq2Seq) finds
-the factor by itself: a step whose gradients overflow changes no weight, and where overflows become frequent the factor
-is halved; after many good steps it is doubled. Its state has the names of the public Model Zoo's checkpoints:
+the factor by itself. A step whose gradients overflow changes no weight. Frequent overflows halve the factor; many good
+steps in a row double it. The names of its state are those of the public Model Zoo's checkpoints:
 current_loss_scale, good_steps, steps_since_rescale, overflows_since_rescale.
 """
 
@@ -17,11 +17,11 @@ from reference_implementations.common.sections import OptimizerSettings
 
 
 class LossScale:
-    """The factor of one training graph.
+    """The loss-scaling factor of one training graph.
 
     Attributes:
         value: () float32.
-        is_dynamic: Whether it changes, and steps may be skipped.
+        is_dynamic: Whether the factor changes and steps may be skipped.
     """
 
     def __init__(self, settings: OptimizerSettings) -> None:
@@ -37,21 +37,21 @@ class LossScale:
             self.value = tf.constant(settings.loss_scaling_factor, tf.float32)
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        """Return the loss to differentiate."""
+        """Return the scaled loss, whose gradients `unscaled` takes."""
         return loss if self._is_one else loss * tf.cast(self.value, loss.dtype)
 
     def unscaled(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the gradients of the loss itself."""
+        """Return the gradients of the unscaled loss."""
         if self._is_one:
             return list(gradients)
         inverse = 1.0 / self.value
         return [gradient * tf.cast(inverse, gradient.dtype) for gradient in gradients]
 
     def update(self, is_finite: tf.Tensor) -> tf.Operation:
-        """Return the op that counts a step and changes the factor where it is due.
+        """Return the op that counts a step and changes the factor when necessary.
 
         Args:
-            is_finite: () bool, whether the step's gradients were.
+            is_finite: () bool, whether the step's gradients are finite.
         """
         settings, zero = self._settings, tf.constant(0, tf.int64)
         steps = self._steps + 1
@@ -76,7 +76,7 @@ class LossScale:
 
 
 def all_finite(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """() bool: whether the global norm of the gradients is a number."""
+    """() bool: whether the global norm of the gradients is finite."""
     return tf.math.is_finite(tf.linalg.global_norm(list(gradients)))
 
 

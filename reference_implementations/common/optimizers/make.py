@@ -1,4 +1,4 @@
-"""The `optimizer` section -> the op of one training step."""
+"""Makes the op of one training step from the `optimizer` section."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Update = Callable[[Sequence[tf.Tensor]], tf.Operation]
 def training_step(loss: tf.Tensor, settings: OptimizerSettings) -> tf.Operation:
     """Return the op that updates every trainable variable once and counts the global step.
 
-    Gradients are made dense first: all optimizers then treat an embedding row that a batch does not touch as having
-    gradient zero, as the wafer does. With `grad_accum_steps` the mean gradient of that many runs of the op makes one
-    update, and the global step counts updates. A step that dynamic loss scaling skips is counted: a run that resumes
-    finds its place in the data by the global step.
+    Gradients are made dense first. An embedding row that a batch does not use then has gradient zero in all
+    optimizers, as on the wafer. With `grad_accum_steps` the mean gradient of that many runs of the op makes one
+    update, and the global step counts updates. The global step also counts steps that dynamic loss scaling skips,
+    because a resumed run finds its place in the data by it.
 
     Args:
         loss: () float32.
-        settings: What to minimize it with.
+        settings: The optimizer.
     """
     global_step = tf.compat.v1.train.get_or_create_global_step()
     learning_rate = learning_rate_tensor(settings.learning_rate, global_step)
@@ -62,7 +62,7 @@ def _accumulated(
     loss_scale: LossScale,
     update: Update,
 ) -> tf.Operation:
-    """The op that adds one run's gradients, and updates after `num_steps` runs; runs that overflow add nothing.
+    """Return the op that adds one run's gradients and updates after `num_steps` runs; overflowing runs add nothing.
 
     The sums and their counter have the names of the public Model Zoo's checkpoints.
     """
@@ -91,7 +91,7 @@ def _accumulated(
 
 
 def _untrained(name: str, shape: tf.TensorShape | list[int], dtype: tf.DType) -> tf.Variable:
-    """A variable of zeros under its full name, whatever scope is open."""
+    """Return a variable of zeros under its full name, whatever the current scope."""
     with tf.compat.v1.variable_scope(tf.compat.v1.VariableScope(reuse=False), auxiliary_name_scope=False):
         return tf.compat.v1.get_variable(
             name, shape, dtype, tf.compat.v1.zeros_initializer(), trainable=False, use_resource=True

@@ -1,4 +1,4 @@
-"""The schedules of a learning rate as params.yaml has them; no TensorFlow here. See schedules.py for examples."""
+"""The schedules of a learning rate in params.yaml; no TensorFlow here. See schedules.py for examples."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Schedule:
     steps: int | None = None  # length; also under the name decay_steps
     decay_steps: int | None = None
     power: float = 1.0  # Polynomial
-    alpha: float = 0.0  # Cosine: last rate as a part of the first
+    alpha: float = 0.0  # Cosine: last rate over the first
     decay_rate: float | None = None  # Exponential: factor per `decay_steps`
-    values: tuple[float, ...] = ()  # PiecewiseConstant, one more than boundaries
+    values: tuple[float, ...] = ()  # PiecewiseConstant: one more than boundaries
     boundaries: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -57,10 +57,10 @@ class Schedule:
 
 
 def read_schedules(setting: Any) -> list[Schedule]:
-    """Return the schedules of a `learning_rate` key that is no number, in the order in which they follow each other.
+    """Return the schedules of a `learning_rate` key that is not a number, in order.
 
     Raises:
-        SettingsError: If there is none, a key is missing or wrong, or one that is not the last has no length.
+        SettingsError: If there is none, a key is missing or wrong, or a schedule before the last has no length.
     """
     parts = [setting] if isinstance(setting, dict) else list(setting)
     if not parts:

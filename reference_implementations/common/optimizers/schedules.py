@@ -6,7 +6,7 @@
       - {scheduler: Linear, steps: 100, initial_learning_rate: 0.0, end_learning_rate: 1e-3}
       - {scheduler: Cosine, decay_steps: 900, initial_learning_rate: 1e-3, alpha: 0.1}
 
-A schedule counts from its own first step and holds its last value once its steps are over.
+A schedule counts from its own first step and keeps its last value after its last step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def learning_rate_tensor(setting: Any, global_step: tf.Tensor) -> tf.Tensor:
 
     Args:
         setting: A number, one schedule as a mapping, or a sequence of them.
-        global_step: () integer; steps done so far.
+        global_step: () integer; steps finished so far.
 
     Returns:
         () float32.
 
     Raises:
-        SettingsError: If a schedule lacks a key, or one that is not the last has no length.
+        SettingsError: If a schedule lacks a key, or a schedule before the last has no length.
     """
     if isinstance(setting, (int, float)):
         return tf.constant(float(setting), tf.float32)

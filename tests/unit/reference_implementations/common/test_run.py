@@ -45,8 +45,21 @@ def test_steps_on_the_command_line_replace_max_steps_in_the_file() -> None:
 @pytest.mark.parametrize(
     ("arguments", "change", "message"),
     [
-        (["--steps", "1", "--max_steps", "2"], ("", ""), "steps (1) and max_steps (2) are both given"),
-        (["--max_steps", "0"], ("", ""), "with --max_steps: runconfig key 'max_steps' is 0; expected at least 1"),
+        (
+            ["--mode", "train", "--steps", "1", "--max_steps", "2"],
+            ("", ""),
+            "params.yaml with --max_steps, --steps: runconfig: steps (1) and max_steps (2) are both given",
+        ),
+        (
+            ["--mode", "train", "--max_steps", "0"],
+            ("", ""),
+            "params.yaml with --max_steps: runconfig key 'max_steps' is 0; expected at least 1",
+        ),
+        (
+            ["--mode", "train", "--steps", "1"],
+            ("max_steps:", "max_step:"),
+            "params.yaml: unknown runconfig key 'max_step'; did you mean 'max_steps'",
+        ),
         ([], ("max_steps:", "max_step:"), "unknown runconfig key 'max_step'; did you mean 'max_steps'"),
         ([], ("hidden_size: 256", "hidden_size: 250"), "hidden_size 250 is not a multiple of num_heads 4"),
         ([], ("rotary_dim: 32", "rotary_dim: 31"), "rotary_dim is 31; expected an even number from 2 to 64"),
@@ -56,7 +69,7 @@ def test_steps_on_the_command_line_replace_max_steps_in_the_file() -> None:
         (["--checkpoint_path", "/nowhere/model.ckpt-1"], ("", ""), "checkpoint_path: /nowhere/model.ckpt-1"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_with_status_2(
+def test_a_mistake_is_one_line_with_status_2_and_names_only_the_options_at_fault(
     arguments: list[str],
     change: tuple[str, str],
     message: str,
@@ -71,12 +84,12 @@ def test_a_mistake_is_told_in_one_line_with_status_2(
     assert error.count("\n") == 1
 
 
-def test_a_missing_params_file_is_told_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_params_file_exits_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(MODEL, ["-p", str(tmp_path / "no.yaml"), "--model_dir", str(tmp_path / "out")]) == 2
     assert "no.yaml" in capsys.readouterr().err
 
 
-def test_a_model_dir_that_cannot_be_made_is_told_with_status_2(
+def test_a_model_dir_that_cannot_be_made_exits_with_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -122,7 +122,7 @@ def test_files_of_both_kinds_need_a_word(tmp_path: Path) -> None:
     for write in WRITERS.values():
         write(windows(range(81), SEQUENCE), str(tmp_path))
     settings: dict[str, Any] = {"data_dir": str(tmp_path), "batch_size": 5, "max_sequence_length": SEQUENCE}
-    with pytest.raises(SettingsError, match="files of both kinds; data_processor says which"):
+    with pytest.raises(SettingsError, match="files of both kinds; choose one with data_processor"):
         token_dataset(EvalTextInput(**settings))
     assert len(read(EvalTextInput(**settings, data_processor="GptTfRecordsProcessor"))) == 4
 
