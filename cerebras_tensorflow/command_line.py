@@ -1,8 +1,8 @@
-"""What every command of ours shares: options in both spellings, --version, --debug, errors in one line, a lost reader.
+"""Code that all our commands share: both spellings of options, --version, --debug, one-line errors, lost readers.
 
 def main(argv=None):
-options = _parser().parse_args(argv)          # a command_line.Parser
-return command_line.exit_code("cs-plan", lambda: _run(options))
+    options = _parser().parse_args(argv)  # a command_line.Parser
+    return command_line.exit_code("cs-plan", lambda: _run(options))
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NO_SUCH = re.compile(r"^unrecognized arguments: (.*)$", re.S)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser with --version and --debug, that takes hyphens for underscores and names near words.
+    """An argparse parser with --version and --debug. It accepts hyphens for underscores, and suggests similar words.
 
-    Its sub-commands are parsers of this class too.
+    Parsers of sub-commands have this class too.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -40,12 +40,12 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--debug", action=_Debug, help="show the traceback of an error")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options and what is left, after the words have got the spelling of the options."""
+        """Return the options and the remaining words. Options may be spelled with hyphens or underscores."""
         words = [self._own_spelling(word) for word in (sys.argv[1:] if args is None else args)]
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Leave with exit code 2 and a message that names what was probably meant."""
+        """Exit with code 2 and a message that suggests a similar word."""
         if match := _INVALID_CHOICE.search(message):
             message += did_you_mean(match[1], [word.strip().strip("'") for word in match[2].split(",")])
         elif match := _NO_SUCH.match(message):
@@ -74,7 +74,7 @@ def _all_options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 class _Debug(argparse.Action):
-    """Sets the variable, so that the processes that the command starts show tracebacks too."""
+    """Sets the environment variable, so that processes that the command starts show tracebacks too."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **{**settings, "default": argparse.SUPPRESS})
@@ -92,14 +92,14 @@ def exit_code(
 ) -> int:
     """Return the exit code of a command.
 
-    An expected error becomes one line on standard error, a Ctrl-C 130. When the reader of the output has gone
-    (`| head`), the command ends quietly with 141, as other programs do.
+    An expected error prints one line on standard error. A Ctrl-C returns 130. If the reader of the output has exited
+    (`| head`), the command returns 141 and prints nothing, as other programs do.
 
     Args:
         program: Name of the command, for the message.
         run: The command.
-        errors: What a user's mistake may raise.
-        failure: Exit code for these.
+        errors: Exceptions that a user's mistake may raise.
+        failure: Exit code for these exceptions.
     """
     try:
         code = run()
@@ -120,13 +120,13 @@ def _flush_output(program: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError as error:  # a full disk: what the command has done stays done
+    except OSError as error:  # the disk is full; the command itself has succeeded
         drop_output()
         show(error, f"{program}: standard output cannot be written: {error.strerror}")
 
 
 def show(error: BaseException, line: str) -> None:
-    """Print an error as a line on standard error; the traceback before it if --debug or CEREBRAS_DEBUG asks for it."""
+    """Print an error as a line on standard error, after its traceback if --debug or CEREBRAS_DEBUG asks for it."""
     if env.is_debug():
         import traceback
 
@@ -135,5 +135,5 @@ def show(error: BaseException, line: str) -> None:
 
 
 def drop_output() -> None:
-    """Let what is still in the buffer of standard output go nowhere, so that Python does not complain at its end."""
+    """Discard the buffer of standard output, so that Python does not report an error when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

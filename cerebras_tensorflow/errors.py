@@ -1,10 +1,10 @@
-"""Every error of ours, as one tree. A caller's mistake stays a ValueError or TypeError.
+"""All our errors, as one tree. A caller's mistake stays a ValueError or TypeError.
 
 CerebrasError
 +-- SettingsError          a settings file or option we cannot accept (also a ValueError)
-|   +-- MissingDataError   files of an input are not there
+|   +-- MissingDataError   input files do not exist
 +-- CompileError           a graph that the requested mode cannot run
-+-- SystemStateError       the simulated CS-2 is not in a state that allows what was asked
++-- SystemStateError       the state of the simulated CS-2 forbids the request
 |   +-- ExecModeError      it is in the other execution mode
 |   +-- SystemNotFoundError  nothing answers at that address
 +-- CheckpointError        a checkpoint that cannot be read or written
@@ -22,10 +22,10 @@ class SettingsError(CerebrasError, ValueError):
 
 
 class MissingDataError(SettingsError):
-    """Files of an input are not there.
+    """Input files do not exist.
 
     Attributes:
-        element_spec: The batch that they would give, as Dataset.element_spec has it; None where only they would tell.
+        element_spec: Dataset.element_spec of the missing input; None if only the files could tell.
     """
 
     def __init__(self, message: str, element_spec: object = None) -> None:
@@ -38,7 +38,7 @@ class CompileError(CerebrasError):
 
 
 class SystemStateError(CerebrasError):
-    """The simulated CS-2 is in a state that does not allow the request."""
+    """The state of the simulated CS-2 forbids the request."""
 
 
 class ExecModeError(SystemStateError):

@@ -1,8 +1,7 @@
-"""Files that appear under their final name complete, or not at all.
+"""Writes files atomically: under its final name a file is complete or does not exist.
 
-The content goes to a draft in the target's folder, which nobody else can have made before. The draft is made durable
-and then renamed, so that readers, and a machine that loses power, see the old or the new content. Nothing here needs
-TensorFlow.
+The content goes to a draft, a new file in the target's folder. The draft is flushed to the disk and then renamed. So
+readers see the old or the new content, even after a power failure. Nothing here needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import BinaryIO, TypeAlias
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
-# Drafts of processes that were killed carry these; `saver.files.atomic.remove_stale` removes them from a model_dir.
+# `saver.files.atomic.remove_stale` removes drafts of killed processes from a model_dir by these.
 DRAFT_PREFIX, DRAFT_SUFFIX = ".", ".partial"
 # A file name has at most 255 bytes; a character has at most 4.
 _NAME_CHARACTERS = 48
@@ -31,9 +30,9 @@ def write_bytes(path: AnyPath, content: bytes, permissions: int = 0o666, is_dura
     Args:
         path: The file. Its folder must exist.
         content: All bytes of the new file.
-        permissions: Of the new file, before the umask; 0o600 for secrets.
-        is_durable: Whether to wait until the disk has it. False is enough against a killed process, but not against a
-            power failure.
+        permissions: Permissions of the new file, before the umask; 0o600 for secrets.
+        is_durable: Whether to wait until the content is on the disk. False protects against a killed process, but not
+            against a power failure.
 
     Raises:
         OSError: If the file cannot be written. The old one, if any, stays.
@@ -49,9 +48,9 @@ def write_text(path: AnyPath, text: str, permissions: int = 0o666, is_durable: b
 
 @contextlib.contextmanager
 def atomic_file(path: AnyPath, permissions: int = 0o666, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a draft for writing; at the end of the block it replaces the file, after an error it is removed.
+    """Open a draft for writing. At the end of the block the draft replaces the file; after an error it is removed.
 
-    Takes and raises what `write_bytes` does.
+    Arguments and errors are those of `write_bytes`.
     """
     draft, fd = _create_draft(path, permissions)
     try:
@@ -67,10 +66,10 @@ def atomic_file(path: AnyPath, permissions: int = 0o666, is_durable: bool = True
 
 @contextlib.contextmanager
 def atomic_path(path: AnyPath, permissions: int = 0o666, is_durable: bool = True) -> Iterator[Path]:
-    """Give the path of an empty draft, for libraries that open files by name; otherwise as `atomic_file`."""
+    """Yield the path of an empty draft, for libraries that open files by name; otherwise as `atomic_file`."""
     draft, fd = _create_draft(path, permissions)
     try:
-        # HDF5 takes a lock of its own.
+        # HDF5 locks the file itself, so unlock it here.
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
         yield Path(draft)
@@ -83,10 +82,10 @@ def atomic_path(path: AnyPath, permissions: int = 0o666, is_durable: bool = True
 
 
 def open_new(path: AnyPath, permissions: int = 0o666) -> int:
-    """Make a file that did not exist, and return its descriptor, open for reading and writing.
+    """Create a new file, and return its descriptor, open for reading and writing.
 
     Raises:
-        FileExistsError: If anything has that name, a dangling symbolic link too.
+        FileExistsError: If the name exists, even as a dangling symbolic link.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
 
@@ -94,14 +93,14 @@ def open_new(path: AnyPath, permissions: int = 0o666) -> int:
 def read_regular(path: AnyPath, max_bytes: int) -> bytes:
     """Return the content of a small regular file.
 
-    Files from elsewhere are read with this: a pipe would block for ever, and a sparse file may declare any size.
+    Use this for files of unknown origin: a pipe would block forever, and a sparse file can have any size.
 
     Args:
         path: The file.
-        max_bytes: Size up to which it is read [B].
+        max_bytes: Largest size that is read [B].
 
     Raises:
-        OSError: If it cannot be opened, is no regular file, or is larger.
+        OSError: If it cannot be opened, is not a regular file, or is larger.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
@@ -119,13 +118,13 @@ def put_in_place(fd: int, draft: AnyPath, target: AnyPath, is_durable: bool = Tr
     """Rename a finished draft to its target in the same folder.
 
     Args:
-        fd: The draft, open.
-        draft: Its path.
-        target: The new name. A regular file of that name is replaced, and a symbolic link itself, not what it names.
+        fd: Descriptor of the draft.
+        draft: Path of the draft.
+        target: The new name. It replaces a regular file or a symbolic link, but not the file that the link names.
         is_durable: As in `write_bytes`.
 
     Raises:
-        OSError: If it cannot be renamed, or the target is no regular file.
+        OSError: If the draft cannot be renamed, or the target is not a regular file.
     """
     check_replaceable(target)
     if is_durable:
@@ -163,7 +162,7 @@ def sync_folder(folder: AnyPath) -> None:
 
 
 def _create_draft(path: AnyPath, permissions: int) -> tuple[str, int]:
-    """Return the path and descriptor of a new draft, locked as long as its writer lives."""
+    """Return the path and descriptor of a new draft. The draft is locked while its writer is alive."""
     folder, name = os.path.split(os.path.abspath(path))
     while True:
         draft = os.path.join(folder, f"{DRAFT_PREFIX}{name[:_NAME_CHARACTERS]}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
@@ -175,12 +174,12 @@ def _create_draft(path: AnyPath, permissions: int) -> tuple[str, int]:
 
 
 def _is_ours(fd: int, draft: str) -> bool:
-    """Lock a new draft; False if a clean-up took it for a dead process's file in between."""
+    """Lock a new draft; return False if a clean-up has locked or removed it first, as a dead process's file."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks; a clean-up there cannot remove the draft either
+    except OSError:  # a file system without locks, where a clean-up cannot remove the draft either
         return True
     try:
         return os.path.samestat(os.fstat(fd), os.stat(draft))

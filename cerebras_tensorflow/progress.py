@@ -1,4 +1,4 @@
-"""How far a long task is: one line on a terminal, a plain line now and then in a log."""
+"""Shows the progress of a long task: one line on a terminal, a line every 30 seconds in a log."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import TextIO
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 _BAR_WIDTH = 24
-# Shorter tasks need no line.
+# Tasks that are shorter show nothing.
 _FIRST_S = 2.0
 _REDRAW_S = 0.2
 _LOG_PERIOD_S = 30.0
 
 
 class Progress:
-    """Counts what is done and shows it with rate and time left; a context manager.
+    """Counts the work that is done, and shows it with rate and time left; a context manager.
 
-    Tasks of less than two seconds show nothing. A terminal has one line that is redrawn and removed at the end; any
-    other stream gets a line every half minute.
+    Tasks of less than two seconds show nothing. On a terminal one line is redrawn, and removed at the end. Any other
+    stream gets a line every 30 seconds.
 
     Args:
-        title: What is being done, as in "Converting".
+        title: Name of the task, such as "Converting".
         total: Amount of the whole task.
-        unit: What is counted: "B" for bytes, else a plural such as "tensors".
+        unit: "B" for bytes, or a plural such as "tensors".
         stream: Where to write; stderr by default.
         is_shown: False writes nothing, for --quiet.
-        clock: Time [s], for tests.
+        clock: Returns the time [s]; tests replace it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Progress:
         self._next_s = self._start_s + (_FIRST_S if self._is_terminal else _LOG_PERIOD_S)
 
     def advance(self, amount: int = 1) -> None:
-        """Count more as done, and show it if it is time to."""
+        """Add to the work that is done, and show it if the time for an update has come."""
         self._done += amount
         now_s = self._clock()
         if not self._is_shown or now_s < self._next_s:
@@ -70,7 +70,7 @@ class Progress:
         self._stream.flush()
 
     def text(self, wall_s: float, has_bar: bool = True) -> str:
-        """Return the line after some time [s].
+        """Return the line to show.
 
         >>> progress = Progress("Converting", 4_000_000, is_shown=False)
         >>> progress.advance(1_000_000)

@@ -1,6 +1,6 @@
-"""What reaches the user's terminal: no start-up noise of TensorFlow, and errors of ours in one line.
+"""Keeps the terminal clean: drops TensorFlow's start-up noise, and shows our errors in one line.
 
-`import cerebras_tensorflow` sets this up, so it holds for a script under plain `python` as for a launch of csrun.
+`import cerebras_tensorflow` sets this up, so it works under plain `python` and in a launch of csrun.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ NOISE = (
     "Could not load dynamic library 'lib\\(cudart\\|nvinfer\\)",
     "Ignore above cudart dlerror",
 )
-"""Lines that TensorFlow 2.15 to 2.21 write while they start on a machine without a GPU, as patterns of sed."""
+"""Lines that TensorFlow 2.15 to 2.21 print at start on a machine without a GPU, as sed patterns."""
 
 GPU_DEVICES = ("nvidiactl", "nvidia0", "kfd", "dxg")
-"""Device files of GPU drivers, below /dev. Where there is one, a complaint about the driver is no noise."""
+"""Device files of GPU drivers in /dev. If one exists, a message about the driver is not noise."""
 
 TRACEBACK_FILE = "traceback.log"
 END_TIMEOUT_S = 5.0
 
 
 def set_up() -> None:
-    """Show an uncaught error of ours in one line. At a prompt, and with CEREBRAS_DEBUG=1, Python's own way stays."""
+    """Show our uncaught errors in one line. At a prompt, or with CEREBRAS_DEBUG=1, Python shows the traceback."""
     if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1") and not sys.flags.interactive:
         sys.excepthook = show_uncaught
 
 
 def show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error of ours as its last line, with the line of the script; anything else as Python does.
+    """Print one of our errors as its text and the line of the script; print any other error as Python does.
 
     The traceback goes into the folder of the launch, if this process belongs to one.
     """
@@ -66,7 +66,7 @@ def show_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def _last_line_of_script(trace: TracebackType | None) -> str:
-    """Return the deepest line of the user's own main script in a traceback, empty if it has none."""
+    """Return the deepest line of the user's main script in a traceback; empty if there is none."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     line = 0
     while trace is not None:
@@ -77,7 +77,7 @@ def _last_line_of_script(trace: TracebackType | None) -> str:
 
 
 def _keep_traceback(text: str) -> Path | None:
-    """Add a traceback to the file in the launch's folder, and return the file; None if this is no launch."""
+    """Append a traceback to the file in the launch's folder, and return the file; None outside a launch."""
     try:
         folder = env.read().input_folder
     except ValueError:
@@ -95,11 +95,11 @@ def _keep_traceback(text: str) -> Path | None:
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Import TensorFlow within this context: its start-up noise is dropped, everything else still reaches stderr.
+    """Drop TensorFlow's start-up noise while it is imported in this context; all other lines reach stderr.
 
-    The lines come from C++, some of them before TensorFlow reads TF_CPP_MIN_LOG_LEVEL. So standard error goes through
-    `sed` meanwhile. That is a process of its own: what TensorFlow says before it aborts is not lost. A level that the
-    user has set wins, and nothing is filtered.
+    C++ code prints these lines, some of them before TensorFlow reads TF_CPP_MIN_LOG_LEVEL. So standard error goes
+    through `sed`. Because `sed` is a separate process, lines that TensorFlow prints before it aborts are not lost. If
+    the user has set a level, nothing is filtered.
     """
     if env.has_tensorflow_log_level():
         yield
@@ -119,11 +119,11 @@ def _filtered_stderr(patterns: Sequence[str]) -> Iterator[None]:
         try:
             own = os.dup(2)
             stack.callback(os.close, own)
-            # A session of its own: a Ctrl-C ends us and not the filter, which would take our last words with it.
+            # In its own session, Ctrl-C does not end the filter, so that it still passes on our last lines.
             sed = subprocess.Popen(
                 ["sed", "-u", *deletions], stdin=subprocess.PIPE, stdout=own, stderr=own, start_new_session=True
             )
-        except OSError:  # standard error is closed, or there is no sed: the noise is shown
+        except OSError:  # standard error is closed, or sed is missing: show the noise
             yield
             return
         assert sed.stdin is not None
@@ -134,16 +134,16 @@ def _filtered_stderr(patterns: Sequence[str]) -> Iterator[None]:
         finally:
             _flush_stderr()
             os.dup2(own, 2)
-            # A process that TensorFlow has started may still hold the pipe; it keeps the filter then.
+            # If a process that TensorFlow has started still holds the pipe, the filter stays for that process.
             with suppress(subprocess.TimeoutExpired):
                 sed.wait(END_TIMEOUT_S)
 
 
 def _look_for_gpus() -> None:
-    """Have TensorFlow look for GPUs now, where no driver is installed, so that its complaint falls into the filter."""
+    """If no GPU driver is installed, make TensorFlow look for GPUs now, so that the filter drops its message."""
     if any(os.path.exists(f"/dev/{name}") for name in GPU_DEVICES):
         return
-    # Not tf.config.list_physical_devices: that makes the eager context, which a script may want to configure.
+    # tf.config.list_physical_devices would create the eager context, which a script may want to configure.
     with suppress(ImportError, AttributeError, RuntimeError):
         from tensorflow.python import pywrap_tfe
 

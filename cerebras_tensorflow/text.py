@@ -1,4 +1,4 @@
-"""Text for people: what was probably meant, and text from others that a terminal or a file may take."""
+"""Text for users: suggestions for mistyped words, and text of unknown origin made safe for terminals and files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ LIKENESS = 0.6
 
 
 def near(word: str, known: Iterable[str], likeness: float = LIKENESS) -> str:
-    """Return the known word that is most like a word, empty if none is like it; hyphens count as underscores.
+    """Return the known word that is most similar to a word, empty if none is. Hyphens count as underscores.
 
     Args:
-        word: As the user wrote it.
-        known: What there is.
-        likeness: Least likeness, from 0 to 1.
+        word: The word as the user wrote it.
+        known: The known words.
+        likeness: Smallest similarity that counts, from 0 to 1.
 
     >>> near("pyhton-ws", ["python", "python-ws"]), near("x", ["python"])
     ('python-ws', '')
     """
-    from difflib import get_close_matches  # only a mistyped word pays for it
+    from difflib import get_close_matches  # slow to import; only a mistyped word needs it
 
     by_spelling = {name.lower().replace("_", "-"): name for name in known}
     matches = get_close_matches(word.lower().replace("_", "-"), list(by_spelling), n=1, cutoff=likeness)
@@ -26,7 +26,7 @@ def near(word: str, known: Iterable[str], likeness: float = LIKENESS) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], likeness: float = LIKENESS) -> str:
-    """Return the end of a message about an unknown word, empty if no known word is like it.
+    """Return the end of a message about an unknown word; empty if no known word is similar.
 
     >>> did_you_mean("lst", ["create", "list"])
     "; did you mean 'list'?"
@@ -36,7 +36,7 @@ def did_you_mean(word: str, known: Iterable[str], likeness: float = LIKENESS) ->
 
 
 def one_line(text: str) -> str:
-    r"""Return a text that a terminal shows and does not obey: control characters are written out.
+    r"""Return a text with control characters escaped, so that a terminal shows them and does not execute them.
 
     >>> one_line("red \x1b[31m\n")
     'red \\x1b[31m\\n'
@@ -47,7 +47,7 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Return a text that every file and terminal takes: bytes of an argument that are no UTF-8 are written out.
+    r"""Return a text that can be encoded as UTF-8: bytes of an argument that are not UTF-8 are escaped.
 
     >>> printable("caf\udce9")
     'caf\\xe9'

@@ -1,8 +1,8 @@
-"""TensorFlow's private modules that we use: all of them, in one place.
+"""All private modules of TensorFlow that we use, in one place.
 
 TensorFlow has no public name for these. `tests/unit/test_tf_private.py` checks each of them on every supported release.
-Names are looked up on use, so importing this module loads no TensorFlow. What the compatibility modules need of
-TensorFlow's inside is in `cerebras_tensorflow.compat`.
+Each name is imported on use, so importing this module does not load TensorFlow. The private names that the
+compatibility modules need are in `cerebras_tensorflow.compat`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 
 def export_utils() -> Any:
-    """Return the module that makes signatures of ExportOutputs; public until tf.estimator went (2.16)."""
+    """Return the module that makes signatures of ExportOutputs. It was public until 2.16 removed tf.estimator."""
     return importlib.import_module("tensorflow.python.saved_model.model_utils.export_utils")
 
 
 def export_output() -> Any:
-    """Return the module of the ExportOutput classes; public until tf.estimator went (2.16)."""
+    """Return the module of the ExportOutput classes. It was public until 2.16 removed tf.estimator."""
     return importlib.import_module("tensorflow.python.saved_model.model_utils.export_output")
 
 
 def op_definition(kind: str) -> Any:
-    """Return the OpDef of a kind of op, or None; no public name says how an op is declared."""
+    """Return the OpDef of an op type, or None. No public function returns it."""
     return importlib.import_module("tensorflow.python.framework.op_def_registry").get(kind)
 
 
@@ -38,8 +38,8 @@ def dataset_options(serialized: bytes) -> Any:
 
 
 def scope_inside_cond(graph: Any) -> str | None:
-    """Return the name scope that was opened inside the outermost tf.cond around; None outside any."""
-    context = graph._get_control_flow_context()  # noqa: SLF001 - no public name tells where an op is made
+    """Return the name scope relative to the outermost enclosing tf.cond; None outside a tf.cond."""
+    context = graph._get_control_flow_context()  # noqa: SLF001 - no public name for it
     outermost = None
     while context is not None:
         if context.IsCondContext():
@@ -47,5 +47,5 @@ def scope_inside_cond(graph: Any) -> str | None:
         context = context.outer_context
     if outermost is None:
         return None
-    around = f"{outermost.name.rsplit('/', 1)[0]}/"  # the context is called cond/cond_text
+    around = f"{outermost.name.rsplit('/', 1)[0]}/"  # the context's name is cond/cond_text
     return str(graph.get_name_scope() + "/").removeprefix(around).rstrip("/")

@@ -1,4 +1,4 @@
-"""Numbers with their unit, as text that a person reads or writes."""
+"""Formats and parses numbers with a unit, for users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_bytes_up(num_bytes: float) -> str:
-    """Return a byte count in decimal units that `parse_size` makes no smaller: what is enough, to one digit.
+    """Return a byte count in decimal units, rounded up to one digit, so that `parse_size` gives at least the same size.
 
     >>> format_bytes(2_310_000_000), format_bytes_up(2_310_000_000)
     ('2.3 GB', '2.4 GB')
@@ -62,12 +62,12 @@ def parse_size(text: str) -> int:
     """Return a size with a unit as bytes.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a size.
 
     >>> parse_size("1.5GB"), parse_size("64MiB")
     (1500000000, 67108864)
     """
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{text!r} is no size; expected a number with a unit, as in 500MB or 2GiB")
+        raise ValueError(f"{text!r} is not a size; expected a number with a unit, as in 500MB or 2GiB")
     return round(float(match[1]) * _UNITS[match[2].lower()])

@@ -1,8 +1,8 @@
-"""Every environment variable that we read or set, in one table; nothing else touches os.environ for settings.
+"""Every environment variable that we read or set, in one table. No other module reads settings from os.environ.
 
 | variable | set by | meaning |
 |---|---|---|
-| CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of an error of ours, not only its text |
+| CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of our own errors, not only their text |
 | CEREBRAS_TENSORFLOW_AUTOLOAD | user | `0`: no tf.estimator for scripts that do not import us (roots/autoload) |
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
@@ -11,21 +11,21 @@
 | CSAUTH_TOKEN | user | token for that server, as for csctl |
 | CSRUN_INPUT_FOLDER | csrun | folder in which the chief finds the input workers and weight servers of its launch |
 | CSRUN_INPUT_CPUS | cs_input_analyzer | numbers of CPUs with which to measure, such as `1,2` |
-| CSRUN_INPUT_REPORT | cs_input_analyzer | file for the measured rate of the input pipeline; measures only when set |
-| CSRUN_INPUT_WORKERS | csrun | number of input workers that stand by; 0: the chief reads its input itself |
+| CSRUN_INPUT_REPORT | cs_input_analyzer | file for the measured rate of the input pipeline; unset: no measurement |
+| CSRUN_INPUT_WORKERS | csrun | number of input workers of the launch; 0: the chief computes its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
 | CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
 | CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
-| CSRUN_WEIGHT_SERVERS | csrun | number of weight servers that stand by; 0: the chief keeps the weights itself |
+| CSRUN_WEIGHT_SERVERS | csrun | number of weight servers of the launch; 0: the chief keeps the weights itself |
 | SLURM_JOB_ID | Slurm | set: the processes of a launch may be on several nodes |
 | SLURM_LAUNCH_NODE_IPADDR | Slurm | IP address of srun's node; servers listen on the interface that leads there |
 | SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
-| TF_CPP_MIN_LOG_LEVEL | user; us, by default 1 | least severity of TensorFlow's log lines; the user's wins |
-| TF_USE_LEGACY_KERAS | user; us, for old scripts | TensorFlow's own: `1` makes tf.keras tf_keras |
+| TF_CPP_MIN_LOG_LEVEL | user; us, by default 1 | least severity of TensorFlow's log lines; a user's value is kept |
+| TF_USE_LEGACY_KERAS | user; us, for old scripts | TensorFlow's own: `1` makes tf.keras the same as tf_keras |
 | TF_XLA_FLAGS | us, for use_xla | lets XLA compile for the CPU too |
-| K8S_CS_IP | site | 1.7.1: when set, the run is on the CS system although no cs_ip is given |
+| K8S_CS_IP | site | 1.7.1: if set, the run is on the CS system even without a cs_ip |
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TF_CONFIG = "TF_CONFIG"
 
 TF_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 OUR_TF_LOG_LEVEL = "1"
-"""Warnings and errors."""
+"""Show warnings and errors only."""
 
 XLA_FLAGS = "TF_XLA_FLAGS"
 XLA_ON_CPU = "--tf_xla_cpu_global_jit"
@@ -74,7 +74,7 @@ EXECUTION_MODES = (PIPELINED, WEIGHT_STREAMING)
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment says about this process."""
+    """The settings of this process from its environment."""
 
     execution_mode: str
     home: Path
@@ -98,10 +98,10 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     """Return the typed environment.
 
     Args:
-        environ: Variables to read; the process's own by default.
+        environ: Variables to read; by default those of this process.
 
     Raises:
-        ValueError: If a variable holds a value that it cannot have; names the variable and the values it may have.
+        ValueError: If a variable has a wrong value; the text names the variable and the expected values.
     """
     environ = os.environ if environ is None else environ
     mode = environ.get(EXECUTION_MODE, PIPELINED)
@@ -143,12 +143,12 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 def is_debug() -> bool:
-    """Whether errors of ours are shown with their traceback."""
+    """Whether our errors show their traceback."""
     return os.environ.get(DEBUG, "0") not in ("", "0")
 
 
 def set_debug() -> None:
-    """Show errors of ours with their traceback, in this process and those that it starts."""
+    """Make our errors show their traceback, in this process and in processes that it starts."""
     os.environ[DEBUG] = "1"
 
 
@@ -159,7 +159,7 @@ def has_tensorflow_log_level() -> bool:
 
 @contextmanager
 def tensorflow_log_level() -> Iterator[None]:
-    """Set the level of TensorFlow's log lines for its import, when it reads it; the processes it starts choose anew."""
+    """Set the level of TensorFlow's log lines during its import only, so that child processes do not inherit it."""
     os.environ[TF_LOG_LEVEL] = OUR_TF_LOG_LEVEL
     try:
         yield
@@ -175,12 +175,12 @@ def allow_xla_on_cpu() -> None:
 
 
 def use_keras_2() -> None:
-    """Ask TensorFlow, which reads this when it is imported, for Keras 2, unless the user has asked for a Keras."""
+    """Make TensorFlow use Keras 2, unless the user has chosen a Keras. Call this before TensorFlow is imported."""
     os.environ.setdefault(LEGACY_KERAS, "1")
 
 
 def is_keras_2() -> bool:
-    """Whether TensorFlow has been asked for Keras 2."""
+    """Whether the environment makes TensorFlow use Keras 2."""
     return os.environ.get(LEGACY_KERAS) in ("1", "true", "True")
 
 
@@ -204,10 +204,10 @@ def tf_config() -> dict[str, Any]:
 
 @contextmanager
 def as_input_worker() -> Iterator[None]:
-    """Tell an input_fn, if nothing else does, that it runs in the only input worker of a cluster.
+    """Set TF_CONFIG, unless it is set, so that an input_fn sees itself in the only worker of a cluster.
 
-    1.2 to 1.8 ran it in worker tasks with TF_CONFIG, and old input_fns shard their files by it. Here the batches are
-    those of the whole input, no matter which process computes them.
+    1.2 to 1.8 ran the input_fn in worker tasks with TF_CONFIG, and old input_fns shard their files by it. Here the
+    input_fn must give the batches of the whole input, no matter which process computes them.
     """
     if TF_CONFIG in os.environ:
         yield

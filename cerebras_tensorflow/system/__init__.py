@@ -1,1 +1,1 @@
-"""The simulated CS-2: its figures, its state, its queue of jobs. Shared by the launcher and the run."""
+"""The simulated CS-2: its hardware figures, its state, and its queue of jobs. The launcher and the run share them."""

@@ -1,7 +1,7 @@
-"""The lock by which a job is alive: held by its processes, seen by everybody, disturbed by nobody else.
+"""The lock that shows that a job is alive: its processes hold it, and any user can check it without disturbing it.
 
-An open-file-description lock for writing. The kernel releases it when the last process of the job has ended, even by
-kill -9. Only users who may write the file can take one, so a reader's lock blocks no queue; asking takes no lock.
+It is an open-file-description lock for writing. The kernel releases it when the last process of the job ends, even by
+kill -9. Other users may only read the file, so they cannot take this lock and block the queue. A check takes no lock.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _LOCK = "hhqqi4x"
 
 
 def hold(path: Path) -> int:
-    """Return a file descriptor that holds the lock of a new file; who inherits it keeps the job alive too."""
+    """Create and lock a file, and return its descriptor. A process that inherits it keeps the job alive too."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    os.fchmod(handle, 0o644)  # other users of a shared home look too, whatever this one's umask
+    os.fchmod(handle, 0o644)  # other users of a shared home check the lock, so the umask must not apply
     fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     return handle
 
 
 def is_held(path: Path) -> bool:
-    """Return whether some process holds the lock; also when that cannot be told, so that nobody is overtaken."""
+    """Return whether a process holds the lock. If that is unknown return True, so that no job is overtaken."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -44,16 +44,16 @@ def is_held(path: Path) -> bool:
 
 
 def send_signal(path: Path, pid: int, number: signal.Signals) -> bool:
-    """Signal a process if it has the lock's file open, and return whether it has.
+    """Signal a process if it has the lock's file open, and return whether it was signalled.
 
-    A record may name any process: its number may be forged, or belong to another process by now.
+    The record of a job can name the wrong process: its process id may be forged, or may have been reused.
     """
     try:
         process = os.pidfd_open(pid)
     except (OSError, OverflowError):
         return False
     try:
-        # The process cannot become another one between the look and the signal: the descriptor stands for it.
+        # The descriptor refers to one process, so the process id cannot be reused between the check and the signal.
         if not _has_open(pid, path):
             return False
         signal.pidfd_send_signal(process, number)

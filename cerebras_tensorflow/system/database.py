@@ -1,8 +1,8 @@
-"""The SQLite files that hold the systems and the jobs: opening them, their tables, one transaction at a time.
+"""The SQLite files with the systems and the jobs: opens them, creates their tables, runs transactions.
 
-Two files, because they have different writers: administrators write `systems.sqlite`, everybody who may run writes
-`jobs.sqlite`. Both survive kill -9 at any moment: SQLite's rollback journal undoes a half-written change when the file
-is opened next. (Not the write-ahead log: it does not work on network file systems.)
+There are two files because their writers differ: administrators write `systems.sqlite`, and all users who may run jobs
+write `jobs.sqlite`. Both survive kill -9 at any moment: SQLite's rollback journal undoes a half-written change when the
+file is opened next. (The write-ahead log would not work on network file systems.)
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ CREATE INDEX jobs_by_phase ON jobs (phase, system, number);
 
 SCHEMAS = {"systems.sqlite": SYSTEMS, "jobs.sqlite": JOBS}
 CHANGES = {1: {"systems.sqlite": "ALTER TABLE systems ADD COLUMN software_version TEXT NOT NULL DEFAULT ''"}}
-"""What makes a file of a format one of the next."""
+"""Statement that brings a file of a format to the next format, by the file's name."""
 
 
 PRIVATE = {"jobs.sqlite"}
-"""Files that only their owner may read when they are made: jobs.sqlite keeps whole command lines."""
+"""Files that are created readable by their owner only: jobs.sqlite contains whole command lines."""
 
 
 Kind = Literal["refused", "locked", "damaged", "unusable"]
@@ -80,11 +80,11 @@ UNUSABLE: Kind = "unusable"
 
 
 class RecordsError(SystemStateError):
-    """A file with records that cannot be used; the text says why and what helps.
+    """A file of records cannot be used; the text says why and what to do.
 
     Attributes:
-        kind: REFUSED: this user may not use it. LOCKED: another process keeps it. DAMAGED: it is no database any more.
-            UNUSABLE: the disk is full or fails.
+        kind: REFUSED: this user has no permission. LOCKED: another process keeps the file locked. DAMAGED: the file is
+            corrupt. UNUSABLE: the disk is full or fails.
     """
 
     def __init__(self, message: str, kind: Kind) -> None:
@@ -93,14 +93,14 @@ class RecordsError(SystemStateError):
 
 
 def kind_of(error: OSError) -> Kind:
-    """Return what an error of a file means for the records in it."""
+    """Return the kind of RecordsError for an OSError."""
     is_refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
     return REFUSED if is_refused else UNUSABLE
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to one of the two files, which is created with its tables when it is missing.
+    """Yield a connection to one of the two files. A missing file is created with its tables.
 
     Raises:
         RecordsError: If the folder or the file cannot be created, read or written, is damaged, or stays locked.
@@ -110,10 +110,10 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
         with closing(connection):
             connection.row_factory = sqlite3.Row
-            # Text that is no UTF-8, in a damaged or forged record, must not make the other records unreadable.
+            # A damaged or forged record may hold text that is not UTF-8. The other records must stay readable.
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            # Fewer waits for the disk in each launch. No kill -9 loses anything by it; a power failure at the wrong
-            # moment, on a disk that reorders writes, may lose the rollback journal.
+            # NORMAL waits for the disk less often. It is safe against kill -9. A power failure at the wrong moment may
+            # lose the rollback journal, on a disk that reorders writes.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA journal_mode = PERSIST")
             if connection.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
@@ -133,7 +133,7 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
         try:
             yield connection
         except BaseException:
-            # SQLite has rolled back by itself after some errors, a full disk among them.
+            # After some errors, such as a full disk, SQLite has rolled back already.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
@@ -142,7 +142,7 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors, and those of making the file, into ours."""
+    """Turn errors of SQLite and of the file system into RecordsError."""
     try:
         yield
     except OSError as exc:
@@ -153,8 +153,8 @@ def _explained(path: Path) -> Iterator[None]:
         if code in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in text or "not a database" in text:
             what = "systems and their modes" if path.name == "systems.sqlite" else "records of jobs"
             raise RecordsError(
-                f"{path} is damaged ({text}). Move it away, and the next command makes a new one; the {what} in it "
-                "are then lost. Nothing else is kept there",
+                f"{path} is damaged ({text}). Move it away; the next command creates a new one. Only the {what} in it "
+                "are lost",
                 DAMAGED,
             ) from exc
         if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "locked" in text:
@@ -180,7 +180,7 @@ def _unusable(path: Path, why: str) -> str:
 def _make_file(path: Path) -> None:
     """Create a private file here, because SQLite would create it with the user's umask.
 
-    One that was shared on purpose, so that others may write it, stays shared.
+    A file that its owner has made writable for others stays shared.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.name not in PRIVATE:
@@ -192,9 +192,9 @@ def _make_file(path: Path) -> None:
 
 
 def _close_or_share(path: Path) -> None:
-    """Close a file of this user to others, as an earlier release did not, unless they may write it too.
+    """Make a file of this user private, unless others may write it; earlier releases created readable files.
 
-    The journal gets the same permissions: without it they could not use a file that was shared after it was made.
+    The journal gets the same permissions, because a file that is shared later cannot be used without it.
     """
     status = path.stat()
     if status.st_uid != os.getuid():
@@ -208,7 +208,7 @@ def _close_or_share(path: Path) -> None:
 
 
 def _make_current(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file, or bring one of an earlier release up to date."""
+    """Create the tables of a new file, or update a file of an earlier release."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as exc:
@@ -218,11 +218,11 @@ def _make_current(connection: sqlite3.Connection, path: Path) -> None:
                 REFUSED,
             ) from exc
         raise
-    # Another process may have been quicker between the first look and the lock.
+    # Another process may have updated the file between the first check and the lock.
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise RecordsError(
-            f"{path} has format {version}; this release reads up to {SCHEMA_VERSION}, use a later one",
+            f"{path} has format {version}; this release reads up to {SCHEMA_VERSION}. Use a later release",
             REFUSED,
         )
     if version == 0:

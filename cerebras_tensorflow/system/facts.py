@@ -1,7 +1,7 @@
-"""Hardware figures of a CS-2: each once, with its unit, its source, and how far it can be trusted.
+"""Hardware figures of a CS-2, each with its unit, its source, and whether it is published, derived or assumed.
 
-`published` figures are Cerebras' own, `derived` ones follow from published ones, `assumed` ones are this simulator's
-choice and say so wherever they are shown.
+`published` figures are from Cerebras, `derived` figures follow from published ones, and `assumed` figures are choices
+of this simulator. Whatever prints an assumed figure marks it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HOT_CHIPS_34 = "S. Lie, Cerebras Architecture Deep Dive, Hot Chips 34, 2022"
 
 @dataclass(frozen=True)
 class Fact:
-    """One figure of the hardware."""
+    """One hardware figure."""
 
     value: float
     unit: str
@@ -53,7 +53,7 @@ SINGLE_PRECISION_FLOPS = Fact(
 HOP_CYCLES = Fact(1, "cycles/hop", "published", WSE2)
 IO_BITS_PER_S = Fact(1.2e12, "bit/s", "published", "CS-2 data sheet: 12 x 100 Gigabit Ethernet")
 IO_BYTES_PER_S = Fact(IO_BITS_PER_S.value / 8, "B/s", "derived", "line rate without protocol overhead")
-REBOOT_WALL_S = Fact(2.0, "s", "assumed", "how long the simulated system reboots; the real one takes minutes")
+REBOOT_WALL_S = Fact(2.0, "s", "assumed", "reboot time of the simulated system; a real one takes minutes")
 
 PORT = 9000
 """TCP port of a CS system. 1.4.0: a cs_ip without a port means :9000."""

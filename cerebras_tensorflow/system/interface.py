@@ -1,4 +1,4 @@
-"""What a run needs of a system, wherever it is."""
+"""The interface of a system to a run: the same for a system of this home and a served one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Protocol
 
 
 class RunningJob(Protocol):
-    """A job that has a system."""
+    """A job that holds a system."""
 
     @property
     def id(self) -> str:
-        """wsjob-..."""
+        """The job's id, `wsjob-...`."""
 
     @property
     def number(self) -> int:
@@ -21,12 +21,12 @@ class RunningJob(Protocol):
 
 
 class System(ABC):
-    """A simulated CS-2 as it was when it was found; `run` looks at it again."""
+    """A simulated CS-2, with its state at the time of the look-up. `run` reads the state again."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What people call it."""
+        """Name of the system."""
 
     @property
     @abstractmethod
@@ -42,14 +42,14 @@ class System(ABC):
     def run(
         self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[RunningJob]:
-        """Hold the system for one run: check its state, queue, adapt its mode, and give it back at the end.
+        """Hold the system for one run: check its state, wait in the queue, adapt its mode, and free it at the end.
 
         Args:
             execution_mode: Mode that the run needs, `pipelined` or `weight_streaming`.
-            description: What runs, for `csctl get jobs` and for people who wait.
-            on_wait: Called with one line of text whenever what the run waits for changes.
+            description: What runs, for `csctl get jobs` and for users who wait.
+            on_wait: Called with one line of text when the run starts to wait, and when the reason changes.
 
         Raises:
-            ExecModeError: If an administrator has set the other mode; names the command that changes it.
+            ExecModeError: If an administrator has set the other mode; the text names the command that changes it.
             SystemStateError: If the system is in standby, or the job is cancelled while it waits.
         """

@@ -1,4 +1,4 @@
-"""One job: its record, the folder of its log, and whether it lives."""
+"""One job: its record, its folder, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FINISHED = (SUCCEEDED, FAILED, CANCELLED)
 
 ID_LETTERS = string.ascii_lowercase + string.digits
 ID_PATTERN = re.compile(r"wsjob-[a-z0-9]{22}")
-"""A record with another id is none of ours: its id would become a path."""
+"""Records with other ids are ignored. They were not made by us, and an id becomes part of a path."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ def job_folder(home: Path, job_id: str) -> Path:
 
 
 def lock_path(home: Path, job_id: str) -> Path:
-    """Return the file whose lock says that a job is alive."""
+    """Return the path of the file whose lock shows that a job is alive."""
     return home / "jobs" / f"{job_id}.alive"
 
 
 def new_id() -> str:
     """Return an id in the published shape: `wsjob-` and 22 letters and digits."""
-    import secrets  # with its hashes; only a launch pays for it
+    import secrets  # slow to import; only a launch needs it
 
     return "wsjob-" + "".join(secrets.choice(ID_LETTERS) for _ in range(22))
 
@@ -79,7 +79,7 @@ def new_job(
     labels: Mapping[str, str],
     user: str | None,
 ) -> Job:
-    """Return the record of a job of this process that waits; texts from the command line as every file takes them."""
+    """Return a new record, QUEUED, of a job of this process. Its texts are made safe for files and terminals."""
     return Job(
         number=number,
         id=job_id,
@@ -102,18 +102,18 @@ def new_job(
 
 
 def is_alive(home: Path, job_id: str) -> bool:
-    """Return whether some process of the job still runs."""
+    """Return whether a process of the job still runs."""
     return bool(ID_PATTERN.fullmatch(job_id)) and alive.is_held(lock_path(home, job_id))
 
 
 def send_signal(home: Path, job: Job, number: signal.Signals) -> bool:
-    """Signal the process that started a job, if it still lives, and return whether it does."""
+    """Signal the process that started a job if it is alive, and return whether it was signalled."""
     return job.pid > 1 and is_alive(home, job.id) and alive.send_signal(lock_path(home, job.id), job.pid, number)
 
 
 def user_name() -> str:
-    """Return the name of the user, or the number when there is no name for it."""
-    import getpass  # reads the table of users; tables of jobs do without
+    """Return the name of this user; the user id if it has no name."""
+    import getpass  # slow to import; listing jobs does not need it
 
     try:
         return getpass.getuser()
@@ -130,7 +130,7 @@ def from_row(row: sqlite3.Row) -> Job:
 
 
 def labels_of(text: str) -> dict[str, str]:
-    """Return the labels of a record, without those that are no texts: one bad record must not spoil every list."""
+    """Return the labels of a record whose values are text. Malformed labels are dropped, so that lists still work."""
     try:
         labels = json.loads(text)
     except (ValueError, TypeError, RecursionError):

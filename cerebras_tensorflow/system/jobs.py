@@ -1,9 +1,9 @@
-"""The jobs of every system: their records, and the queue in which one job at a time has the wafer, first come first.
+"""The jobs of all systems: their records, and a queue per system. One job at a time has the wafer, in order of number.
 
-A live job holds the lock of a file of its own (alive.py), so a job that was killed with -9 is told from a living one
-without a heartbeat and without trusting a process number. The order is the order of the records.
+A live job holds the lock of its own file (alive.py). So a job that `kill -9` has ended is detected without a heartbeat
+and without trusting a process id.
 
-Losing a record never costs a run: where the file cannot be written, a job goes on without.
+Losing a record never ends a run: if the file cannot be written, the job continues without a record.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cerebras_tensorflow.errors import SystemStateError
-from cerebras_tensorflow.system import alive
-from cerebras_tensorflow.system import database as store
+from cerebras_tensorflow.system import alive, database
 from cerebras_tensorflow.system.database import LOCKED, RecordsError
 from cerebras_tensorflow.system.job import (
     CANCELLED,
@@ -84,8 +83,9 @@ class Waiting:
     """What a job waits for.
 
     Attributes:
-        reason: In one line, for people.
-        look_again_s: When to look again [s]: the later, the more jobs are ahead, so that a long queue costs little.
+        reason: The reason in one line, for the user.
+        look_again_s: Time until the next check [s]. It grows with the number of jobs ahead, so that a long queue takes
+            little CPU time.
     """
 
     reason: str
@@ -104,28 +104,28 @@ class LiveJob:
 
     @property
     def record(self) -> Job:
-        """The job as it stands in the file now, or as it stood when the file could be read last."""
+        """The job's record in the file now; if the file cannot be read, the last one that was read."""
         with suppress(RecordsError):
             self._latest = record(self._home, self.number)
         return self._latest
 
     @property
     def folder(self) -> Path:
-        """Where the job keeps its log; only its user may look."""
+        """The job's folder, with its log. Only its user may read it."""
         return job_folder(self._home, self.id)
 
     @property
     def lock(self) -> int | None:
-        """File descriptor that keeps the job alive; a launcher passes it on to its processes. None when attached."""
+        """File descriptor that keeps the job alive; a launcher passes it to its processes. None if attached."""
         return self._lock
 
     def wait_for_wafer(self, admit: Callable[[], bool], on_wait: Callable[[str], None] | None = None) -> None:
         """Return once this job has the wafer of its system.
 
         Args:
-            admit: Called when it is this job's turn, under the lock of the queue: raises when the system cannot take
-                the job, returns False when it cannot take it yet.
-            on_wait: Called with one line of text each time that what the job waits for changes.
+            admit: Called under the lock of the queue when it is this job's turn. It returns False if the system cannot
+                take the job yet, and raises an error if it cannot take it at all.
+            on_wait: Called with one line of text when the job starts to wait, and when the reason changes.
 
         Raises:
             SystemStateError: If the job was cancelled while it waited, and whatever `admit` raises.
@@ -137,7 +137,7 @@ class LiveJob:
             except RecordsError as exc:
                 if exc.kind != LOCKED:
                     if on_wait is not None:
-                        on_wait(f"the start of job {self.number} cannot be recorded; it starts without: {exc}")
+                        on_wait(f"the start of job {self.number} cannot be recorded; it starts without a record: {exc}")
                     return
                 waiting = Waiting(str(exc), POLL_S)
             if waiting is None:
@@ -148,13 +148,13 @@ class LiveJob:
             time.sleep(waiting.look_again_s)
 
     def try_start(self, admit: Callable[[], bool]) -> Waiting | None:
-        """Take the wafer if it is this job's turn and return None; else return what it waits for.
+        """Take the wafer if it is this job's turn, and return None; else return what the job waits for.
 
         Raises:
             SystemStateError: If the job was cancelled while it waited, and whatever `admit` raises.
         """
-        # A look without the write lock first: with many waiting jobs it is nearly always somebody else's turn.
-        with store.opened(jobs_file(self._home)) as connection:
+        # Read without the write lock first: if many jobs wait, it is nearly always another job's turn.
+        with database.opened(jobs_file(self._home)) as connection:
             me = _read(connection, self.number)
             ahead = _alive(self._home, _ahead_of(connection, me))
         if me.phase == RUNNING:
@@ -166,7 +166,7 @@ class LiveJob:
             who = one_line(first.user)
             reason = f"{me.system} is busy with job {first.number} ({first.id}) of {who}; {len(ahead)} ahead"
             return Waiting(reason, POLL_S * min(len(ahead), MAX_POLLS))
-        with store.transaction(jobs_file(self._home)) as connection:
+        with database.transaction(jobs_file(self._home)) as connection:
             reap(connection, self._home)
             me = _read(connection, self.number)
             if _ahead_of(connection, me):
@@ -182,10 +182,10 @@ class LiveJob:
         """Record how the job ended and free the wafer.
 
         Raises:
-            RecordsError: If it cannot be recorded; the wafer is free even so.
+            RecordsError: If the end cannot be recorded. The wafer is free nevertheless.
         """
         try:
-            with store.transaction(jobs_file(self._home)) as connection:
+            with database.transaction(jobs_file(self._home)) as connection:
                 _finish(connection, self.number, phase, message)
         finally:
             if self._lock is not None:
@@ -196,10 +196,10 @@ class LiveJob:
 
 
 class UnrecordedJob:
-    """A job of this process that has no record: the file cannot be written. It waits for nobody. Final.
+    """A job of this process without a record, because the file cannot be written. It waits for no other job. Final.
 
     Args:
-        record: What would have been recorded.
+        record: The record that could not be written.
     """
 
     def __init__(self, record: Job) -> None:
@@ -210,7 +210,7 @@ class UnrecordedJob:
 
     @property
     def folder(self) -> Path:
-        """Where the job keeps its log."""
+        """The folder with the job's log."""
         return Path(self.record.log).parent
 
     def wait_for_wafer(self, admit: Callable[[], bool], on_wait: Callable[[str], None] | None = None) -> None:
@@ -221,7 +221,7 @@ class UnrecordedJob:
             time.sleep(POLL_S)
 
     def finish(self, phase: str, message: str = "") -> None:
-        """Note how the job ended, for this process only."""
+        """Keep how the job ended, in this process only."""
         self.record = replace(self.record, phase=phase, message=message, finished_at=time.time())
 
 
@@ -244,25 +244,25 @@ def submit(
         home: Folder of the simulated systems.
         system: Name of the system.
         execution_mode: Mode that the job needs.
-        description: What runs, for people.
+        description: What runs, for the user.
         labels: Labels, key to value.
-        user: Name of the user on another host for whom this process holds the job; None: the job is this process's own.
+        user: Name of the user on another host who owns the job. None: the job belongs to this process's user.
     """
     job_id = new_id()
     folder = job_folder(home, job_id)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
-        # The lock comes before the record: a record without a lock counts as a dead job.
+        # Take the lock before writing the record: a record without a lock counts as a dead job.
         lock = alive.hold(lock_path(home, job_id))
     except OSError as exc:
         _remove_traces(home, job_id)
         raise RecordsError(
-            f"cannot create {folder} for a job: {exc}. Set CEREBRAS_HOME to a writable folder", store.kind_of(exc)
+            f"cannot create {folder} for a job: {exc}. Set CEREBRAS_HOME to a writable folder", database.kind_of(exc)
         ) from exc
     new = new_job(0, job_id, folder, system, execution_mode, description, labels or {}, user)
     try:
-        with store.transaction(jobs_file(home)) as connection:
+        with database.transaction(jobs_file(home)) as connection:
             number = _insert(connection, new)
         return LiveJob(home, number, lock)
     except BaseException:
@@ -274,10 +274,10 @@ def submit(
 def unrecorded(
     system: str, execution_mode: str, description: str = "", labels: Mapping[str, str] | None = None
 ) -> UnrecordedJob:
-    """Return a job of this process that is kept nowhere; its log lies among the temporary files.
+    """Return a job of this process without a record; its log is in a temporary folder.
 
     Raises:
-        RecordsError: If there is no place for temporary files either.
+        RecordsError: If no temporary folder can be created either.
     """
     import tempfile
 
@@ -285,7 +285,7 @@ def unrecorded(
         with suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix="csrun-", dir=place))
             return UnrecordedJob(new_job(0, new_id(), folder, system, execution_mode, description, labels or {}, None))
-    raise RecordsError("there is no place for a log: set TMPDIR to a writable folder", store.UNUSABLE)
+    raise RecordsError("there is no folder for a log: set TMPDIR to a writable folder", database.UNUSABLE)
 
 
 def _insert(connection: sqlite3.Connection, job: Job) -> int:
@@ -305,16 +305,16 @@ def _remove_traces(home: Path, job_id: str) -> None:
 
 
 def attach(home: Path, number: int, system: str, execution_mode: str) -> LiveJob | None:
-    """Return the launcher's living job as seen from one of its processes; None when there is no such job.
+    """Return the launcher's job, for use in one of its processes; None if the job does not exist or is dead.
 
-    A job that waits for or has another system is moved to this one, in its place by number: it then has to wait there.
+    A job of another system moves to the queue of this one. Its number decides its place there.
     """
-    with store.opened(jobs_file(home)) as connection:
+    with database.opened(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE number = ?", (number,)).fetchone()
     if row is None or row["phase"] not in LIVE or not is_alive(home, row["id"]):
         return None
     if (row["system"], row["execution_mode"]) != (system, execution_mode):
-        with store.transaction(jobs_file(home)) as connection:
+        with database.transaction(jobs_file(home)) as connection:
             connection.execute(
                 "UPDATE jobs SET system = ?, phase = ?, started_at = NULL WHERE number = ? AND system != ?",
                 (system, QUEUED, number, system),
@@ -325,31 +325,31 @@ def attach(home: Path, number: int, system: str, execution_mode: str) -> LiveJob
 
 def record(home: Path, number: int) -> Job:
     """Return the record of a job by its number."""
-    with store.opened(jobs_file(home)) as connection:
+    with database.opened(jobs_file(home)) as connection:
         return _read(connection, number)
 
 
 def find(home: Path, job_id: str) -> Job | None:
     """Return a job by its id, `wsjob-...`, or None."""
-    with store.opened(jobs_file(home)) as connection:
+    with database.opened(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
     return None if row is None or not ID_PATTERN.fullmatch(job_id) else _present(home, from_row(row))
 
 
 def listed(home: Path, phases: tuple[str, ...] = LIVE, system: str | None = None, limit: int = 5000) -> list[Job]:
-    """Return the newest jobs in the given phases, oldest first; a job whose processes are gone counts as FAILED."""
+    """Return the newest jobs in the given phases, oldest first. A job whose processes have ended counts as FAILED."""
     marks = ", ".join("?" for _ in phases)
     query = f"SELECT * FROM jobs WHERE phase IN ({marks})" + ("" if system is None else " AND system = ?")
     values = [*phases, *([] if system is None else [system]), limit]
-    with store.opened(jobs_file(home)) as connection:
+    with database.opened(jobs_file(home)) as connection:
         rows = connection.execute(query + " ORDER BY number DESC LIMIT ?", values).fetchall()
     jobs = [_present(home, from_row(row)) for row in reversed(rows) if ID_PATTERN.fullmatch(row["id"])]
     return [job for job in jobs if job.phase in phases]
 
 
 def set_labels(home: Path, job_id: str, changes: Mapping[str, str | None]) -> Job | None:
-    """Return the job after adding, replacing and (None) removing labels; None when there is no such job."""
-    with store.transaction(jobs_file(home)) as connection:
+    """Set labels, or remove those whose value is None. Return the job; None if it does not exist."""
+    with database.transaction(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
             return None
@@ -360,8 +360,8 @@ def set_labels(home: Path, job_id: str, changes: Mapping[str, str | None]) -> Jo
 
 
 def request_cancel(home: Path, job_id: str, who: str) -> Job | None:
-    """Return the job after noting the request to stop it, None if there is none. The caller sends the signal."""
-    with store.transaction(jobs_file(home)) as connection:
+    """Record a request to stop a job, and return the job; None if it does not exist. The caller sends the signal."""
+    with database.transaction(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         if row is None:
             return None
@@ -373,7 +373,7 @@ def request_cancel(home: Path, job_id: str, who: str) -> Job | None:
 
 
 def reap(connection: sqlite3.Connection, home: Path) -> None:
-    """Mark the jobs whose processes are gone as FAILED; the caller holds the transaction."""
+    """Mark jobs whose processes have ended as FAILED. The caller holds the transaction."""
     for row in connection.execute("SELECT number, id FROM jobs WHERE phase IN (?, ?)", LIVE).fetchall():
         if not is_alive(home, row["id"]):
             _finish(
@@ -385,7 +385,7 @@ def reap(connection: sqlite3.Connection, home: Path) -> None:
 
 
 def _finish(connection: sqlite3.Connection, number: int, phase: str, message: str) -> None:
-    # A cancelled job may still end by itself; what was asked for is what the record says.
+    # A cancelled job may still end by itself. Unless it succeeded, its record says CANCELLED.
     connection.execute(
         "UPDATE jobs SET phase = CASE WHEN is_cancel_requested AND ? != 'SUCCEEDED' THEN 'CANCELLED' ELSE ? END, "
         "message = CASE WHEN is_cancel_requested THEN message ELSE ? END, finished_at = ? "
@@ -416,7 +416,7 @@ def _alive(home: Path, queue: list[Job]) -> list[Job]:
 
 def _present(home: Path, job: Job) -> Job:
     if job.phase in LIVE and not is_alive(home, job.id):
-        # Between the file's read and this look the job may have ended in the orderly way: read again.
+        # The job may have ended normally since its record was read: read the record again.
         again = record(home, job.number)
         if again.phase in LIVE:
             return Job(**{**again.__dict__, "phase": CANCELLED if again.is_cancel_requested else FAILED})

@@ -1,8 +1,8 @@
-"""A .proto file of ours as messages, client and server for gRPC.
+"""Loads one of our .proto files as messages, client and server for gRPC.
 
-Beside each .proto file lies its compiled descriptor set (.binpb), which scripts/build_protos.py writes. So nothing is
-compiled at run time, and nothing is entered into the process's own pool of descriptors, where it could collide with
-generated modules of other packages.
+Next to each .proto file is its compiled descriptor set (.binpb), which scripts/build_protos.py writes. So nothing is
+compiled at run time. Descriptors go into a separate pool, because in the default pool of the process they could collide
+with generated modules of other packages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Service:
         return SimpleNamespace(**calls)
 
     def add_to(self, server: Any, servicer: object) -> None:
-        """Let a gRPC server answer by the methods of the same names of an object."""
+        """Make a gRPC server answer with the methods of an object that have the same names."""
         import grpc
 
         handlers = {}
@@ -44,7 +44,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A .proto file: `messages` has its messages and the values of its enumerations as attributes."""
+    """A .proto file. `messages` has its messages and its enumeration values as attributes."""
 
     messages: Any
     services: dict[str, Service]
@@ -55,7 +55,7 @@ def load(path: str) -> Protocol:
     """Return the protocol of a file.
 
     Args:
-        path: Of the .proto file, below the folder that holds our packages.
+        path: Path of the .proto file, relative to the folder of our packages.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 

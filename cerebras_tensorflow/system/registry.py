@@ -1,4 +1,4 @@
-"""The simulated systems of this user or site: finding one by its address, changing it, running a job on it."""
+"""The simulated systems of this user or site: finds, creates, changes and removes them, and runs jobs on them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SystemNotFoundError, SystemStateError
-from cerebras_tensorflow.system import database as store
-from cerebras_tensorflow.system import facts, jobs, remote
+from cerebras_tensorflow.system import database, facts, jobs, remote
 from cerebras_tensorflow.system.database import LOCKED, REFUSED, UNUSABLE, RecordsError
 from cerebras_tensorflow.system.interface import System
 from cerebras_tensorflow.system.state import BOOTING, SystemState, check_admits
@@ -33,7 +32,7 @@ HOST_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]+\]"
 logger = logging.getLogger(__name__)
 
 _held: dict[tuple[Path, str], jobs.LiveJob | jobs.UnrecordedJob] = {}
-"""Jobs of this process that have a wafer, so that a run inside a run (train and evaluate) does not wait for itself."""
+"""Jobs of this process that hold a system, so that a run inside a run (train and evaluate) does not wait for itself."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class LocalSystem(System):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Name of the system."""
         return self.state.name
 
     @property
@@ -73,7 +72,7 @@ class LocalSystem(System):
     ) -> Iterator[jobs.LiveJob | jobs.UnrecordedJob]:
         """Hold the system for one run, as interface.System.run says.
 
-        Inside a launch of csrun the launcher's job is used; it has its place in the queue already.
+        Inside a launch of csrun this uses the launcher's job, which is in the queue already.
         """
         check_admits(self._present_state(), execution_mode)
         key = (self.home, self.name)
@@ -101,7 +100,7 @@ class LocalSystem(System):
                     logger.warning("The end of job %d is not recorded: %s", job.number, exc)
 
     def admit(self, execution_mode: str) -> bool:
-        """Whether the system takes a run whose turn it is now, as the function `admit` says."""
+        """Return what the function `admit` returns; if the disk fails, check the last known state instead."""
         try:
             return admit(self.home, self.name, execution_mode)
         except RecordsError as exc:
@@ -116,7 +115,7 @@ class LocalSystem(System):
         except RecordsError as exc:
             if exc.kind != UNUSABLE:
                 raise
-            return self.state  # as it was when it could be read last
+            return self.state  # the last state that was read
 
     def _job(self, execution_mode: str, description: str) -> tuple[jobs.LiveJob | jobs.UnrecordedJob, bool]:
         number = env.read().job_id
@@ -129,26 +128,26 @@ class LocalSystem(System):
         except RecordsError as exc:
             if exc.kind in (REFUSED, LOCKED):
                 raise
-            if number != UNRECORDED:  # else the launcher has said so
+            if number != UNRECORDED:  # otherwise the launcher has printed this already
                 logger.warning("This job runs without a record and without a place in the queue: %s", exc)
             return jobs.unrecorded(self.name, execution_mode, description), True
 
 
 def find(cs_ip: str | None = None, home: Path | None = None) -> System:
-    """Return the system that answers at an address: one of this home, else one that is served there.
+    """Return the system at an address: one of this home, or else one that another process serves.
 
     Args:
         cs_ip: `host`, `host:port` or a system's name. None, `localhost` and `127.0.0.1` mean the embedded system.
         home: Folder of the systems; the environment's by default.
 
     Raises:
-        SystemNotFoundError: If none answers; says how to register one, or to do without.
+        SystemNotFoundError: If none answers; the text says how to register one, or to run without.
     """
     home = env.read().home if home is None else home
     try:
         states = listed(home)
     except RecordsError as exc:
-        # On a full disk there may be no file yet. A run on the embedded system needs none.
+        # The file may not exist because the disk is full. A run on the embedded system does not need it.
         if exc.kind != UNUSABLE or (systems_file(home).exists() and systems_file(home).stat().st_size):
             raise
         states = [EMBEDDED]
@@ -177,7 +176,7 @@ def find_here(cs_ip: str | None = None, home: Path | None = None) -> LocalSystem
     """Return the system of this home that answers at an address.
 
     Raises:
-        SystemNotFoundError: If there is none, or it is served by another host.
+        SystemNotFoundError: If there is none, or another host serves it.
     """
     system = find(cs_ip, home)
     if not isinstance(system, LocalSystem):
@@ -191,7 +190,7 @@ def create(home: Path, name: str, address: str | None = None, execution_mode: st
     Args:
         home: Folder of the systems.
         name: Letters, digits, dot, dash, underscore.
-        address: `host` or `host:port` under which scripts find it; NAME:9000 by default.
+        address: `host` or `host:port` that scripts pass as --cs_ip; NAME:9000 by default.
         execution_mode: `pipelined` or `weight_streaming`.
 
     Raises:
@@ -203,7 +202,7 @@ def create(home: Path, name: str, address: str | None = None, execution_mode: st
     if execution_mode not in env.EXECUTION_MODES:
         raise ValueError(f"unknown execution mode {execution_mode!r}: expected one of {', '.join(env.EXECUTION_MODES)}")
     state = SystemState(name, normal_address(address or name), execution_mode, is_mode_pinned=True)
-    with store.transaction(systems_file(home)) as connection:
+    with database.transaction(systems_file(home)) as connection:
         for other in _read_all(connection):
             if other.name == name:
                 raise ValueError(f"there is a system {name} at {other.address} already; see `cs-system list`")
@@ -215,10 +214,10 @@ def create(home: Path, name: str, address: str | None = None, execution_mode: st
 
 
 def remove(home: Path, name: str) -> None:
-    """Remove a system and keep its log.
+    """Remove a system; its log of changes stays.
 
     Raises:
-        SystemNotFoundError: If there is none of that name.
+        SystemNotFoundError: If no system has that name.
         SystemStateError: If it is the embedded one, or a job runs on it.
     """
     if name == EMBEDDED_NAME:
@@ -229,17 +228,17 @@ def remove(home: Path, name: str) -> None:
 def change(
     home: Path, name: str, transition: Callable[[SystemState], SystemState], what: str, who: str | None = None
 ) -> SystemState:
-    """Return a system after an administrator's change.
+    """Change a system as an administrator, and return its new state.
 
     Args:
         home: Folder of the systems.
         name: Name of the system.
         transition: One of the changes of state.py.
-        what: The change in words, for the log.
-        who: Who makes it, for the log; this process's user by default.
+        what: Description of the change, for the log.
+        who: Name of the administrator, for the log; by default this process's user.
 
     Raises:
-        SystemStateError: If this user may not change it, a job runs on it, or its state does not allow the change.
+        SystemStateError: If this user may not change the system, a job runs on it, or its state forbids the change.
     """
     after = _change(home, name, transition, what, who)
     assert after is not None
@@ -254,13 +253,13 @@ def _change(
     who: str | None = None,
 ) -> SystemState | None:
     check_administrator(home)
-    # The lock of the queue first, then the systems' own, as a starting job takes them: no job starts in between.
-    with store.transaction(jobs.jobs_file(home)) as queue:
+    # Lock the queue first, then the systems, in the same order as a job that starts. So no job starts in between.
+    with database.transaction(jobs.jobs_file(home)) as queue:
         jobs.reap(queue, home)
         busy = queue.execute(
             "SELECT number, id, user FROM jobs WHERE system = ? AND phase = 'RUNNING'", (name,)
         ).fetchone()
-        with store.transaction(systems_file(home)) as connection:
+        with database.transaction(systems_file(home)) as connection:
             before = _read_one(connection, name)
             after = transition(before)
             if busy is not None:
@@ -280,23 +279,23 @@ def read(home: Path, name: str) -> SystemState:
     """Return the state of a system by its name.
 
     Raises:
-        SystemNotFoundError: If there is none of that name; names those there are.
+        SystemNotFoundError: If no system has that name; the text lists the known names.
     """
     _ensure_embedded(home)
-    with store.opened(systems_file(home)) as connection:
+    with database.opened(systems_file(home)) as connection:
         return _read_one(connection, name)
 
 
 def listed(home: Path) -> list[SystemState]:
     """Return all systems, the embedded one first."""
     _ensure_embedded(home)
-    with store.opened(systems_file(home)) as connection:
+    with database.opened(systems_file(home)) as connection:
         return _read_all(connection)
 
 
 def changes(home: Path, name: str, limit: int = 100) -> list[Change]:
     """Return the latest changes to a system, oldest first."""
-    with store.opened(systems_file(home)) as connection:
+    with database.opened(systems_file(home)) as connection:
         rows = connection.execute(
             "SELECT at, who, what FROM changes WHERE system = ? ORDER BY number DESC LIMIT ?", (name, limit)
         ).fetchall()
@@ -304,13 +303,13 @@ def changes(home: Path, name: str, limit: int = 100) -> list[Change]:
 
 
 def admit(home: Path, name: str, execution_mode: str) -> bool:
-    """Check that a system takes a run whose turn it is, and adapt its mode if nobody has chosen one.
+    """Check that a system can take the run whose turn it is, and adapt the system's mode if none was set.
 
     Returns:
         False while the system still reboots.
 
     Raises:
-        SystemStateError, ExecModeError: As state.check_admits.
+        SystemStateError, ExecModeError: As `state.check_admits` raises them.
     """
     state = read(home, name)
     check_admits(state, execution_mode)
@@ -318,19 +317,19 @@ def admit(home: Path, name: str, execution_mode: str) -> bool:
         return False
     if state.execution_mode != execution_mode:
         try:
-            with store.transaction(systems_file(home)) as connection:
+            with database.transaction(systems_file(home)) as connection:
                 state = _read_one(connection, name)
                 check_admits(state, execution_mode)
                 _update(connection, replace(state, execution_mode=execution_mode))
                 _note(connection, name, f"execution mode follows the run: {execution_mode}")
         except RecordsError as exc:
-            # Nobody has chosen a mode, so none stands in the way of the run, whether or not this one is noted.
-            logger.info("The execution mode of %s is not noted: %s", name, exc)
+            # No administrator has set a mode, so the run can start even if this change cannot be recorded.
+            logger.info("The execution mode of %s cannot be recorded: %s", name, exc)
     return True
 
 
 def check_administrator(home: Path) -> None:
-    """Check that this user may change systems, which means: may write their file.
+    """Check that this user may change systems, i.e. may write their file.
 
     Raises:
         SystemStateError: If not.
@@ -346,7 +345,7 @@ def systems_file(home: Path) -> Path:
 
 
 def normal_address(text: str) -> str:
-    """Return host:port of an address as people write it.
+    """Return an address in the normal form host:port.
 
     >>> normal_address("10.0.0.1"), normal_address("127.0.0.1:9000"), normal_address("CS2.example.org:1234")
     ('10.0.0.1:9000', 'localhost:9000', 'cs2.example.org:1234')
@@ -361,10 +360,10 @@ def normal_address(text: str) -> str:
 
 
 def _ensure_embedded(home: Path) -> None:
-    with store.opened(systems_file(home)) as connection:
+    with database.opened(systems_file(home)) as connection:
         if connection.execute("SELECT 1 FROM systems WHERE name = ?", (EMBEDDED_NAME,)).fetchone():
             return
-    with store.transaction(systems_file(home)) as connection:
+    with database.transaction(systems_file(home)) as connection:
         if not connection.execute("SELECT 1 FROM systems WHERE name = ?", (EMBEDDED_NAME,)).fetchone():
             _insert(connection, EMBEDDED)
             _note(connection, EMBEDDED_NAME, f"created at {EMBEDDED_ADDRESS}")

@@ -1,7 +1,7 @@
-"""A simulated system that another host serves with `cs-system serve`: finding it, holding it for a run.
+"""A simulated system that another host serves with `cs-system serve`: finds it, and holds it for a run.
 
-With TLS when CEREBRAS_TLS_CERT names the server's certificate; the token is CSAUTH_TOKEN, as for csctl, or that of the
-home for a server of this user on this machine.
+The connection uses TLS if CEREBRAS_TLS_CERT names the server's certificate. The token is CSAUTH_TOKEN, as for csctl.
+For a server of this user on this machine, the token can also come from CEREBRAS_HOME.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RemoteSystem(System):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Name of the system."""
         return self.served_name
 
     @property
@@ -65,8 +65,8 @@ class RemoteSystem(System):
     ) -> Iterator[RemoteJob]:
         """Hold the system for one run, as interface.System.run says.
 
-        A cancelled job reaches this process as a SIGTERM. When the connection breaks, the server lets the next job in;
-        this run goes on, since it is only the simulated system that it has lost.
+        If the job is cancelled, this process gets a SIGTERM. If the connection breaks, the server starts the next job,
+        but this run continues: it computes on its own host and does not need the simulated system.
         """
         import grpc
 
@@ -103,10 +103,10 @@ class RemoteSystem(System):
 
 
 def find(address: str) -> RemoteSystem | None:
-    """Return the system that is served at an address; None if nothing listens there, or something else does.
+    """Return the system that is served at an address; None if nothing, or another service, listens there.
 
     Raises:
-        SystemNotFoundError: If it cannot be told, or the token or the certificate is refused.
+        SystemNotFoundError: If the server gives no usable answer, or refuses the token or the certificate.
     """
     if not _listens(address):
         return None
@@ -125,7 +125,7 @@ def find(address: str) -> RemoteSystem | None:
             if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
                 return None
             raise SystemNotFoundError(
-                f"something listens at {address}, but it is no simulated CS-2 that admits this user: {exc.details()}. "
+                f"something listens at {address}, but no simulated CS-2 there admits this user: {exc.details()}. "
                 f"Check the address, {env.TOKEN} and {env.TLS_CERT}; or register a system of your own there with "
                 f"`cs-system create NAME --address {address}`; or leave out --cs_ip to run on the embedded system."
             ) from exc
@@ -143,7 +143,7 @@ def _listens(address: str) -> bool:
             connected.set()
         ended.set()
 
-    # In a thread of its own, because looking up a name has no time limit: a dead name server takes half a minute.
+    # In a separate thread, because a name look-up has no time limit: without a name server it takes half a minute.
     ended = threading.Event()
     threading.Thread(target=connect, daemon=True).start()
     ended.wait(CONNECT_TIMEOUT_S)
@@ -151,7 +151,7 @@ def _listens(address: str) -> bool:
 
 
 def _own_labels() -> dict[str, str]:
-    """Return the labels of the launch that this process belongs to, if it belongs to one."""
+    """Return the labels of this process's launch; empty outside a launch."""
     environment = env.read()
     if environment.job_id is None or not environment.job_id.isdigit():
         return {}

@@ -2,8 +2,8 @@
 
     ACTIVE --standby--> STANDBY --set mode--> STANDBY --activate--> BOOTING --(time passes)--> ACTIVE
 
-Everything here is pure: a state and a moment in, a state out. Rebooting needs no process of its own, since the state
-holds the moment at which it ends.
+All functions are pure: they take a state and a time, and return a state. A reboot needs no process, because the state
+contains the time at which it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STANDBY = "STANDBY"
 BOOTING = "BOOTING"
 
 MODE_TITLES = {env.PIPELINED: "Pipelined", env.WEIGHT_STREAMING: "Weight Streaming"}
-"""As the menu of `config execmode setup` writes them; `config execmode show` writes them in capitals."""
+"""Names of the modes in the menu of `config execmode setup`; `config execmode show` prints them in capitals."""
 
 INTERPRETERS = {env.PIPELINED: "python", env.WEIGHT_STREAMING: "python-ws"}
 
@@ -30,13 +30,13 @@ class SystemState:
     """One system.
 
     Attributes:
-        name: What people call it.
+        name: Name of the system.
         address: host:port that scripts pass as --cs_ip.
         execution_mode: `pipelined` or `weight_streaming`.
         is_mode_pinned: Whether an administrator has chosen the mode; otherwise it follows the run.
-        is_standby: Whether it has been put in standby.
-        boot_ends_at: Moment at which the latest reboot ends [s since the epoch].
-        software_version: Release of ours that was installed when the system last booted; empty: before that was kept.
+        is_standby: Whether it is in standby.
+        boot_ends_at: Time at which the latest reboot ends [s since the epoch].
+        software_version: Our release at the system's last boot; empty if that release did not record it.
     """
 
     name: str
@@ -48,10 +48,10 @@ class SystemState:
     software_version: str = __version__
 
     def phase(self, now: float) -> str:
-        """Return ACTIVE, STANDBY or BOOTING at a moment [s since the epoch]."""
+        """Return ACTIVE, STANDBY or BOOTING at a time [s since the epoch]."""
         if self.is_standby:
             return STANDBY
-        # An end that is farther away than a reboot takes was set before the clock went back.
+        # If the end is farther away than a reboot takes, the clock has gone back since it was set.
         is_booting = now < self.boot_ends_at <= now + facts.REBOOT_WALL_S.value
         return BOOTING if is_booting else ACTIVE
 
@@ -68,7 +68,7 @@ def to_standby(state: SystemState) -> SystemState:
 
 
 def with_mode(state: SystemState, execution_mode: str) -> SystemState:
-    """Return the system with the mode that an administrator has chosen.
+    """Return the system with a mode set by an administrator.
 
     Raises:
         SystemStateError: If the system is not in standby.
@@ -84,7 +84,7 @@ def with_mode(state: SystemState, execution_mode: str) -> SystemState:
 
 
 def activated(state: SystemState, now: float) -> SystemState:
-    """Return the system rebooting, to be ACTIVE after facts.REBOOT_WALL_S.
+    """Return the system as it reboots; it is ACTIVE after facts.REBOOT_WALL_S.
 
     Raises:
         SystemStateError: If it is not in standby.
@@ -96,11 +96,11 @@ def activated(state: SystemState, now: float) -> SystemState:
 
 
 def check_admits(state: SystemState, execution_mode: str) -> None:
-    """Check that the system may take a run in this mode, now or once it has rebooted and is free.
+    """Check that the system can take a run in this mode, now or once it has rebooted and is free.
 
     Raises:
-        SystemStateError: If it is in standby; with the command that activates it.
-        ExecModeError: If it is in the other mode; with the commands that change it.
+        SystemStateError: If it is in standby; the text names the command that activates it.
+        ExecModeError: If it is in the other mode; the text names the commands that change it.
     """
     if state.is_standby:
         raise SystemStateError(

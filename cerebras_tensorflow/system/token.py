@@ -1,4 +1,4 @@
-"""The secret that a client of `cs-system serve` presents: made on first use, readable by its owner only."""
+"""The token that clients of `cs-system serve` send: created on first use, readable by its owner only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LISTENING = "0A"
 
 
 def make(home: Path) -> Path:
-    """Return the file with the token of a home; it is made when it is missing.
+    """Return the file with the token of a home; create it if it is missing.
 
     Raises:
-        SettingsError: If it cannot be made.
+        SettingsError: If it cannot be created.
     """
     path = home / NAME
     if path.exists():
@@ -30,10 +30,10 @@ def make(home: Path) -> Path:
         home.mkdir(parents=True, exist_ok=True)
         with open(files.open_new(draft, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
-        with suppress(FileExistsError):  # another server was quicker
+        with suppress(FileExistsError):  # another server has created it meanwhile
             os.link(draft, path)
     except OSError as exc:
-        raise SettingsError(f"cannot make a token for clients, {path}: {exc}") from exc
+        raise SettingsError(f"cannot create the token file for clients, {path}: {exc}") from exc
     finally:
         draft.unlink(missing_ok=True)
     return path
@@ -43,7 +43,7 @@ def read(path: Path) -> str:
     """Return the token in a file.
 
     Raises:
-        SettingsError: If others may read or may have written it, or it holds none; with what to do.
+        SettingsError: If other users may read it or own it, or it holds no token. The text says what to do.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -62,9 +62,9 @@ def read(path: Path) -> str:
 
 
 def for_server(host: str, port: int) -> str:
-    """Return what to present to a server: CSAUTH_TOKEN, else this home's token to a server of this user or root.
+    """Return the token for a server: CSAUTH_TOKEN, or else this home's, if the server belongs to this user or root.
 
-    The home's token is never shown to a process of another user that listens on this machine in the server's place.
+    A process of another user may listen on the server's port of this machine. It must never get the home's token.
     """
     environment = env.read()
     if environment.token:

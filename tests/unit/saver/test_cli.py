@@ -127,7 +127,7 @@ def bad_input(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
         "nothing is left": ([source, target, "--exclude", "*"], "leave no tensor"),
         "near type": ([source, target, "--dtype-map", "float32=bf16"], "did you mean 'bfloat16'?"),
         "pattern fits nothing": ([source, target, "--include", "dnse*"], "no tensor fits the pattern 'dnse*'"),
-        "bad size": ([source, target, "--shard-size", "many"], "'many' is no size"),
+        "bad size": ([source, target, "--shard-size", "many"], "'many' is not a size"),
         "bad type": ([source, target, "--dtype-map", "float32=float31"], "float31"),
         "parent is a file": ([source, str(exists / "x.h5")], "file is in the place of a folder"),
         "no permission": ([source, "/proc/x.h5"], "/proc/x.h5"),

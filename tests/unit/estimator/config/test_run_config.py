@@ -79,7 +79,7 @@ def test_tf_config_names_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     "settings, text",
     [
         ({"weight_store": "disk"}, "auto, memory, servers, file"),
-        ({"memory_budget": "a lot"}, "memory_budget: 'a lot' is no size"),
+        ({"memory_budget": "a lot"}, "memory_budget: 'a lot' is not a size"),
         ({"memory_budget": "4GB", "weight_store": "memory"}, "keeps all weights in memory"),
         ({"min_stream_bytes": -1}, "min_stream_bytes is -1"),
         ({"stream_window_bytes": 1.5}, "stream_window_bytes is 1.5"),
