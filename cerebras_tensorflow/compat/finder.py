@@ -212,15 +212,16 @@ class Finder(MetaPathFinder):
     def _watched_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
+        # Another finder may ask this one in turn; it must not find the module watched again.
+        callbacks = self._waiting.pop(fullname)
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _WatchedLoader(
-                    spec.loader, self._waiting.pop(fullname), self._surroundings.pop(fullname, nullcontext)
-                )
+                spec.loader = _WatchedLoader(spec.loader, callbacks, self._surroundings.pop(fullname, nullcontext))
                 return spec
+        self._waiting[fullname] = callbacks
         return None
 
 

@@ -46,6 +46,16 @@ def test_a_plain_tensorflow_script_finds_tf_estimator(
     assert done.stdout.strip() == printed, done.stderr[-2000:]
 
 
+def test_a_script_that_imports_us_first_gets_tensorflow_with_its_estimator(installed: Path, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text("import cerebras_tensorflow\nimport tensorflow as tf\nprint(tf.estimator.RunConfig)\n")
+    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environ.pop("PYTHONPATH", None)
+    words = [sys.executable, "-W", "ignore", "-c", START, str(installed), str(script)]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert "run_config.RunConfig" in done.stdout, done.stderr[-2000:]
+
+
 def test_nothing_of_ours_is_imported_before_tensorflow(installed: Path) -> None:
     code = "import site, sys; site.addsitedir(sys.argv[1]); "
     code += "print(sorted(name for name in sys.modules if name.startswith('cerebras')))"

@@ -21,6 +21,8 @@ class _Hook:
         if name not in _NAMES:
             return None
         sys.meta_path.remove(_hook)
+        if "cerebras_tensorflow" in sys.modules:  # the script has set up the names by importing us
+            return None
         import os
 
         if os.environ.get("CEREBRAS_TENSORFLOW_AUTOLOAD", "1") == "0":
