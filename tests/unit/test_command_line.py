@@ -1,4 +1,4 @@
-"""What every command shares."""
+"""Options, errors and exit codes that all commands share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parser() -> command_line.Parser:
 
 
 @pytest.mark.parametrize("words", [["--out-dir", "x"], ["--out_dir=x"], ["--out-dir=x"], ["--out_dir", "x"]])
-def test_options_take_hyphens_and_underscores(words: list[str]) -> None:
+def test_options_may_have_hyphens_or_underscores(words: list[str]) -> None:
     assert parser().parse_args([*words, "show", "--max_jobs=3"]).out_dir == "x"
     assert parser().parse_args(["show", "--max_jobs=3"]).max_jobs == 3
 
@@ -38,7 +38,7 @@ def test_options_take_hyphens_and_underscores(words: list[str]) -> None:
         (["--outdir=x", "show"], "'--out_dir'"),
     ],
 )
-def test_a_mistyped_word_names_the_near_one(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_word_gets_a_suggestion(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parser().parse_args(words)
     assert f"did you mean {meant}?" in capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 @pytest.mark.parametrize("count", [1, 100_000])
-def test_a_reader_that_goes_away_ends_a_command_quietly(count: int) -> None:
+def test_a_closed_output_pipe_ends_a_command_quietly(count: int) -> None:
     script = (
         "import sys; from cerebras_tensorflow import command_line\n"
         f"sys.exit(command_line.exit_code('cs-tool', lambda: print('line\\n' * {count}) or 0))"

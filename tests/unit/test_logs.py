@@ -1,4 +1,4 @@
-"""Whether a plain script shows the lines of a run."""
+"""A plain script shows the log lines of a run unless it configures logging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ estimator(sys.argv[1], log_step_count_steps=1).train(input_fn(), max_steps=2)
         ("import logging; logging.basicConfig(level=logging.ERROR)", False),
     ],
 )
-def test_lines_show_unless_they_were_turned_off(first: str, is_shown: bool, home: Path, tmp_path: Path) -> None:
+def test_log_lines_are_shown_unless_the_script_disables_them(
+    first: str, is_shown: bool, home: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "run.py"
     script.write_text(SCRIPT.format(first=first))
     command = [sys.executable, str(script), str(tmp_path / "model")]

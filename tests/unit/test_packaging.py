@@ -13,8 +13,8 @@ PACKAGES = ("cerebras_tensorflow", "csrun")
 
 
 def files(folder: Path) -> set[str]:
-    found = (path for package in PACKAGES for path in (folder / package).rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)) for path in found if path.suffix != ".pyc"}
+    paths = (path for package in PACKAGES for path in (folder / package).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)) for path in paths if path.suffix != ".pyc"}
 
 
 def test_every_file_of_the_packages_is_installed(tmp_path: Path) -> None:

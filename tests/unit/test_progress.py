@@ -1,4 +1,4 @@
-"""progress: one line on a terminal, a plain line now and then elsewhere."""
+"""progress: one updated line on a terminal, a plain line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Clock:
         return self.now_s
 
 
-def test_a_terminal_gets_one_line_with_rate_and_time_left_that_goes_at_the_end() -> None:
+def test_a_terminal_shows_one_line_with_rate_and_time_left() -> None:
     clock, terminal = _Clock(), _Terminal()
     with Progress("Converting", 4_000_000, stream=terminal, clock=clock) as progress:
         clock.now_s += 4
@@ -64,7 +64,7 @@ def test_quiet_shows_nothing() -> None:
     assert terminal.getvalue() == ""
 
 
-def test_an_error_leaves_the_line_before_its_message() -> None:
+def test_an_error_clears_the_progress_line() -> None:
     clock, terminal = _Clock(), _Terminal()
     with pytest.raises(OSError), Progress("Converting", 10, stream=terminal, clock=clock) as progress:
         clock.now_s += 60

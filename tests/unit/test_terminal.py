@@ -1,4 +1,4 @@
-"""What a user sees of TensorFlow's start, and of an error that ends a script."""
+"""What a user sees when TensorFlow starts and when an error ends a script."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_users_log_level_wins(tmp_path: Path) -> None:
     assert "oneDNN" in run(START, tmp_path, TF_CPP_MIN_LOG_LEVEL="0").stderr
 
 
-def test_what_is_said_before_an_abort_during_the_import_is_not_lost(tmp_path: Path) -> None:
+def test_errors_before_an_abort_during_the_import_are_shown(tmp_path: Path) -> None:
     folder = tmp_path / "site" / "tensorflow"
     folder.mkdir(parents=True)
     lines = r"oneDNN custom operations are on\nF0000 this processor is too old\n"

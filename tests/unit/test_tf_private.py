@@ -1,4 +1,4 @@
-"""Each private name of TensorFlow that we use is there, on whichever supported release these tests run."""
+"""All private names of TensorFlow that we use exist in the installed release."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_signatures_can_be_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Classification", "Eval", "Export", "Predict", "Regression"])
-def test_there_are_the_classes_of_export_outputs(kind: str) -> None:
+def test_the_export_output_classes_exist(kind: str) -> None:
     assert isinstance(getattr(tf_private.export_output(), f"{kind}Output"), type)
 
 

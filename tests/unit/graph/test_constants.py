@@ -33,7 +33,7 @@ def test_equal_constants_become_one_and_results_stay() -> None:
     np.testing.assert_array_equal(run(shared, "y:0"), run(graph.as_graph_def(), "y:0"))
 
 
-def test_what_a_run_asks_for_stays() -> None:
+def test_fetched_constants_stay() -> None:
     with tf.Graph().as_default() as graph:
         tf.add(tf.constant(1.0, name="a"), tf.constant(1.0, name="b"), name="sum")
     shared = share_constants(graph.as_graph_def(), {"b"})

@@ -1,4 +1,4 @@
-"""What cannot be made exact is named, with advice; everything else is not."""
+"""Ops that cannot be made exact get a warning with advice; all others get none."""
 
 from __future__ import annotations
 

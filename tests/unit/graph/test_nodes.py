@@ -18,12 +18,12 @@ def table(**inputs: str) -> NodeTable:
     return NodeTable(graph_def)
 
 
-def test_what_does_not_need_the_batch_comes_just_before_its_first_use() -> None:
+def test_nodes_independent_of_the_batch_come_just_before_their_first_use() -> None:
     graph = table(w1="", w2="", batch="", a="batch w1", b="a w2")
     assert order_nodes(graph, sources=["batch"]) == ["batch", "w1", "a", "w2", "b"]
 
 
-def test_early_nodes_come_as_soon_as_their_inputs_are_there() -> None:
+def test_early_nodes_come_right_after_their_inputs() -> None:
     graph = table(batch="", a="batch", b="a", c="b", update="a")
     assert order_nodes(graph, sources=["batch"]) == ["batch", "a", "b", "c", "update"]
     assert order_nodes(graph, sources=["batch"], early=["update"]) == ["batch", "a", "update", "b", "c"]
@@ -41,7 +41,7 @@ def test_a_cycle_is_an_error_that_names_its_nodes(sources: list[str]) -> None:
     assert set(raised.value.nodes) == {"a", "b"}
 
 
-def test_the_back_edge_of_a_loop_is_no_cycle() -> None:
+def test_the_back_edge_of_a_loop_is_not_a_cycle() -> None:
     graph = table(x="", enter__Enter="x", merge__Merge="enter next", body="merge", next__NextIteration="body")
     assert order_nodes(graph).index("merge") < order_nodes(graph).index("next")
 
@@ -51,7 +51,7 @@ def test_loop_depths_count_the_loops_around_an_output() -> None:
     assert loop_depths(graph) == {"e": 1, "inner": 2, "y": 2, "out": 1, "z": 1}
 
 
-def test_pruning_keeps_what_the_roots_need_and_names_what_is_missing() -> None:
+def test_pruning_keeps_inputs_of_the_roots_and_names_a_missing_root() -> None:
     graph = table(a="", b="a", c="a")
     assert [node.name for node in prune(graph.graph_def, ["b"]).node] == ["a", "b"]
     with pytest.raises(CompileError, match="asks for d"):

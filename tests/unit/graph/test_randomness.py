@@ -1,4 +1,4 @@
-"""What random ops draw is a function of the seeds, the op, the step, and the way to the op through loops and calls."""
+"""Random draws are a function of the seeds, the op, the step, and the path to the op through loops and calls."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_each_op_is_a_function_of_the_step(name: str) -> None:
 
 
 def draw_stateful(graph_def: GraphDef) -> list[np.ndarray]:
-    """Return what the graph draws as TensorFlow has it."""
+    """Return what TensorFlow's unchanged graph draws."""
     with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
         tf.graph_util.import_graph_def(graph_def, name="")
         return [session.run("drawn:0")]
@@ -242,7 +242,7 @@ def test_ops_without_a_seed_differ_between_runs_and_repeat_within_one(build: Cal
     np.testing.assert_array_equal(first, draw(stateless, [4], entropy=1)[0])
 
 
-def test_functions_have_the_same_draws_whatever_tensorflow_calls_them() -> None:
+def test_draws_do_not_depend_on_generated_function_names() -> None:
     one = assert_is_a_function_of_the_step(graph_of(in_nested_calls))[0]
     other = assert_is_a_function_of_the_step(graph_of(in_nested_calls))[0]
     np.testing.assert_array_equal(one, other)
@@ -260,7 +260,7 @@ def test_distributions_are_those_of_the_ops() -> None:
         return tf.concat([*means, tf.reduce_min(normal, 1), tf.reduce_max(normal, 1)], 0)
 
     (drawn,) = draw(make_stateless(graph_of(build)), [0])
-    # Means to four standard errors of 4000 draws; limits to what so many draws come close to.
+    # Tolerance: four standard errors for means of 4000 draws; limits are nearly reached by so many draws.
     np.testing.assert_allclose(drawn[:5], [0.5, 3.0, 2.0, 30.0, 1.6], atol=0.35)
     np.testing.assert_allclose(drawn[5:], [-1.0, 4.0, 1.0, 9.0], atol=0.3)
 

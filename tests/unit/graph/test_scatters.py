@@ -1,4 +1,4 @@
-"""Additions to rows that come several times have one order."""
+"""Additions to repeated rows have a fixed order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ops(graph_def: GraphDef) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["ResourceScatterAdd", "ResourceScatterSub"])
-def test_many_runs_give_what_one_addition_after_the_other_gives(name: str) -> None:
+def test_many_runs_equal_additions_in_order(name: str) -> None:
     op = getattr(tf.raw_ops, name)
     graph_def = graph_with(lambda v, ids, updates: op(resource=v.handle, indices=ids, updates=updates))
     assert ops(graph_def) == {name.replace("Scatter", "ScatterNd")}

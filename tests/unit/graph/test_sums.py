@@ -1,4 +1,4 @@
-"""Sums of several tensors have one order, whatever else holds on to their inputs."""
+"""Sums of several tensors have a fixed order, whatever other ops use their inputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_last_addition_keeps_name_device_and_control_edges() -> None:
     assert any(node.op == "AddN" for node in graph_def.node), "the given graph stays"
 
 
-def test_a_partial_sum_stands_right_after_what_it_adds() -> None:
+def test_a_partial_sum_comes_right_after_its_last_input() -> None:
     with tf.Graph().as_default() as graph:
         tf.add_n(parts(v1.placeholder(tf.float32, X.shape, name="x"), 4), name="total")
     order = [node.name for node in fix_order_of_sums(graph.as_graph_def())[0].node]
@@ -134,7 +134,7 @@ def as_accumulate_n(x: Any) -> Any:
     [in_tf_function, returned_by_tf_function, in_defun, in_nested_loop, in_old_loop, as_accumulate_n],
     ids=lambda build: build.__name__,
 )
-def test_sums_are_replaced_wherever_they_stand(build: Any) -> None:
+def test_sums_are_replaced_in_functions_and_loops(build: Any) -> None:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, X.shape, name="x")
         parts(x)

@@ -24,7 +24,7 @@ def casts(weights: set[str]) -> tuple[int, set[str]]:
     return sum(node.op == "Cast" for node in table.nodes.values()), names
 
 
-def test_each_use_of_a_weight_has_a_cast_of_its_own() -> None:
+def test_each_use_of_a_weight_has_its_own_cast() -> None:
     count, inputs = casts({"w"})
     assert (count, len(inputs)) == (4, 3)
 

@@ -31,7 +31,7 @@ def test_each_bin_shows_the_layer_that_takes_most_of_it_and_neighbours_are_one()
     assert layer_spans([], 1.0, 10) == []
 
 
-def test_the_scopes_that_all_layers_share_are_left_out() -> None:
+def test_scopes_that_all_layers_share_are_dropped() -> None:
     assert short_names(["m/t/l_0", "m/t/l_1", "m/head"]) == {"m/t/l_0": "t/l_0", "m/t/l_1": "t/l_1", "m/head": "head"}
     assert short_names(["only/l_0"]) == {"only/l_0": "only/l_0"}
     assert short_names([""]) == {"": "other"}

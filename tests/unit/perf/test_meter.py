@@ -16,7 +16,7 @@ class Clock:
         return self.now_s
 
 
-def test_pauses_do_not_count_and_recent_speed_starts_anew() -> None:
+def test_pauses_do_not_count_and_reset_the_recent_speed() -> None:
     clock = Clock()
     meter = Meter(lambda: clock.waited_s, clock)
     meter.batch_size = 4
@@ -34,7 +34,7 @@ def test_pauses_do_not_count_and_recent_speed_starts_anew() -> None:
     assert meter.overall_speed().samples_per_s == pytest.approx(8 / 3)
 
 
-def test_the_wait_for_the_first_batch_is_not_the_pipelines_fault() -> None:
+def test_the_wait_for_the_first_batch_does_not_count_as_input_wait() -> None:
     clock = Clock()
     meter = Meter(lambda: clock.waited_s, clock)
     meter.start()

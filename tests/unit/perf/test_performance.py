@@ -1,4 +1,4 @@
-"""performance.json: what a run measured; losing it costs no run."""
+"""performance.json holds the measurements of a run; a failure to write it does not stop the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cerebras_tensorflow.perf.performance import Performance, write
 MEASURED = Performance(1.0, 2.0, 300.0, 4000, 13.0, 1e6, False)
 
 
-def test_the_file_says_which_figures_are_simulated(tmp_path: Path) -> None:
+def test_the_file_marks_simulated_figures(tmp_path: Path) -> None:
     path = write(str(tmp_path), MEASURED)
     assert path == tmp_path / "performance" / "performance.json"
     content = json.loads(path.read_text())
@@ -25,7 +25,7 @@ def test_the_file_says_which_figures_are_simulated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["mkdir", "open", "fsync"])
-def test_a_file_that_cannot_be_written_is_told_and_the_run_goes_on(
+def test_a_file_that_cannot_be_written_is_a_warning_only(
     call: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object, **__: object) -> None:

@@ -55,7 +55,7 @@ def test_compute_is_shown_by_layer(figure: Any) -> None:
     assert rows == ["load", "compute,\nby layer", "update", "store"]
 
 
-def test_a_missing_matplotlib_is_one_line_that_says_how_to_install_it(
+def test_the_error_of_a_missing_matplotlib_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

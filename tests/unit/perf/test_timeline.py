@@ -1,4 +1,4 @@
-"""Timelines: what a schedule would do at given rates, and what is written and read back of it."""
+"""Timelines: planned from a schedule and rates, written and read back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spans(timeline: Timeline, stream: str) -> list[tuple[str, float, float]]:
     return [(span.name, span.begin_s, span.end_s) for span in timeline.spans if span.stream == stream]
 
 
-def test_loads_run_ahead_of_computation_as_far_as_the_window_lets_them() -> None:
+def test_loads_run_ahead_of_computation_within_the_window() -> None:
     wide = plan_timeline(program(200), {"forward_a": 5.0, "forward_b": 1.0}, RATES, "p")
     # Two weights fit: b is loaded while a is used.
     assert spans(wide, "load")[:2] == [("a", 0.0, 1.0), ("b", 1.0, 2.0)]
@@ -47,17 +47,17 @@ def test_loads_run_ahead_of_computation_as_far_as_the_window_lets_them() -> None
     assert narrow.end_s > wide.end_s
 
 
-def test_an_update_reads_computes_and_writes_behind() -> None:
+def test_an_update_reads_and_computes_and_writes_in_the_background() -> None:
     timeline = plan_timeline(program(100), {}, RATES, "p")
     update_b, update_a = spans(timeline, "update")
     store_b, store_a = spans(timeline, "store")
     assert update_b == ("b", 3.0, 3.5)  # reads and writes 100 bytes each at 400 bytes/s
     assert store_b == ("b", 3.5, 5.5)
-    assert update_a[1] < store_b[2]  # the write of b holds nobody up
-    assert store_a[1] >= store_b[2]  # but the disk writes one thing at a time
+    assert update_a[1] < store_b[2]  # does not wait for the write of b
+    assert store_a[1] >= store_b[2]  # but writes run one after the other
 
 
-def test_the_memory_curve_holds_no_more_than_the_window_and_ends_at_what_stays() -> None:
+def test_the_memory_curve_stays_within_the_window_and_ends_at_zero() -> None:
     for window in (100, 200):
         timeline = plan_timeline(program(window), {"forward_a": 5.0}, RATES, "p")
         assert max(size for _, size in timeline.memory) == window
@@ -80,12 +80,12 @@ def test_overlap_is_the_share_of_moves_beside_computation() -> None:
     assert of(("compute", 0, 1)) == 1
 
 
-def test_spans_that_overlap_get_lanes_of_their_own() -> None:
+def test_overlapping_spans_get_separate_lanes() -> None:
     first, second, third = Span("load", "1", 0, 2), Span("load", "2", 1, 3), Span("load", "3", 2, 4)
     assert lanes([third, first, second]) == [(0, first), (1, second), (0, third)]
 
 
-def test_a_trace_comes_back_as_it_was_written_and_a_plan_stands_beside_a_measurement(tmp_path: Path) -> None:
+def test_a_trace_file_keeps_a_plan_and_a_measurement(tmp_path: Path) -> None:
     planned = plan_timeline(program(100), {"forward_a": 5.0}, RATES, "gpt2: small")
     measured = Timeline(
         "step 7", True, (Span("load", "a", 0.0, 0.25, 100), Span("load", "b", 0.125, 0.5)), ((0.0, 5), (0.25, 9)), "rss"
@@ -108,13 +108,13 @@ def test_a_trace_comes_back_as_it_was_written_and_a_plan_stands_beside_a_measure
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"traceEvents": [{"name": "process_name"}]}'])
-def test_a_file_that_is_no_trace_of_ours_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_our_trace_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(SettingsError, match=r"x\.json is not a trace that this program wrote"):
         read_chrome_trace(tmp_path / "x.json")
 
 
-def test_the_picture_is_a_png_that_says_what_is_planned_and_what_measured(tmp_path: Path) -> None:
+def test_the_picture_is_a_png_that_marks_planned_and_measured_timelines(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     planned = plan_timeline(program(100), {"forward_a": 5.0}, RATES, "plan")
     write_picture(tmp_path / "one.png", planned)

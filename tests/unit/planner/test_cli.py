@@ -1,4 +1,4 @@
-"""cs-plan: what a person types, what comes back, what is refused and how."""
+"""cs-plan: its command line, its output and its errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(*words: str) -> int:
     return cli.main(list(words))
 
 
-def test_the_plan_has_moves_memory_time_here_and_on_a_simulated_cs2(
+def test_the_plan_has_moves_memory_and_times_on_this_machine_and_a_simulated_cs2(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(model, "-p", str(tmp_path / "p.yaml"), *SHAPES, "--store_dir", str(tmp_path)) == 0
@@ -60,7 +60,7 @@ def test_the_plan_has_moves_memory_time_here_and_on_a_simulated_cs2(
     assert "(simulated: a model of a CS-2, not a measurement)" in text
 
 
-def test_figures_as_json_say_in_their_names_where_they_come_from(
+def test_names_of_json_figures_tell_measured_estimated_and_simulated(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [model, "-p", str(tmp_path / "p.yaml"), *SHAPES, "--store_dir", str(tmp_path), "--json"]
@@ -90,7 +90,7 @@ def test_the_planned_schedule_is_written_as_trace_and_picture(model: str, tmp_pa
     assert len(read_chrome_trace(both)) == 2
 
 
-def test_the_file_s_csconfig_and_runconfig_count_and_options_come_first(
+def test_options_override_csconfig_and_runconfig_of_the_params_file(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "q.yaml"
@@ -98,7 +98,7 @@ def test_the_file_s_csconfig_and_runconfig_count_and_options_come_first(
         "layers: 6\ncsconfig: {weight_store: file, memory_budget: 64GB}\nrunconfig: {mode: eval, memory_budget: 9kB}\n"
     )
     command = [model, "-p", str(path), *SHAPES[:4], "--no_rates", "--json"]
-    assert run(*command) == 2  # what a run with 9 kB says
+    assert run(*command) == 2  # as a run with 9 kB
     assert "memory_budget is 9" in capsys.readouterr().err
     assert run(*command, "--memory_budget", "8GB", "-m", "train") == 0
     values = json.loads(capsys.readouterr().out)
@@ -125,7 +125,9 @@ def test_a_plan_with_weight_servers_has_no_step_time(
     assert "does not measure those of weight servers" in capsys.readouterr().err
 
 
-def test_a_reference_model_s_batch_is_that_of_its_input_fn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_batch_of_a_reference_model_comes_from_its_input_fn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = [str(GPTJ / "run.py"), "--no_rates", "--json", "-p"]
     assert run(*command, str(GPTJ / "configs" / "params_tiny.yaml")) == 0
     derived = json.loads(capsys.readouterr().out)
@@ -143,9 +145,7 @@ def test_a_reference_model_s_batch_is_that_of_its_input_fn(tmp_path: Path, capsy
     assert "--input input_ids=int32:8x128" in error and "--labels int32:8x128" in error
 
 
-def test_a_reference_model_without_its_data_is_planned_with_the_batch_that_they_would_give(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reference_model_is_planned_without_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = GPTJ.parent / "bert"
     content = yaml.safe_load((folder / "configs" / "params_base.yaml").read_text())
     content["model"]["num_hidden_layers"] = 1
@@ -164,7 +164,7 @@ def test_a_reference_model_without_its_data_is_planned_with_the_batch_that_they_
         ("runconfig: {mode: trian}", "runconfig key 'mode' is 'trian'; expected one of train"),
     ],
 )
-def test_settings_that_a_run_refuses_are_refused(
+def test_invalid_settings_of_a_params_file_are_refused(
     content: str, message: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "p.yaml").write_text(f"layers: 6\n{content}\n")
@@ -189,7 +189,7 @@ def test_settings_that_a_run_refuses_are_refused(
         (["{model}:model_fn", *SHAPES, "--store_dir", "nowhere"], "--store_dir nowhere is not a folder"),
     ],
 )
-def test_bad_input_is_named_in_one_line_and_exits_with_2(
+def test_bad_input_gives_a_one_line_error_and_exit_code_2(
     words: list[str], message: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = model.partition(":")[0]

@@ -1,4 +1,4 @@
-"""BERT's pairs: what is masked, what follows what, and that a step draws the same whenever it is reached."""
+"""BERT's pairs: masking, next-sentence labels, and that each step always draws the same batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def batches(text: Path, count: int, skip: int = 0) -> list[dict[str, np.ndarray]
         return [session.run({**features, "labels": labels}) for _ in range(count)]
 
 
-def test_a_masked_byte_can_be_put_back_and_special_tokens_stay(text: Path) -> None:
+def test_masked_bytes_can_be_restored_and_special_tokens_stay(text: Path) -> None:
     kept = changed = 0
     for batch in batches(text, 20):
         restored = batch["input_ids"].copy()
@@ -63,13 +63,13 @@ def test_a_masked_byte_can_be_put_back_and_special_tokens_stay(text: Path) -> No
     assert 0.04 < kept / drawn < 0.18
 
 
-def test_half_of_the_pairs_are_torn_apart(text: Path) -> None:
+def test_half_of_the_pairs_are_random(text: Path) -> None:
     labels = np.concatenate([batch["labels"] for batch in batches(text, 20)])
     assert 0.35 < labels.mean() < 0.65
 
 
-def test_a_resumed_run_draws_what_the_unbroken_one_would_have(text: Path) -> None:
+def test_skipping_steps_continues_the_same_draws(text: Path) -> None:
     whole, resumed = batches(text, 15), batches(text, 4, skip=11)
-    for expected, found in zip(whole[11:], resumed, strict=True):
+    for expected, batch in zip(whole[11:], resumed, strict=True):
         for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=name)
+            np.testing.assert_array_equal(batch[name], value, err_msg=name)

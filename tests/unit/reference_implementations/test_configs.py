@@ -1,4 +1,4 @@
-"""Every shipped params file is accepted, and every tiny one names data that is there."""
+"""Every shipped params file is accepted, and every tiny one names existing data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODELS = sorted(path.parent for path in FOLDER.glob("**/model.py"))
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda path: path.name)
-def test_every_model_has_a_tiny_config_with_data_and_words_about_it(folder: Path) -> None:
+def test_every_model_has_a_tiny_config_with_data_and_documentation(folder: Path) -> None:
     params = load(folder / "configs" / "params_tiny.yaml")
     for section in ("train_input", "eval_input"):
         assert Path(params[section]["data_file"]).is_file()

@@ -22,7 +22,7 @@ def idx(magic: int, sizes: list[int], values: np.ndarray) -> bytes:
     return np.array([magic, *sizes], ">u4").tobytes() + values.astype(np.uint8).tobytes()
 
 
-def test_it_learns_the_digits() -> None:
+def test_the_model_learns_the_digits() -> None:
     params = {"model": {"hidden_sizes": [64]}, "optimizer": {"optimizer_type": "adam", "learning_rate": 3e-3}}
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         tf.compat.v1.set_random_seed(1)
@@ -58,7 +58,7 @@ def test_the_splits_share_no_digit() -> None:
     assert set(classes) == set(range(10))
 
 
-def test_the_files_of_mnist_are_read(tmp_path: Path) -> None:
+def test_mnist_files_are_read(tmp_path: Path) -> None:
     images = np.arange(2 * 3 * 3).reshape(2, 3, 3)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(0x803, [2, 3, 3], images))
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(0x801, [2], np.array([7, 1]))))
@@ -67,13 +67,13 @@ def test_the_files_of_mnist_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(classes, [7, 1])
 
 
-def test_a_file_of_mnist_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_mnist_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(0x803, [2, 3, 3], np.zeros(17)))
     with pytest.raises(SettingsError, match="not an MNIST file of images, or cut short"):
         load_images(ImageInput(batch_size=1, data_dir=str(tmp_path)))
 
 
-def test_the_error_that_mnist_is_not_there_knows_its_batch(tmp_path: Path) -> None:
+def test_the_error_for_missing_mnist_files_has_the_element_spec(tmp_path: Path) -> None:
     settings = ImageInput(batch_size=2, data_dir=str(tmp_path))
     with pytest.raises(MissingDataError, match=r"cannot read .*train-images-idx3-ubyte") as caught:
         image_dataset(settings)

@@ -1,4 +1,4 @@
-"""What the fine-tuning tasks ask of a text, and samples from TFRecord files."""
+"""Fine-tuning tasks made from a text, and samples from TFRecord files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_of(ids: np.ndarray) -> bytes:
     return bytes(int(token) for token in ids if token < CLASS)
 
 
-def test_pieces_are_separated_and_filled_up() -> None:
+def test_pieces_are_separated_and_padded() -> None:
     found = encoded([b"ab", b"c"], 8)
     np.testing.assert_array_equal(found["input_ids"], [CLASS, 97, 98, SEPARATOR, 99, SEPARATOR, PADDING, PADDING])
     np.testing.assert_array_equal(found["input_mask"], [1, 1, 1, 1, 1, 1, 0, 0])
@@ -52,7 +52,7 @@ def test_capitals_are_marked_at_their_letters() -> None:
     np.testing.assert_array_equal(found["labels"], [expected])
 
 
-def test_the_marked_answer_is_the_line_that_was_asked_for() -> None:
+def test_the_marked_answer_is_the_line_of_the_question() -> None:
     found = qa.samples_of(TEXT, 128)
     assert len(found["labels"]) > 100
     asked = set()
@@ -66,7 +66,7 @@ def test_the_marked_answer_is_the_line_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
-def test_records_of_a_task_give_the_batches_that_its_text_gives(name: str, tmp_path: Path) -> None:
+def test_records_of_a_task_give_the_batches_of_its_text(name: str, tmp_path: Path) -> None:
     path, sequence = tmp_path / "text.txt", 128
     path.write_bytes(TEXT)
     arrays = HEADS[name].samples_of(TEXT, sequence)
@@ -93,7 +93,7 @@ def test_records_of_a_task_give_the_batches_that_its_text_gives(name: str, tmp_p
         assert ours.dtype == theirs.dtype == np.int32
 
 
-def test_a_text_that_makes_less_than_a_batch_is_refused(tmp_path: Path) -> None:
+def test_a_text_shorter_than_a_batch_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"two words\n")
     settings = {"data_file": str(tmp_path / "text.txt"), "batch_size": 4, "max_sequence_length": 32}
     with pytest.raises(SettingsError, match="makes 0 samples, less than one batch of 4"):
@@ -101,7 +101,7 @@ def test_a_text_that_makes_less_than_a_batch_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
-def test_sections_refuse_a_text_and_records_at_once(name: str) -> None:
+def test_a_section_without_text_and_records_is_refused(name: str) -> None:
     module = importlib.import_module(f"reference_implementations.bert.fine_tuning.{name}.settings")
     with pytest.raises(SettingsError, match="either data_file"):
         module.SECTIONS["train_input"](batch_size=1, max_sequence_length=32)

@@ -71,7 +71,7 @@ def test_mixed_precision_computes_in_bfloat16_on_float32_variables() -> None:
 
 @pytest.mark.parametrize("mixed_precision", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_it_learns_a_repeating_text(mixed_precision: bool, shared: bool) -> None:
+def test_the_model_learns_a_repeating_text(mixed_precision: bool, shared: bool) -> None:
     settings = dataclasses.replace(
         TINY, mixed_precision=mixed_precision, share_embedding_weights=shared, residual_dropout_rate=0.1
     )

@@ -1,4 +1,4 @@
-"""BERT's and T5's samples made by the script: what is in them, and that the tiny configs learn from them."""
+"""Samples of BERT and T5 made by the script: their content, and that the tiny configs learn from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def restored(sample: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("documents", [[document(0)], [document(0), document(100)]], ids=["one", "two"])
-def test_pieces_are_runs_of_the_text_and_the_label_says_whether_they_follow(documents: list[Any]) -> None:
+def test_pieces_are_runs_of_the_text_and_labels_match_their_order(documents: list[Any]) -> None:
     samples = [sample for seed in range(40) for sample in pairs.pair_records(documents, S, P, seed=seed)]
     labels = []
     for sample in samples:
@@ -61,7 +61,7 @@ def test_pieces_are_runs_of_the_text_and_the_label_says_whether_they_follow(docu
     assert starts >= {lines[0][0] for lines in documents}
 
 
-def test_one_in_seven_tokens_is_masked_most_of_them_by_the_mask() -> None:
+def test_15_percent_of_tokens_are_masked_most_by_the_mask_token() -> None:
     samples = [sample for seed in range(60) for sample in pairs.pair_records([document(0)], S, P, seed=seed)]
     shown = changed = 0
     for sample in samples:
@@ -83,7 +83,7 @@ def test_t5s_sizes_are_those_of_the_paper_and_fill_every_sample() -> None:
         assert spans.span_sizes(sequence).inputs == sequence
 
 
-def test_spans_put_in_place_of_their_sentinels_give_the_text() -> None:
+def test_replacing_sentinels_by_their_spans_restores_the_text() -> None:
     sizes = spans.span_sizes(24)
     tokens = [number % 251 for number in range(1000)]
     samples = list(spans.span_records(tokens, sizes, seed=3))
@@ -120,7 +120,7 @@ def test_the_same_seed_makes_the_same_samples() -> None:
     assert any(not np.array_equal(a["input_ids"], b["input_ids"]) for a, b in zip(both(1), both(2), strict=False))
 
 
-def test_what_cannot_be_made_is_told() -> None:
+def test_impossible_settings_are_refused() -> None:
     with pytest.raises(SettingsError, match="expected at least 5, and 1 to max_seq_length - 3 = 5"):
         next(pairs.pair_records([document(0)], 8, 6))
     with pytest.raises(SettingsError, match="less than two lines"):
@@ -183,6 +183,6 @@ def test_a_tiny_config_trains_on_samples_that_the_script_made(
     assert run(model, [*words, "--max_steps", "12"]) == 0
     losses = [float(value) for value in re.findall(r"global step \d+: loss = ([\d.]+)", caplog.text)]
     assert len(losses) == 12
-    # Nothing learnt yet, ln 400 = 6.0 a token; soon it is known which tokens are frequent.
+    # The untrained loss is ln 400 = 6.0 per token; the model soon learns which tokens are frequent.
     assert 5.5 < losses[0] < 8.0
     assert losses[-1] < losses[0] - 0.5

@@ -1,4 +1,4 @@
-"""T5's missing spans: the text can be put together again, and a step draws the same whenever it is reached."""
+"""T5's missing spans: the text can be restored, and each step always draws the same batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batches(text: Path, count: int, skip: int = 0) -> list[dict[str, np.ndarray]
         return [session.run({**features, "labels": labels}) for _ in range(count)]
 
 
-def test_spans_put_in_place_of_their_sentinels_give_the_text(text: Path) -> None:
+def test_replacing_sentinels_by_their_spans_restores_the_text(text: Path) -> None:
     places = set()
     for batch in batches(text, 20):
         for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
@@ -45,14 +45,14 @@ def test_spans_put_in_place_of_their_sentinels_give_the_text(text: Path) -> None
     assert places == set(range(6))  # every place in the first part of 8 bytes
 
 
-def test_the_decoder_sees_what_it_has_said_before(text: Path) -> None:
+def test_decoder_inputs_are_the_labels_shifted_by_one(text: Path) -> None:
     batch = batches(text, 1)[0]
     np.testing.assert_array_equal(batch["decoder_input_ids"][:, 0], START)
     np.testing.assert_array_equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1])
 
 
-def test_a_resumed_run_draws_what_the_unbroken_one_would_have(text: Path) -> None:
+def test_skipping_steps_continues_the_same_draws(text: Path) -> None:
     whole, resumed = batches(text, 12), batches(text, 3, skip=9)
-    for expected, found in zip(whole[9:], resumed, strict=True):
+    for expected, batch in zip(whole[9:], resumed, strict=True):
         for name, value in expected.items():
-            np.testing.assert_array_equal(found[name], value, err_msg=name)
+            np.testing.assert_array_equal(batch[name], value, err_msg=name)

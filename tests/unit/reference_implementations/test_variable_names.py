@@ -133,8 +133,10 @@ def build_t5() -> Any:
 
 
 @pytest.mark.parametrize(("build", "expected"), [(build_gpt2, GPT2), (build_bert, BERT), (build_t5, T5)])
-def test_names_and_shapes(build: Callable[[], Any], expected: dict[str, list[int]]) -> None:
+def test_variables_have_the_published_names_and_shapes(
+    build: Callable[[], Any], expected: dict[str, list[int]]
+) -> None:
     with tf.Graph().as_default():
         build()
-        found = {variable.op.name: variable.shape.as_list() for variable in tf.compat.v1.global_variables()}
-    assert found == expected
+        shapes = {variable.op.name: variable.shape.as_list() for variable in tf.compat.v1.global_variables()}
+    assert shapes == expected

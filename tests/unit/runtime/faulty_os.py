@@ -1,4 +1,4 @@
-"""A module `os` whose calls on files fail when a test says so, as those of a full or broken disk do."""
+"""A replacement for module `os` with file calls that fail on request, as on a full or broken disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CALLS = ("open", "ftruncate", "pwrite", "pwritev", "preadv", "unlink")
 
 
 class FaultyOs:
-    """Stands for `os` in some modules. One of their calls on files fails, and all later ones too if it is for good.
+    """Stands in for `os` in some modules. One file call fails; with `is_lasting`, all later ones fail too.
 
     Args:
         code: Error number.
@@ -45,6 +45,6 @@ class FaultyOs:
         return call
 
     def replace_in(self, patch: pytest.MonkeyPatch, modules: Iterable[Any]) -> None:
-        """Let modules use this."""
+        """Make modules use this instead of `os`."""
         for module in modules:
             patch.setattr(module, "os", self)

@@ -1,4 +1,4 @@
-"""A session of a Program answers as a session on the graph that model_fn built."""
+"""A session of a Program behaves like a session on the graph that model_fn built."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_op_made_after_compiling_is_added_when_it_is_fetched(session: Program
     assert values[2].values.tolist() == [values[1]]
 
 
-def test_none_is_no_fetch(session: ProgramSession) -> None:
+def test_none_is_refused_as_a_fetch(session: ProgramSession) -> None:
     with pytest.raises(TypeError, match="Fetch argument None"):
         session.run([None])
 
@@ -66,7 +66,7 @@ def test_a_late_op_reads_a_streamed_weight_from_the_store(small: Small, tmp_path
         assert session.run(norm) == pytest.approx(np.linalg.norm(small.values["w"]), rel=1e-5)
 
 
-def test_a_late_update_of_a_streamed_weight_is_refused_by_name(small: Small, tmp_path: Path) -> None:
+def test_the_error_of_a_late_update_names_the_streamed_weight(small: Small, tmp_path: Path) -> None:
     with small.graph.as_default():
         handle = small.graph.get_tensor_by_name("w:0")
         delta = tf.zeros_like(small.graph.get_tensor_by_name("w/Read/ReadVariableOp:0"))
@@ -96,7 +96,7 @@ def test_the_global_step_counts_training_steps_alone(session: ProgramSession, sm
     assert session.global_step == 2
 
 
-def test_a_snapshot_has_the_values_of_its_moment(session: ProgramSession, small: Small) -> None:
+def test_a_snapshot_keeps_the_values_at_the_time_it_was_taken(session: ProgramSession, small: Small) -> None:
     session.run(small.train_op)
     expected = {name: session.read(name).copy() for name in small.values}
     snapshot = session.snapshot(small.values)

@@ -12,7 +12,7 @@ from cerebras_tensorflow.runtime.session import session_settings
 v1 = tf.compat.v1
 
 
-def test_store_calls_wait_beside_each_other_whatever_the_first_session_of_the_process_had() -> None:
+def test_store_calls_run_in_parallel_whatever_threads_the_first_session_had() -> None:
     v1.Session(graph=tf.Graph()).close()
     together = threading.Barrier(5, timeout=30)
 
@@ -26,6 +26,6 @@ def test_store_calls_wait_beside_each_other_whatever_the_first_session_of_the_pr
             assert session.run(calls) == [1] * together.parties
 
 
-def test_a_user_s_number_of_threads_is_kept() -> None:
+def test_a_users_number_of_threads_is_kept() -> None:
     settings = session_settings(v1.ConfigProto(inter_op_parallelism_threads=3), is_streaming=True)
     assert settings.inter_op_parallelism_threads == 3 and not settings.use_per_session_threads

@@ -1,4 +1,4 @@
-"""session_snapshot: copies of resident variables, made where the last ones were."""
+"""session_snapshot: copies of resident variables reuse the memory of earlier copies."""
 
 import ml_dtypes
 import numpy as np
@@ -35,7 +35,7 @@ class Variables:
         self.session.run(initializer)
 
 
-def test_copies_hold_the_values_of_their_moment() -> None:
+def test_copies_keep_the_values_at_the_time_of_the_copy() -> None:
     variables = Variables()
     copies = ResidentCopies(variables.graph).take(variables.session, variables.values)
     variables.session.run(variables.add)
@@ -45,7 +45,7 @@ def test_copies_hold_the_values_of_their_moment() -> None:
         np.testing.assert_array_equal(copies[name], value)
 
 
-def test_the_next_copies_take_the_memory_that_was_given_back() -> None:
+def test_the_next_copies_reuse_recycled_memory() -> None:
     variables = Variables()
     copies = ResidentCopies(variables.graph)
     first = copies.take(variables.session, variables.values)
@@ -64,7 +64,7 @@ def test_the_next_copies_take_the_memory_that_was_given_back() -> None:
     np.testing.assert_array_equal(third["kernel"], VALUES["kernel"] + 1)
 
 
-def test_scarce_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recycled_memory_is_not_kept_if_memory_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = Variables()
     copies = ResidentCopies(variables.graph)
     taken = copies.take(variables.session, variables.values)
@@ -73,7 +73,7 @@ def test_scarce_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copies.kept_bytes == 0
 
 
-def test_prepared_memory_takes_the_first_copies() -> None:
+def test_the_first_copies_use_prepared_memory() -> None:
     variables = Variables()
     copies = ResidentCopies(variables.graph)
     copies.prepare(WeightSpec(name, value.dtype.name, value.shape, value.nbytes) for name, value in VALUES.items())

@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> str:
     return str(tmp_path / "in" / "model.ckpt-7")
 
 
-def test_help_is_as_the_original_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_matches_the_published_text(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.tensorflow_to_h5(["--help"])
     text = capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_help_needs_neither_tensorflow_nor_numpy() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--shard-size", "40B"], ["--jobs", "1"], ["--sync"]])
-def test_both_ways_give_the_same_bytes_back(tmp_path: Path, source: str, options: list[str]) -> None:
+def test_converting_there_and_back_gives_the_same_values(tmp_path: Path, source: str, options: list[str]) -> None:
     h5, back = str(tmp_path / "new" / "x.h5"), str(tmp_path / "back")
     assert cli.tensorflow_to_h5([source, h5, "--verify", "--quiet", *options]) == 0
     assert cli.h5_to_tensorflow([h5, back, "--verify", "--quiet"]) == 0
@@ -69,14 +69,14 @@ def test_both_ways_give_the_same_bytes_back(tmp_path: Path, source: str, options
             assert first.entry(name) == second.entry(name)
 
 
-def test_index_files_and_model_dirs_are_sources_too(tmp_path: Path, source: str) -> None:
+def test_index_files_and_model_dirs_may_be_sources(tmp_path: Path, source: str) -> None:
     assert cli.tensorflow_to_h5([source + ".index", str(tmp_path / "a.h5"), "--quiet"]) == 0
     (tmp_path / "in" / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-7"\n')
     assert cli.tensorflow_to_h5([str(tmp_path / "in"), str(tmp_path / "b.h5"), "--quiet"]) == 0
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
-def test_patterns_types_and_layouts_choose(tmp_path: Path, source: str) -> None:
+def test_patterns_dtype_maps_and_layouts_apply(tmp_path: Path, source: str) -> None:
     layout = tmp_path / "layout"
     layout.write_text("# shard pattern\n0 dense/*\n1 global_step\n1 half\n")
     target = str(tmp_path / "x.h5")
@@ -144,7 +144,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_one_line_and_exit_2_and_leaves_nothing(
+def test_bad_input_gives_one_line_and_exit_2_and_writes_nothing(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     arguments, message = bad_input(tmp_path, source)[case]
@@ -209,7 +209,7 @@ CASES_FROM_H5 = [
 
 
 @pytest.mark.parametrize("case", CASES_FROM_H5)
-def test_bad_input_from_h5_is_one_line_and_exit_2_and_leaves_nothing(
+def test_bad_input_from_h5_gives_one_line_and_exit_2_and_writes_nothing(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     arguments, message = bad_input_from_h5(tmp_path, source)[case]
@@ -226,7 +226,7 @@ def test_missing_parents_are_made(tmp_path: Path, source: str) -> None:
     assert cli.h5_to_tensorflow([str(tmp_path / "one" / "two" / "x.h5"), str(tmp_path / "three" / "x"), "--quiet"]) == 0
 
 
-def test_force_replaces(tmp_path: Path, source: str) -> None:
+def test_force_replaces_the_target(tmp_path: Path, source: str) -> None:
     tf_h5_saver.save(tmp_path / "x.h5", {"old": 1})
     assert cli.tensorflow_to_h5([source, str(tmp_path / "x.h5"), "--force", "--quiet"]) == 0
     assert "old" not in tf_h5_saver.load(tmp_path / "x.h5")
@@ -250,9 +250,9 @@ def test_the_inspector_names_a_missing_shard(tmp_path: Path, capsys: pytest.Capt
     tf_h5_saver.save(tmp_path / "c.h5", {"a": np.zeros(50), "b": np.ones(50)}, lambda name, size: ord(name) - 97)
     os.unlink(tmp_path / "c-00001-of-00002.h5")
     assert cli.inspect([str(tmp_path / "c.h5")]) == 2
-    told = capsys.readouterr()
-    assert "b  float64" in told.out
-    assert "c-00001-of-00002.h5: file 2 of 2 of this checkpoint" in told.err
+    printed = capsys.readouterr()
+    assert "b  float64" in printed.out
+    assert "c-00001-of-00002.h5: file 2 of 2 of this checkpoint" in printed.err
 
 
 @pytest.mark.parametrize("command", [cli.tensorflow_to_h5, cli.h5_to_tensorflow, cli.inspect])
@@ -262,7 +262,7 @@ def test_every_command_has_a_version(command: Callable[..., int], capsys: pytest
     assert end.value.code == 0 and __version__ in capsys.readouterr().out
 
 
-def test_options_are_taken_with_underscores_and_typos_name_the_near_one(
+def test_options_may_have_underscores_and_typos_get_a_suggestion(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.tensorflow_to_h5([source, str(tmp_path / "x.h5"), "--shard_size", "40B", "--quiet"]) == 0
@@ -274,7 +274,7 @@ def test_options_are_taken_with_underscores_and_typos_name_the_near_one(
     assert "did you mean 'gzip'?" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_traceback(source: str) -> None:
+def test_a_closed_output_pipe_causes_no_traceback(source: str) -> None:
     code = "from cerebras_tensorflow.saver import cli; raise SystemExit(cli.inspect())"
     with subprocess.Popen(
         [sys.executable, "-c", code, source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""convert: a copy that is not what it was made from does not stay."""
+"""convert: verify removes a copy that differs from its source."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def write(path: Path, **changed: np.ndarray) -> str:
     return str(path)
 
 
-def test_a_good_copy_stays(tmp_path: Path, source: str) -> None:
+def test_verify_keeps_a_correct_copy(tmp_path: Path, source: str) -> None:
     target = write(tmp_path / "copy")
     with open_source(source) as reader:
         verify(reader, target, Selection())
@@ -35,14 +35,14 @@ def test_a_good_copy_stays(tmp_path: Path, source: str) -> None:
         np.testing.assert_array_equal(reader.read("b"), VALUES["b"])
 
 
-def test_a_copy_that_differs_goes(tmp_path: Path, source: str) -> None:
+def test_verify_removes_a_copy_that_differs(tmp_path: Path, source: str) -> None:
     target = write(tmp_path / "copy", w=np.arange(1, 7, dtype=np.float32))
     with open_source(source) as reader, pytest.raises(CheckpointError, match=r"tensor 'w' differs.*was removed"):
         verify(reader, target, Selection())
     assert [path.name for path in tmp_path.iterdir()] == ["x.h5"]
 
 
-def test_a_damaged_copy_goes(tmp_path: Path, source: str) -> None:
+def test_verify_removes_a_damaged_copy(tmp_path: Path, source: str) -> None:
     target = write(tmp_path / "copy")
     data = next(tmp_path.glob("copy.data-*"))
     changed = bytearray(data.read_bytes())

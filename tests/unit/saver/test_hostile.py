@@ -1,4 +1,4 @@
-"""Hostile checkpoints: refused with a message, in time and memory that go with the size of the file."""
+"""Hostile checkpoints are refused with a message, in time and memory proportional to the size of the file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sliced_entry(shape: tuple[int, ...], pieces: list[tuple[tuple[int, int], ...
 
 
 def write_sliced(prefix: Path, shape: tuple[int, ...], pieces: list[tuple[tuple[int, int], ...]]) -> None:
-    """A bundle of one tensor that lists its pieces so; each piece's values are its number."""
+    """Write a bundle of one tensor with the given pieces; the values of each piece are its number."""
     values = {}
     data = b""
     for number, piece in enumerate(dict.fromkeys(pieces)):
@@ -129,7 +129,7 @@ def table_of(block: bytes) -> bytes:
     return bytes(out) + (meta + index_handle).ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
 
 
-def test_keys_that_share_prefixes_do_not_expand_without_end() -> None:
+def test_keys_that_expand_far_beyond_the_file_are_refused() -> None:
     """50 000 keys, each one byte longer than the one before, are 1.2 GB."""
     entries = b"".join(wire.encode_varint(length) + b"\x01\x00a" for length in range(50_000))
     data = table_of(entries + struct.pack("<2I", 0, 1))
@@ -148,7 +148,7 @@ def test_a_chunk_larger_than_a_block_is_unpacked_once(tmp_path: Path) -> None:
         assert reader.verify() == 4 << 20
 
 
-def test_chunks_that_take_gigabytes_at_once_are_refused(tmp_path: Path) -> None:
+def test_chunks_of_gigabytes_are_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file.create_dataset("x", (2, 300_000_000), np.float32, chunks=(2, 300_000_000), compression="gzip")
         file.create_dataset("filler", data=np.random.default_rng(0).integers(0, 255, 2_000_000, np.uint8))
@@ -221,7 +221,7 @@ def test_a_long_state_file_is_read_in_one_pass(tmp_path: Path) -> None:
     assert state is not None and len(state.all_model_checkpoint_paths) == 50_000
 
 
-def test_a_state_that_names_other_folders_neither_reads_nor_removes_there(tmp_path: Path) -> None:
+def test_a_state_that_names_other_folders_is_ignored(tmp_path: Path) -> None:
     private, model_dir = tmp_path / "private", tmp_path / "model_dir"
     private.mkdir()
     model_dir.mkdir()
@@ -242,8 +242,8 @@ def test_a_state_that_names_other_folders_neither_reads_nor_removes_there(tmp_pa
     assert checkpoints_newest_first(model_dir) == [str(model_dir / "model.ckpt-8")]
 
 
-def test_a_copied_model_dir_works_on_its_own_files(tmp_path: Path) -> None:
-    """TensorFlow writes whole paths where the model_dir is one."""
+def test_a_copied_model_dir_uses_its_own_files(tmp_path: Path) -> None:
+    """TensorFlow writes absolute paths if the model_dir is absolute."""
     origin, copied = tmp_path / "origin", tmp_path / "copy"
     origin.mkdir()
     paths = [save(origin, f"model.ckpt-{step}", step) for step in range(2)]
@@ -269,8 +269,8 @@ def test_a_journal_does_not_write_through_a_link(tmp_path: Path) -> None:
     assert private.read_bytes() == before
 
 
-def test_a_state_without_times_takes_those_of_the_files(tmp_path: Path) -> None:
-    """With no times, each of 60 saves 100 hours after the one before stayed for good."""
+def test_a_state_without_times_uses_those_of_the_files(tmp_path: Path) -> None:
+    """Regression: without times, each of 60 saves, 100 hours apart, was kept forever."""
     hour_s = 3600.0
     policy = Policy(keep_max=2, keep_every_n_hours=10_000)
     now_s = 1_700_000_000.0
@@ -285,7 +285,7 @@ def test_a_state_without_times_takes_those_of_the_files(tmp_path: Path) -> None:
     assert checkpoints_newest_first(tmp_path) == [str(tmp_path / f"model.ckpt-{step}") for step in (63, 62)]
 
 
-def test_a_clock_that_was_set_back_keeps_neither_all_nor_nothing(tmp_path: Path) -> None:
+def test_retention_works_after_the_clock_is_set_back(tmp_path: Path) -> None:
     policy = Policy(keep_max=2, keep_every_n_hours=1)
     for step, saved_at_s in enumerate([9e9, 9e9 + 10, 1e9, 1e9 + 10, 1e9 + 20, 1e9 + 30]):
         record_save(str(tmp_path), save(tmp_path, f"model.ckpt-{step}"), policy, saved_at_s)
@@ -294,7 +294,7 @@ def test_a_clock_that_was_set_back_keeps_neither_all_nor_nothing(tmp_path: Path)
     assert state is not None and state.last_preserved_timestamp is not None and state.last_preserved_timestamp <= 1e9
 
 
-def test_a_pause_of_many_periods_keeps_one_checkpoint_and_not_one_for_each(tmp_path: Path) -> None:
+def test_a_pause_of_many_periods_keeps_only_one_checkpoint(tmp_path: Path) -> None:
     policy = Policy(keep_max=1, keep_every_n_hours=1)
     for step, saved_at_s in enumerate([0.0, 360_000.0, *(360_000.0 + 60 * number for number in range(1, 20))]):
         record_save(str(tmp_path), save(tmp_path, f"model.ckpt-{step}"), policy, saved_at_s)

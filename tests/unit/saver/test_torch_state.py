@@ -34,7 +34,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def test_a_nested_state_comes_back(tmp_path: Path) -> None:
+def test_a_nested_state_is_read_back(tmp_path: Path) -> None:
     torch_state.save(STATE, tmp_path / "c.h5")
     assert equal(torch_state.load(tmp_path / "c.h5"), STATE)
     with open_checkpoint(tmp_path / "c.h5") as reader:
@@ -50,7 +50,7 @@ def test_a_nested_state_comes_back(tmp_path: Path) -> None:
         ({(1, 2): 3}, TypeError),
     ],
 )
-def test_what_cannot_be_kept_is_refused_and_leaves_nothing(tmp_path: Path, state: Any, error: type[Exception]) -> None:
+def test_an_unsupported_state_is_refused_and_writes_nothing(tmp_path: Path, state: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         torch_state.save(state, tmp_path / "c.h5")
     assert list(tmp_path.iterdir()) == []
@@ -65,7 +65,7 @@ def test_safetensors_both_ways(tmp_path: Path) -> None:
     assert equal(flat["model.w"], STATE["model"]["w"]) and equal(flat["model.half"], STATE["model"]["half"])
 
 
-def test_a_safetensors_file_is_laid_out_as_published(tmp_path: Path) -> None:
+def test_a_safetensors_file_has_the_published_layout(tmp_path: Path) -> None:
     with SafetensorsWriter(tmp_path / "s.safetensors", {"w": TensorEntry(np.dtype("<i2"), (2,), 4)}) as writer:
         writer.add("w", np.array([1, 2], "<i2"))
     data = (tmp_path / "s.safetensors").read_bytes()
@@ -99,7 +99,7 @@ def test_a_header_that_does_not_fit_the_file_is_refused(tmp_path: Path, header: 
         open_checkpoint(tmp_path / "s.safetensors")
 
 
-def test_torch_tensors_come_back_as_such(tmp_path: Path) -> None:
+def test_torch_tensors_are_read_back_as_torch_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     state = {"w": torch.ones(2, 3, dtype=torch.bfloat16), "n": np.ones(2)}
     torch_state.save(state, tmp_path / "c.h5")
@@ -107,7 +107,7 @@ def test_torch_tensors_come_back_as_such(tmp_path: Path) -> None:
     assert torch.equal(loaded["w"], state["w"]) and isinstance(loaded["n"], np.ndarray)
 
 
-def test_torch_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_missing_torch_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch_state.save(STATE, tmp_path / "c.h5")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(CheckpointError, match="pip install torch"):

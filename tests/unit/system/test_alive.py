@@ -1,4 +1,4 @@
-"""The lock that says that a job is alive, when others would disturb it."""
+"""The lock that shows that a job is alive resists other users and forged records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from cerebras_tensorflow.system import alive
 
 
-def test_a_lock_lives_as_long_as_a_process_that_has_inherited_it(tmp_path: Path) -> None:
+def test_a_lock_is_held_while_a_process_that_inherited_it_lives(tmp_path: Path) -> None:
     path = tmp_path / "x.alive"
     handle = alive.hold(path)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(handle,))
@@ -42,7 +42,7 @@ def attack():
         other.stdin.close()
 
 
-def test_a_signal_reaches_the_holder_and_no_process_that_a_record_was_forged_to_name(tmp_path: Path) -> None:
+def test_a_signal_reaches_only_the_holder_of_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "x.alive"
     handle = alive.hold(path)
     words = [sys.executable, "-c", "input()"]

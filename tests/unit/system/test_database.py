@@ -1,4 +1,4 @@
-"""Files of records that are damaged, locked, of others, or readable by too many."""
+"""Database files that are damaged, locked, owned by others or too widely readable."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_whole_command_lines_are_for_their_user_only(home: Path) -> None:
+def test_only_the_user_can_read_recorded_command_lines(home: Path) -> None:
     jobs.submit(home, "lab", "pipelined", "python run.py --password x")
     assert mode(home / "jobs.sqlite") == 0o600
     assert mode(home / "jobs.sqlite-journal") == 0o600
 
 
 @pytest.mark.parametrize(("before", "after"), [(0o644, 0o600), (0o664, 0o664), (0o666, 0o666)])
-def test_a_file_of_an_earlier_release_is_closed_unless_it_is_shared(home: Path, before: int, after: int) -> None:
+def test_permissions_of_older_files_are_restricted_unless_shared(home: Path, before: int, after: int) -> None:
     jobs.submit(home, "lab", "pipelined")
     (home / "jobs.sqlite").chmod(before)
     jobs.listed(home)
@@ -31,7 +31,7 @@ def test_a_file_of_an_earlier_release_is_closed_unless_it_is_shared(home: Path, 
 
 @pytest.mark.parametrize("content", [b"no database" * 500, b"SQLite format 3\0" + b"\xff" * 5000])
 @pytest.mark.parametrize("name", ["jobs.sqlite", "systems.sqlite"])
-def test_a_damaged_file_says_what_is_lost_and_what_to_do(home: Path, name: str, content: bytes) -> None:
+def test_the_error_of_a_damaged_file_says_what_to_do(home: Path, name: str, content: bytes) -> None:
     home.mkdir()
     (home / name).write_bytes(content)
     with pytest.raises(RecordsError, match=f"{name} is damaged .*Move it away") as caught:
@@ -49,9 +49,7 @@ def test_a_launch_goes_on_without_a_damaged_file_of_jobs(home: Path, run) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_stays_locked_names_the_tool_that_finds_the_process(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_locked_file_names_fuser(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = jobs.submit(home, "lab", "pipelined")
     monkeypatch.setattr(database, "LOCK_TIMEOUT_S", 0.05)
     blocker = sqlite3.connect(home / "jobs.sqlite", isolation_level=None)
@@ -60,19 +58,19 @@ def test_a_file_that_stays_locked_names_the_tool_that_finds_the_process(
         jobs.submit(home, "lab", "pipelined")
     assert caught.value.kind == database.LOCKED
     # A job in the queue keeps its place and takes its turn once the lock is gone.
-    told = []
+    lines = []
 
     def on_wait(line: str) -> None:
-        told.append(line)
+        lines.append(line)
         blocker.execute("COMMIT")
 
     job.wait_for_wafer(lambda: True, on_wait)
-    assert "fuser" in told[0]
+    assert "fuser" in lines[0]
     assert job.record.phase == jobs.RUNNING
     blocker.close()
 
 
-def test_one_bad_record_does_not_spoil_the_list(home: Path) -> None:
+def test_one_bad_record_does_not_break_the_list(home: Path) -> None:
     good, bad, forged = (jobs.submit(home, "lab", "pipelined", labels={"a": "1"}) for _ in range(3))
     with database.transaction(jobs.jobs_file(home)) as connection:
         connection.execute('UPDATE jobs SET labels = \'{"a": 0, "b": "2"}\' WHERE id = ?', (bad.id,))
@@ -81,7 +79,7 @@ def test_one_bad_record_does_not_spoil_the_list(home: Path) -> None:
     assert jobs.find(home, "../../etc") is None
 
 
-def test_bytes_that_are_no_utf8_are_written_out(home: Path) -> None:
+def test_bytes_that_are_not_utf8_are_escaped(home: Path) -> None:
     job = jobs.submit(home, "lab", "pipelined", "python caf\udce9.py", {"a": "\udcff"})
     assert job.record.description == r"python caf\xe9.py"
     assert job.record.labels == {"a": r"\xff"}
@@ -101,7 +99,7 @@ def attack():
 """
 
 
-def test_who_may_only_read_sees_the_systems_and_is_told_who_may_change_them(home: Path, as_nobody) -> None:
+def test_a_user_without_write_permission_can_read_but_not_create_systems(home: Path, as_nobody) -> None:
     registry.listed(home)
     home.chmod(0o755)
     output, errors = as_nobody(READ, home).communicate(timeout=60)
@@ -110,7 +108,7 @@ def test_who_may_only_read_sees_the_systems_and_is_told_who_may_change_them(home
 
 
 SHARE = """
-import getpass, secrets, sys  # what is imported on first use cannot be read any more
+import getpass, secrets, sys  # import now: the other user may not be able to read these files later
 from pathlib import Path
 from cerebras_tensorflow.system import jobs
 def attack():

@@ -7,7 +7,7 @@ def test_derived_figures_agree_with_the_published_ones() -> None:
     assert abs(peak_flops / 7.5e15 - 1) < 0.01
 
 
-def test_every_figure_says_where_it_comes_from() -> None:
+def test_every_figure_has_a_unit_source_and_status() -> None:
     for name, fact in facts.all_facts().items():
         assert fact.unit and fact.source, name
         assert fact.status in ("published", "derived", "assumed"), name

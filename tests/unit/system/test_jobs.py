@@ -24,7 +24,7 @@ def test_ids_have_the_published_shape(home) -> None:
 
 def test_the_wafer_goes_to_the_first_in_the_queue(home) -> None:
     first, second = submit(home), submit(home)
-    # A job later in the queue is told what it waits for, and waits until that is over.
+    # A job later in the queue learns what it waits for, and waits until that job ends.
     told: list[str] = []
 
     def on_wait(line: str) -> None:
@@ -37,7 +37,7 @@ def test_the_wafer_goes_to_the_first_in_the_queue(home) -> None:
     assert second.record.phase == jobs.RUNNING
 
 
-def test_systems_have_queues_of_their_own(home) -> None:
+def test_each_system_has_its_own_queue(home) -> None:
     submit(home).wait_for_wafer(lambda: True)
     other = jobs.submit(home, "other", "pipelined")
     other.wait_for_wafer(lambda: True)
@@ -81,7 +81,7 @@ def test_labels_are_added_replaced_and_removed(home) -> None:
     assert jobs.set_labels(home, "wsjob-nope", {"a": "1"}) is None
 
 
-def test_only_the_user_may_read_a_job_s_log(home) -> None:
+def test_only_the_user_may_read_the_log_of_a_job(home) -> None:
     assert submit(home).folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -137,7 +137,7 @@ def test_a_file_of_an_earlier_release_is_brought_up_to_date(home) -> None:
     assert registry.create(home, "lab2").software_version == registry.read(home, "lab2").software_version != ""
 
 
-def test_a_home_that_cannot_be_made_says_which_variable_to_set(tmp_path) -> None:
+def test_the_error_of_a_home_that_cannot_be_made_names_the_variable(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemStateError, match="Set CEREBRAS_HOME"), store.opened(tmp_path / "file" / "jobs.sqlite"):
         pass

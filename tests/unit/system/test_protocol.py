@@ -21,7 +21,7 @@ def test_every_proto_file_is_in_the_list() -> None:
 
 
 @pytest.mark.parametrize("proto", build_protos.PROTOS)
-def test_a_descriptor_set_is_that_of_its_proto_file(proto: str, tmp_path: Path) -> None:
+def test_descriptor_sets_match_their_proto_files(proto: str, tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools")
     expected = FileDescriptorSet.FromString(build_protos.compiled(proto, tmp_path).read_bytes())
     kept = FileDescriptorSet.FromString((ROOT / proto).with_suffix(".binpb").read_bytes())

@@ -23,7 +23,7 @@ def test_a_registered_system_is_found_with_and_without_the_port(home, cs_ip: str
 
 
 @pytest.mark.parametrize("cs_ip", ["10.9.9.9", "no-such-host.invalid", "127.0.0.1:1"])
-def test_an_unknown_address_says_what_to_do_within_five_seconds(home, cs_ip: str) -> None:
+def test_an_unknown_address_is_refused_with_advice_within_five_seconds(home, cs_ip: str) -> None:
     started = time.monotonic()
     message = rf"cs-system create NAME --address {re.escape(cs_ip)}.*leave out --cs_ip"
     with pytest.raises(SystemNotFoundError, match=message):
@@ -31,10 +31,10 @@ def test_an_unknown_address_says_what_to_do_within_five_seconds(home, cs_ip: str
     assert time.monotonic() - started < 5
 
 
-def test_a_name_server_that_does_not_answer_costs_no_more(home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_name_server_delays_at_most_five_seconds(home, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
-    # The real one takes up to half a minute, and which one a machine asks cannot be set by a test.
+    # A real dead name server takes up to half a minute, and a test cannot configure one.
     def asks_a_dead_server(*_: object, **__: object) -> None:
         ended.wait(30)
         raise OSError("no answer")
@@ -48,7 +48,7 @@ def test_a_name_server_that_does_not_answer_costs_no_more(home, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("cs_ip", ["a b", "10.0.0.1:port", "http://x/y", "../../etc", "x" * 300, "10.0.0.1:70000"])
-def test_what_is_no_address_is_not_found_either(home, cs_ip: str) -> None:
+def test_a_malformed_address_is_not_found(home, cs_ip: str) -> None:
     with pytest.raises(SystemNotFoundError):
         registry.find(cs_ip)
 
@@ -59,7 +59,7 @@ def test_a_malformed_name_is_refused(home, name: str) -> None:
         registry.create(home, name)
 
 
-def test_names_and_addresses_are_taken_once(home) -> None:
+def test_names_and_addresses_must_be_unique(home) -> None:
     registry.create(home, "lab", "10.0.0.1")
     with pytest.raises(ValueError, match=r"lab at 10\.0\.0\.1:9000 already"):
         registry.create(home, "lab", "10.0.0.2")
@@ -85,10 +85,10 @@ def test_a_run_waits_while_the_system_reboots(home) -> None:
     registry.create(home, "lab")
     registry.change(home, "lab", state.to_standby, "standby")
     registry.change(home, "lab", lambda s: state.activated(s, time.time() - 1.7), "activate")
-    told: list[str] = []
-    with registry.find("lab").run(env.PIPELINED, on_wait=told.append) as job:
+    lines: list[str] = []
+    with registry.find("lab").run(env.PIPELINED, on_wait=lines.append) as job:
         assert job.record.phase == jobs.RUNNING
-    assert told == ["lab is rebooting"]
+    assert lines == ["lab is rebooting"]
 
 
 def test_a_run_leaves_a_record_of_how_it_ended(home) -> None:
@@ -106,7 +106,7 @@ def test_a_run_inside_a_run_does_not_wait_for_itself(home) -> None:
         assert inner is outer
 
 
-def test_a_run_inside_a_launch_is_the_launcher_s_job(home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_inside_a_launch_uses_the_job_of_the_launcher(home, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.create(home, "lab")
     launched = jobs.submit(home, "cs2-embedded", env.PIPELINED)
     launched.wait_for_wafer(lambda: True)
@@ -114,7 +114,7 @@ def test_a_run_inside_a_launch_is_the_launcher_s_job(home, monkeypatch: pytest.M
     with registry.find().run(env.PIPELINED) as job:
         assert job.number == launched.number
     assert launched.record.phase == jobs.RUNNING
-    # A script that names another system than the launcher thought takes its job along, and so never holds two wafers.
+    # If a script names another system than the launcher, its job moves there, so it never holds two wafers.
     with registry.find("lab").run(env.PIPELINED) as job:
         assert (job.number, job.record.system, job.record.phase) == (launched.number, "lab", jobs.RUNNING)
     launched.finish(jobs.SUCCEEDED)

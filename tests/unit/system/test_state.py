@@ -31,17 +31,17 @@ def test_an_unknown_mode_is_refused() -> None:
         with_mode(to_standby(ACTIVE), "turbo")
 
 
-def test_a_run_in_the_other_mode_is_told_the_commands() -> None:
+def test_the_error_in_the_other_mode_names_the_commands() -> None:
     with pytest.raises(ExecModeError, match=r'cs --system lab -c "system standby --yes".*weight_streaming'):
         check_admits(ACTIVE, "weight_streaming")
 
 
-def test_a_run_in_standby_is_told_the_command() -> None:
+def test_the_error_in_standby_names_the_command() -> None:
     with pytest.raises(SystemStateError, match='cs --system lab -c "system activate"'):
         check_admits(to_standby(ACTIVE), "pipelined")
 
 
-def test_a_clock_that_goes_back_does_not_leave_a_system_booting_until_the_old_date() -> None:
+def test_a_system_does_not_stay_booting_after_the_clock_is_set_back() -> None:
     state = activated(to_standby(ACTIVE), now=1_000_000.0)
     assert state.phase(now=1_000_001.0) == "BOOTING"
     assert state.phase(now=500_000.0) == "ACTIVE"

@@ -1,4 +1,4 @@
-"""The session that hooks get is what TensorFlow code expects, in both modes; what hooks make exists."""
+"""Hooks get a session that behaves like TensorFlow's, in both modes, and ops that hooks create can run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def variable(name: str) -> Any:
     return next(one for one in v1.global_variables() if one.op.name == name)
 
 
-def test_it_is_a_session_on_the_models_graph(mode: str, tmp_path: Path) -> None:
+def test_hooks_get_a_session_on_the_models_graph(mode: str, tmp_path: Path) -> None:
     def created(hook: Any, session: Any) -> None:
         assert isinstance(session, v1.Session)
         assert session.graph is v1.get_default_graph()
@@ -84,7 +84,7 @@ def test_a_saver_saves_and_restores_also_streamed_weights(mode: str, tmp_path: P
         assert np.array_equal(reader.get_tensor(name), run.get_variable_value(name))
 
 
-def test_a_users_own_checkpoint_hook_and_tensorflows_others_work(mode: str, tmp_path: Path) -> None:
+def test_tensorflows_checkpoint_profiler_and_logging_hooks_work(mode: str, tmp_path: Path) -> None:
     class Named(v1.train.LoggingTensorHook):
         def begin(self) -> None:
             self._tensors = {"w": variable("w").read_value(), "step": variable("global_step").read_value()}
@@ -117,7 +117,9 @@ def test_a_users_own_checkpoint_hook_and_tensorflows_others_work(mode: str, tmp_
     assert np.array_equal(final[0]["w"], run.get_variable_value("w"))
 
 
-def test_no_step_is_said_to_have_stood_still(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_warning_says_that_the_global_step_did_not_increase(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tf.get_logger().propagate = True
     train(
         tmp_path,
@@ -192,7 +194,7 @@ def test_variables_of_begin_exist_and_are_saved(mode: str, tmp_path: Path) -> No
     assert second.seen[0][1].tolist() == [3, 3]
 
 
-def test_reference_variables_are_taken(mode: str, tmp_path: Path) -> None:
+def test_reference_variables_are_accepted(mode: str, tmp_path: Path) -> None:
     def spec(mode: str, y: Any, labels: Any) -> dict[str, Any]:
         if mode != "train":
             return {}

@@ -1,4 +1,4 @@
-"""Sparse training: what a sparsifier takes out is zero in every checkpoint, and the rest is trained."""
+"""Sparse training: masked weights are zero in every checkpoint, and the others are trained."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_half_of_the_weights_are_zero_after_training(kind: str, tmp_path: Path) 
     taken = zeros(estimator)
     assert {name: int(taken[name].sum()) for name in KERNELS} == {"w": 128, "out": 32}
     moments = estimator.get_variable_value("w/Adam")
-    assert moments[taken["w"]].any()  # this sparsifier leaves them
+    assert moments[taken["w"]].any()  # this sparsifier does not mask moments
     assert moments[~taken["w"]].any()
 
 
@@ -56,7 +56,9 @@ def test_the_moments_of_an_aware_sparsifier_are_zero_with_their_weights(tmp_path
 @pytest.mark.parametrize(
     "kind, n_iter, has_masks", [("topk", 100, True), ("topk", 100, False), ("constant", 100, True), ("set", 2, True)]
 )
-def test_a_resumed_run_is_an_unbroken_one(kind: str, n_iter: int, has_masks: bool, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(
+    kind: str, n_iter: int, has_masks: bool, tmp_path: Path
+) -> None:
     whole = tiny.estimator(tmp_path / "whole")
     whole.train(tiny.input_fn(epochs=1), max_steps=6, sparsifier=SPARSIFIER_MAP[kind](n_iter=n_iter))
     for end in (2, 6):
@@ -103,7 +105,7 @@ def first_column(value: float) -> Any:
 
 @pytest.mark.usefixtures("streaming")
 @pytest.mark.parametrize("level, has_masks", [(0.0, True), (0.0, False), (0.5, True)])
-def test_a_weight_that_is_zero_and_not_taken_out_is_trained_after_a_restart(
+def test_a_zero_weight_that_is_not_masked_is_trained_after_a_restart(
     level: float, has_masks: bool, tmp_path: Path
 ) -> None:
     for steps, value in ((5, 0.0), (8, 1.0)):
@@ -120,7 +122,7 @@ def test_a_weight_that_is_zero_and_not_taken_out_is_trained_after_a_restart(
 
 
 @pytest.mark.usefixtures("streaming")
-def test_a_callers_choice_on_any_variable_outlives_a_restart(tmp_path: Path) -> None:
+def test_masks_of_a_custom_sparsifier_survive_a_restart(tmp_path: Path) -> None:
     class Once:
         def apply_sparsity(self, step: int) -> bool:
             return step == 1
@@ -143,7 +145,7 @@ def test_a_callers_choice_on_any_variable_outlives_a_restart(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("streaming")
-def test_masks_go_with_their_checkpoint(tmp_path: Path) -> None:
+def test_masks_are_removed_with_their_checkpoint(tmp_path: Path) -> None:
     estimator = tiny.estimator(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=2)
     estimator.train(tiny.input_fn(), max_steps=4, sparsifier=SPARSIFIER_MAP["topk"](n_iter=100))
     assert sorted(path.name for path in tmp_path.glob("*.masks.npz")) == [
@@ -157,7 +159,7 @@ def test_masks_go_with_their_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("streaming")
-def test_damaged_masks_are_told(tmp_path: Path) -> None:
+def test_damaged_masks_are_an_error(tmp_path: Path) -> None:
     sparsifier = SPARSIFIER_MAP["topk"](n_iter=100)
     tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=2, sparsifier=sparsifier)
     masks = tmp_path / "model-ckpt-2.masks.npz"
@@ -167,7 +169,7 @@ def test_damaged_masks_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("streaming")
-def test_set_exchanges_weights_and_keeps_their_number(tmp_path: Path) -> None:
+def test_set_exchanges_weights_and_keeps_their_count(tmp_path: Path) -> None:
     estimator = tiny.estimator(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=0)
     sparsifier = SPARSIFIER_MAP["set"](n_iter=2, zeta=0.25)
     estimator.train(tiny.input_fn(), max_steps=5, sparsifier=sparsifier)
@@ -182,12 +184,12 @@ def test_set_exchanges_weights_and_keeps_their_number(tmp_path: Path) -> None:
 def estimator_value(path: Path, name: str) -> np.ndarray:
     from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader
 
-    found = next(str(p) for p in path.parent.glob(f"{path.name}*")).partition(".index")[0].partition(".data")[0]
-    return CheckpointReader(found).get_tensor(name)
+    checkpoint = next(str(p) for p in path.parent.glob(f"{path.name}*")).partition(".index")[0].partition(".data")[0]
+    return CheckpointReader(checkpoint).get_tensor(name)
 
 
 @pytest.mark.usefixtures("streaming")
-def test_a_sparsifier_of_the_callers_own_is_asked_by_its_protocol(tmp_path: Path) -> None:
+def test_a_custom_sparsifier_is_called_by_its_protocol(tmp_path: Path) -> None:
     asked: list[int] = []
 
     class FirstRow:
@@ -225,7 +227,7 @@ def test_a_sparsifier_that_returns_another_shape_is_refused(tmp_path: Path) -> N
         tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=1, sparsifier=Wrong())
 
 
-def test_pipelined_runs_say_that_weights_stay_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pipelined_runs_warn_that_weights_stay_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     estimator = tiny.estimator(tmp_path)
     with caplog.at_level(logging.WARNING, "tensorflow"):
         estimator.train(tiny.input_fn(), max_steps=1, sparsifier=SPARSIFIER_MAP["topk"](n_iter=1))
@@ -255,7 +257,7 @@ def test_only_kernels_become_sparse(value: float) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["er", "erk"])
-def test_small_variables_keep_more_and_the_whole_share_is_taken(distribution: str) -> None:
+def test_er_distributions_keep_more_of_small_variables(distribution: str) -> None:
     sparsifier = SPARSIFIER_MAP["topk"](n_iter=1, sparsity_level=0.9, sparsity_distribution=distribution)
     sparsifier.get_masked_weights(0, WEIGHTS)
     taken = {name: sparsifier.get_num_sparsified_values(name) for name in ("a/kernel", "b/kernel")}
@@ -263,7 +265,7 @@ def test_small_variables_keep_more_and_the_whole_share_is_taken(distribution: st
     assert abs(sum(taken.values()) / 4128 - 0.9) < 0.001
 
 
-def test_a_mask_file_decides(tmp_path: Path) -> None:
+def test_a_mask_file_sets_the_masks(tmp_path: Path) -> None:
     mask = np.eye(64)
     np.savez(tmp_path / "masks.npz", **{"a/kernel": mask})
     sparsifier = SPARSIFIER_MAP["file"](n_iter=1, mask_file=str(tmp_path / "masks.npz"))

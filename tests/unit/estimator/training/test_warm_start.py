@@ -50,7 +50,9 @@ def test_a_path_loads_what_matches(mode: str, tmp_path: Path, source: Any, as_pa
     assert value(estimator, "global_step") == 1
 
 
-def test_what_is_left_out_is_said(tmp_path: Path, source: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_variables_that_are_not_warm_started_are_logged(
+    tmp_path: Path, source: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     v1.logging.set_verbosity(v1.logging.INFO)
     tf.get_logger().propagate = True
     path = source.latest_checkpoint()
@@ -78,7 +80,7 @@ def test_a_checkpoint_of_another_model_is_refused(mode: str, tmp_path: Path) -> 
         estimator.train(tiny.input_fn(), steps=1)
 
 
-def test_hdf5_and_saved_models_may_be_the_start(mode: str, tmp_path: Path, source: Any) -> None:
+def test_a_warm_start_accepts_hdf5_and_saved_models(mode: str, tmp_path: Path, source: Any) -> None:
     h5 = tmp_path / "weights.h5"
     assert tensorflow_to_h5([source.latest_checkpoint(), str(h5)]) == 0
     receiver = build_raw_serving_input_receiver_fn({"x": tf.zeros([1, 4])})

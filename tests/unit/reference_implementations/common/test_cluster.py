@@ -1,4 +1,4 @@
-"""Options of the cluster: labels reach the job, what changes nothing is told."""
+"""Options of the cluster: labels reach the job, and options without effect are logged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_labels_reach_the_job_of_the_launch(home: Path, monkeypatch: pytest.Monk
     job.finish(jobs.SUCCEEDED, "")
 
 
-def test_what_changes_nothing_is_told(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_without_effect_are_logged(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     prepare(RunSettings(num_csx=2, num_wgt_servers=3, job_labels=("model=gpt2",)))
     assert "num_csx=2, num_wgt_servers=3: no change here" in caplog.text
     assert "job_labels are ignored" in caplog.text
 
 
-def test_one_csx_is_nothing_to_tell(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_csx_is_not_logged(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     prepare(RunSettings(num_csx=1))
     assert caplog.text == ""

@@ -1,4 +1,4 @@
-"""The sections that all models share say what the Estimator's own settings say."""
+"""Sections that all models share match the settings of the Estimator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reference_implementations.common.settings import check_section
 def test_csconfig_takes_all_of_our_settings_with_their_defaults() -> None:
     theirs = {field.name: field.default for field in dataclasses.fields(CSConfig)}
     names = list(theirs)
-    # Those before it are the original's: of the cluster, which runconfig says.
+    # The fields before it are the published cluster settings, which belong to runconfig.
     ours = names[names.index("use_cbfloat16") :]
     assert {field.name: field.default for field in dataclasses.fields(CsSettings)} == {
         name: theirs[name] for name in ours
@@ -23,5 +23,5 @@ def test_csconfig_takes_all_of_our_settings_with_their_defaults() -> None:
 
 @pytest.mark.parametrize("store", STORES)
 def test_csconfig_takes_every_store(store: str) -> None:
-    found = check_section({"weight_store": store}, CsSettings, "csconfig", "p.yaml")
-    assert CSConfig(**dataclasses.asdict(found)).weight_store == store
+    section = check_section({"weight_store": store}, CsSettings, "csconfig", "p.yaml")
+    assert CSConfig(**dataclasses.asdict(section)).weight_store == store

@@ -23,8 +23,8 @@ class Example:
 
 
 def test_values_become_the_types_of_the_section() -> None:
-    found = check_section({"size": 3, "rate": "1e-4", "names": ["x", "y"], "limit": None}, Example, "model", "p.yaml")
-    assert found == Example(size=3, rate=1e-4, names=("x", "y"))
+    section = check_section({"size": 3, "rate": "1e-4", "names": ["x", "y"], "limit": None}, Example, "model", "p.yaml")
+    assert section == Example(size=3, rate=1e-4, names=("x", "y"))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,6 @@ for size in (30_000_000, 8_000_000):  # freeing the first would raise glibc's ow
 """
 
 
-def test_freed_blocks_leave_the_resident_set_while_later_ones_live() -> None:
+def test_freed_blocks_leave_the_resident_set_while_later_blocks_are_in_use() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr

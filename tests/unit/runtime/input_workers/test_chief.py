@@ -36,7 +36,7 @@ def pair(x):
 
 def fused(dataset):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, and in old scripts
+        warnings.simplefilter("ignore")  # deprecated, but old scripts use it
         return dataset.apply(tf.data.experimental.map_and_batch(lambda x: x * 3, 7))
 
 
@@ -101,7 +101,7 @@ def test_the_last_maps_and_the_batching_are_split() -> None:
         # Elements are batches here: what makes them is repeated in every worker.
         (PIPELINES["repeat last"], "RepeatDataset", True),
         (lambda: tf.data.Dataset.range(50).map(draw).shuffle(20).batch(7), "ShuffleDataset", True),
-        # A map with state is called for every element, so that it draws what it draws without workers.
+        # A map with state runs for every element in each worker, so its draws do not depend on the workers.
         (lambda: numbers().map(draw).map(pair).batch(7), "MapDataset", True),
     ],
 )
@@ -132,14 +132,14 @@ def unordered():
         (lambda: numbers().map(lambda x: tf.numpy_function(lambda y: y, [x], tf.int64)), 1, "calls Python"),
     ],
 )
-def test_what_workers_could_not_repeat_stays_in_the_chief(make, seed: int | None, reason: str) -> None:
+def test_datasets_that_workers_cannot_repeat_stay_in_the_chief(make, seed: int | None, reason: str) -> None:
     with tf.Graph().as_default():
         found = input_workers.why_not(variant_of(make, seed))
     assert reason in found
     assert bool(found) == bool(reason)
 
 
-def test_without_workers_the_dataset_is_left_alone() -> None:
+def test_without_workers_the_dataset_is_unchanged() -> None:
     with tf.Graph().as_default():
         dataset = numbers()
         assert input_workers.distributed(dataset) is dataset

@@ -21,7 +21,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_batch_comes_out_as_it_went_in(name: str) -> None:
+def test_a_batch_is_decoded_as_it_was_encoded(name: str) -> None:
     batch = BATCHES[name]
     received = decode_batch(encode_batch(batch))
     assert [(value.dtype, value.shape) for value in received] == [(value.dtype, value.shape) for value in batch]
@@ -29,7 +29,7 @@ def test_a_batch_comes_out_as_it_went_in(name: str) -> None:
         assert value.tolist() == sent.tolist()
 
 
-def test_a_request_comes_out_as_it_went_in() -> None:
+def test_a_request_is_decoded_as_it_was_encoded() -> None:
     request = PartRequest("v:0", 1, 3, 7, ("float32", "string"), ((None, 2), None), ("init",), b"\x00graph")
     assert PartRequest.decoded(request.encoded()) == request
     assert request.element_spec() == (tf.TensorSpec((None, 2), tf.float32), tf.TensorSpec(None, tf.string))

@@ -1,4 +1,4 @@
-"""A worker in this process: who is answered, what comes, and what happens when the worker is lost."""
+"""An input worker in this process: authentication, batches, errors and replacement."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def local_batches(dataset_fn) -> list[bytes]:
                     return batches
 
 
-def test_a_worker_s_batches_are_those_of_the_dataset(worker: Worker, tmp_path: Path) -> None:
+def test_batches_of_a_worker_equal_those_of_the_dataset(worker: Worker, tmp_path: Path) -> None:
     assert drained(RemotePart(tmp_path, request_of(squares))) == local_batches(squares)
 
 
@@ -86,7 +86,7 @@ def test_tables_and_variables_go_with_the_dataset(worker: Worker, tmp_path: Path
     assert np.frombuffer(b"".join(received), np.int64).tolist() == [10, 20, 30, -1, -1, -1]
 
 
-def test_an_error_of_the_pipeline_reaches_the_run_as_it_is(worker: Worker, tmp_path: Path) -> None:
+def test_an_error_of_the_pipeline_reaches_the_run_unchanged(worker: Worker, tmp_path: Path) -> None:
     def failing() -> tf.data.Dataset:
         return tf.data.Dataset.range(4).map(
             lambda x: tf.debugging.check_numerics(1.0 / tf.cast(2 - x, tf.float32), "bad")
@@ -98,7 +98,7 @@ def test_an_error_of_the_pipeline_reaches_the_run_as_it_is(worker: Worker, tmp_p
     part.close()
 
 
-def test_a_worker_that_is_lost_is_followed_by_another_one(worker: Worker, tmp_path: Path) -> None:
+def test_a_lost_worker_is_replaced_by_another(worker: Worker, tmp_path: Path) -> None:
     part = RemotePart(tmp_path, request_of(squares))
     batches = [part.next_batch(never)]
     worker.server.stop(None).wait()
@@ -115,7 +115,7 @@ def test_closing_ends_a_part_whose_worker_never_came(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metadata", [(), ((TOKEN_KEY, ""),), ((TOKEN_KEY, "guess"),)])
-def test_who_does_not_show_the_token_is_refused(worker: Worker, metadata: tuple[tuple[str, str], ...]) -> None:
+def test_a_call_without_the_token_is_refused(worker: Worker, metadata: tuple[tuple[str, str], ...]) -> None:
     with grpc.insecure_channel(f"{LOOPBACK}:{worker.port}") as channel:
         answers = channel.unary_stream(BATCHES)(request_of(squares).encoded(), metadata=metadata)
         with pytest.raises(grpc.RpcError) as refusal:
@@ -123,7 +123,7 @@ def test_who_does_not_show_the_token_is_refused(worker: Worker, metadata: tuple[
     assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_announcement_is_for_this_user_alone(worker: Worker, tmp_path: Path) -> None:
+def test_only_this_user_can_read_the_announcement(worker: Worker, tmp_path: Path) -> None:
     path = worker_file(tmp_path, 0)
     assert path.stat().st_mode & 0o777 == 0o600
     about = read_announcement(path)
@@ -148,7 +148,7 @@ def test_a_link_in_the_place_of_an_announcement_is_not_followed(tmp_path: Path) 
         read_announcement(worker_file(tmp_path, 0))
 
 
-def test_nothing_but_loopback_reaches_a_worker_on_one_machine(worker: Worker) -> None:
+def test_a_worker_on_one_machine_listens_on_loopback_only(worker: Worker) -> None:
     with socket.socket() as probe, pytest.raises(OSError):
         probe.settimeout(2)
         probe.connect((f"{LOOPBACK[:-1]}2", worker.port))

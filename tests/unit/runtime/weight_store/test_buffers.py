@@ -1,4 +1,4 @@
-"""Buffers are aligned, used again once nobody refers to them, and given back beyond a limit."""
+"""Buffers are aligned, reused once unreferenced, and freed beyond a limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_buffer_is_used_again_when_the_last_view_of_it_is_gone() -> None:
     assert buffers.take(MEGABYTE).ctypes.data == address
 
 
-def test_what_is_idle_beyond_the_limit_goes_back_to_the_system_oldest_size_first() -> None:
+def test_idle_buffers_beyond_the_limit_are_freed() -> None:
     buffers = Buffers(max_idle_bytes=3 * MEGABYTE)
     small, middle, large = (buffers.take(count * MEGABYTE) for count in (1, 2, 4))
     address = middle.ctypes.data

@@ -21,14 +21,14 @@ def check_all(sums: Sums, whole: np.ndarray) -> None:
         check(whole, start, stop, expected)
 
 
-def test_nothing_is_known_of_what_was_not_noted() -> None:
+def test_bytes_without_a_note_have_no_checksum() -> None:
     sums = Sums(SIZE)
     assert sums.pieces() == [(0, SIZE, None)]
     check_all(sums, content())
     assert Sums(0).pieces() == []
 
 
-def test_a_whole_weight_is_cut_regularly() -> None:
+def test_a_whole_weight_is_cut_into_equal_pieces() -> None:
     sums = Sums(SIZE)
     sums.note(0, content(), 300)
     assert [(start, stop) for start, stop, _ in sums.pieces()] == [(0, 300), (300, 600), (600, 900), (900, 1000)]

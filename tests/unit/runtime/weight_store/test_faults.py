@@ -1,4 +1,4 @@
-"""A file store that meets damage, a full disk, another run or a deleted folder says so and trains on nothing wrong."""
+"""Damage, a full disk, another run or a deleted folder: a file store raises or warns, and never uses wrong values."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_flipped_bit_in_a_mapped_file_ends_the_run_and_names_the_weight(how: s
     store.close()
 
 
-def test_what_is_not_damaged_stays_readable_until_the_damage_is_met(store: FileStore) -> None:
+def test_undamaged_rows_stay_readable_until_damage_is_found(store: FileStore) -> None:
     flip_a_bit(store, 150_001)
     np.testing.assert_array_equal(store.read_slice(0, 0, 300), numbers()[:300])
 
@@ -146,7 +146,7 @@ def test_a_weight_that_was_never_written_is_an_error_and_not_zeros(kind: str, tm
     store.close()
 
 
-def test_the_second_run_on_one_store_is_refused_and_told_who_has_it(store: FileStore) -> None:
+def test_a_second_run_on_a_store_is_refused_and_the_error_names_the_owner(store: FileStore) -> None:
     folder = store._folder.folder
     with pytest.raises(
         StoreError, match=rf"{folder} is in use by another run \(process {os.getpid()} .*weight_store_dir"
@@ -155,7 +155,7 @@ def test_the_second_run_on_one_store_is_refused_and_told_who_has_it(store: FileS
     np.testing.assert_array_equal(store.read(0), numbers())
 
 
-def test_a_store_that_nobody_closed_does_not_block_its_folder(tmp_path: Path) -> None:
+def test_an_unclosed_store_does_not_block_its_folder(tmp_path: Path) -> None:
     store = FileStore(SPECS, tmp_path)
     del store
     gc.collect()
@@ -163,9 +163,7 @@ def test_a_store_that_nobody_closed_does_not_block_its_folder(tmp_path: Path) ->
     FileStore(SPECS, tmp_path).close()
 
 
-def test_a_killed_run_leaves_a_store_that_says_what_it_is_and_the_next_run_removes_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_next_run_removes_the_store_of_a_killed_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code = (
         "import sys, os, signal; from pathlib import Path\n"
         "from cerebras_tensorflow.graph.program import WeightSpec\n"
@@ -186,7 +184,7 @@ def test_a_killed_run_leaves_a_store_that_says_what_it_is_and_the_next_run_remov
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_deleted_in_the_middle_costs_a_warning_and_no_weight(
+def test_a_deleted_folder_gives_one_warning_and_loses_no_weight(
     store: FileStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(store._folder.folder)
@@ -198,7 +196,7 @@ def test_a_folder_deleted_in_the_middle_costs_a_warning_and_no_weight(
     np.testing.assert_array_equal(store.read(0), numbers(add=1))
 
 
-def test_a_disk_that_refuses_to_grow_stops_the_run_and_says_how_much_is_missing(tmp_path: Path) -> None:
+def test_the_error_of_a_full_disk_says_how_much_is_missing(tmp_path: Path) -> None:
     store = FileStore(SPECS, tmp_path)
     store.write(0, numbers())
     store.flush()
@@ -217,7 +215,7 @@ def test_a_disk_that_refuses_to_grow_stops_the_run_and_says_how_much_is_missing(
     store.close()
 
 
-def test_a_full_disk_is_found_before_the_first_step_with_the_figures(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
@@ -228,7 +226,7 @@ def test_a_full_disk_is_found_before_the_first_step_with_the_figures(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_store_and_checkpoints_on_one_disk_need_room_together(tmp_path: Path) -> None:
+def test_store_and_checkpoints_on_one_disk_are_checked_together(tmp_path: Path) -> None:
     checkpoint = Need("a checkpoint", tmp_path / "model_dir", 10**18, "model_dir")
     with pytest.raises(
         StoreError,
@@ -240,7 +238,7 @@ def test_store_and_checkpoints_on_one_disk_need_room_together(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, which root alone may")
-def test_a_disk_that_others_fill_up_does_not_hurt_a_store_that_has_reserved_its_space(tmp_path: Path) -> None:
+def test_a_disk_filled_by_others_does_not_affect_reserved_space(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
@@ -296,7 +294,7 @@ def test_a_weight_stays_in_the_checkpoint_until_it_is_written(tmp_path: Path, ch
     store.close()
 
 
-def test_a_checkpoint_on_a_failing_disk_is_named(
+def test_the_error_of_a_failing_disk_names_the_checkpoint(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FileStore(SPECS, tmp_path / "store")
@@ -309,7 +307,7 @@ def test_a_checkpoint_on_a_failing_disk_is_named(
     store.close()
 
 
-def test_a_damaged_checkpoint_is_found_when_the_store_takes_it_over(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_damaged_checkpoint_is_found_when_the_store_adopts_it(tmp_path: Path, checkpoint: Path) -> None:
     store = FileStore(SPECS, tmp_path / "store")
     content = bytearray(checkpoint.read_bytes())
     content[1000] ^= 1
@@ -322,7 +320,7 @@ def test_a_damaged_checkpoint_is_found_when_the_store_takes_it_over(tmp_path: Pa
     store.close()
 
 
-def test_a_checkpoint_changed_in_place_afterwards_is_found_too(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_checkpoint_changed_after_adoption_is_found(tmp_path: Path, checkpoint: Path) -> None:
     store = FileStore(SPECS, tmp_path / "store")
     adopt(store, checkpoint)
     with open(checkpoint, "r+b") as file:
@@ -335,7 +333,7 @@ def test_a_checkpoint_changed_in_place_afterwards_is_found_too(tmp_path: Path, c
     store.close()
 
 
-def test_slices_written_by_turns_from_many_threads_read_back(tmp_path: Path) -> None:
+def test_slices_written_from_many_threads_are_read_back(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     store = FileStore(SPECS, tmp_path, max_pending_bytes=200_000)
@@ -351,7 +349,7 @@ def test_slices_written_by_turns_from_many_threads_read_back(tmp_path: Path) -> 
     store.close()
 
 
-def test_each_move_is_told_with_its_bytes_and_times(store: FileStore) -> None:
+def test_each_move_is_reported_with_its_bytes_and_times(store: FileStore) -> None:
     moves: list[Move] = []
     store.on_move = moves.append
     store.read_slice(0, 0, 7)

@@ -1,4 +1,4 @@
-"""The store's folder: what others have put there is refused, and each failing call ends in one clear error."""
+"""The store's folder: foreign files in it are refused, and each failing call gives one clear error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def store_folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("make", [file_store, mapped_store])
 @pytest.mark.parametrize("name", ["owner.json", "weights.scratch"])
 @pytest.mark.parametrize("kind", ["symbolic link", "hard link", "dangling link", "folder", "pipe"])
-def test_a_planted_name_leads_no_write_to_another_file(
+def test_planted_links_and_pipes_are_refused(
     make: Make, name: str, kind: str, store_folder: Path, precious: Path
 ) -> None:
     planted = store_folder / name
@@ -81,7 +81,7 @@ def test_a_planted_name_leads_no_write_to_another_file(
 
 
 @pytest.mark.parametrize("content", [PRECIOUS, '{"name": "somebody"}', "[" * 100_000, "[1, 2]"])
-def test_a_users_own_owner_json_is_not_written_over(store_folder: Path, content: str) -> None:
+def test_a_foreign_owner_json_is_not_overwritten(store_folder: Path, content: str) -> None:
     path = store_folder / "owner.json"
     path.write_text(content)
     with pytest.raises(StoreError, match=r"owner\.json: no weight store wrote what it says\. .* weight_store_dir"):
@@ -101,9 +101,7 @@ def test_files_of_another_user_are_refused(store_folder: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("inner", ["", "other"])
-def test_a_linked_folder_is_refused_and_nothing_is_written_where_it_leads(
-    tmp_path: Path, precious: Path, inner: str
-) -> None:
+def test_a_linked_folder_is_refused_and_its_target_unchanged(tmp_path: Path, precious: Path, inner: str) -> None:
     (tmp_path / "weight_store").symlink_to(precious.parent)
     (precious.parent / "other").mkdir()
     with pytest.raises(StoreError, match=rf"a symbolic link in it leads to {precious.parent}"):
@@ -111,13 +109,13 @@ def test_a_linked_folder_is_refused_and_nothing_is_written_where_it_leads(
     assert sorted(path.name for path in precious.parent.rglob("*")) == ["other", "thesis.tex"]
 
 
-def test_the_files_are_for_this_user_alone(store_folder: Path) -> None:
+def test_only_this_user_can_read_the_files(store_folder: Path) -> None:
     store = file_store(store_folder)
     assert [path.stat().st_mode & 0o077 for path in store_folder.iterdir()] == [0, 0]
     store.close()
 
 
-def test_a_copied_folder_of_a_living_run_works_on_its_own_files(store_folder: Path, tmp_path: Path) -> None:
+def test_a_copied_folder_of_a_running_store_uses_its_own_files(store_folder: Path, tmp_path: Path) -> None:
     first = file_store(store_folder)
     first.write(0, ones())
     first.flush()
@@ -133,7 +131,7 @@ def test_a_copied_folder_of_a_living_run_works_on_its_own_files(store_folder: Pa
 
 
 def use(make: Make, path: Path) -> None:
-    """Everything that a run does with a store; checks that no value is lost without an error."""
+    """Use a store as a run does; check that no value is lost without an error."""
     with closing(make(path)) as store:
         store.write(0, ones())
         store.write(1, np.float32(3))
@@ -153,7 +151,7 @@ def use(make: Make, path: Path) -> None:
 @pytest.mark.parametrize("make", [file_store, mapped_store])
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
-def test_every_call_that_fails_ends_in_one_error_that_says_what_to_do(
+def test_every_failing_call_gives_one_error_with_advice(
     make: Make, code: int, is_lasting: bool, tmp_path: Path
 ) -> None:
     modules = (folder, owner, blocks)
@@ -178,12 +176,14 @@ def test_every_call_that_fails_ends_in_one_error_that_says_what_to_do(
             assert os.strerror(code) in str(error), (number, faulty.failed)
             assert "weight_store_dir" in str(error) or "a new run goes on from the last" in str(error)
         del error
-        use(make, path)  # the next run finds a folder that it can use
+        use(make, path)  # the next run can use the folder
         assert not path.exists() or not list(path.iterdir()), (number, faulty.failed)
 
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
-def test_a_folder_that_cannot_be_made_is_named(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_folder_that_cannot_be_made_names_it(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 

@@ -1,4 +1,4 @@
-"""What the mapped store does beside what all stores do: its disk space, its cache, the end of its snapshots."""
+"""What only the mapped store does: disk space, cache, closing of snapshots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[MappedStore]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What the store's file takes on the disk, beside what the file system needs to find it, which is a page or so."""
+    """Disk space of the store's file, without the page or so of file system metadata."""
     (path,) = (path for path in folder.iterdir() if path.name != "owner.json")
     with open(path, "rb") as file:
         os.fsync(file.fileno())
@@ -60,9 +60,7 @@ def assert_holds(store: MappedStore, numbers: list[float]) -> None:
         np.testing.assert_array_equal(store.read(index), filled(index, number))
 
 
-def test_the_disk_space_of_a_snapshot_is_given_back_when_the_step_that_it_was_closed_in_is_over(
-    store: MappedStore, tmp_path: Path
-) -> None:
+def test_disk_space_of_a_closed_snapshot_is_freed_after_the_step(store: MappedStore, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     assert disk_bytes(folder) == TOTAL
     for turn in range(3):
@@ -80,7 +78,7 @@ def test_the_disk_space_of_a_snapshot_is_given_back_when_the_step_that_it_was_cl
         np.testing.assert_array_equal(store.read(3), filled(3, 3))
 
 
-def test_what_a_step_has_loaded_stays_when_a_snapshot_ends_in_it(store: MappedStore) -> None:
+def test_loaded_values_stay_valid_when_a_snapshot_is_closed_in_the_step(store: MappedStore) -> None:
     expected = filled(1, 1)
     snapshot = store.snapshot()
     loaded = store.read(1)
@@ -104,7 +102,7 @@ def test_a_snapshot_without_room_is_refused_before_anything_is_reserved(
     store.snapshot().close()
 
 
-def test_a_disk_that_fills_up_while_a_snapshot_reserves_its_space_gets_that_back(
+def test_a_snapshot_that_fails_to_reserve_space_frees_it_again(
     store: MappedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
@@ -126,7 +124,7 @@ def test_a_disk_that_fills_up_while_a_snapshot_reserves_its_space_gets_that_back
     store.snapshot().close()
 
 
-def test_a_snapshot_is_open_until_it_is_closed_also_when_all_of_it_is_released(store: MappedStore) -> None:
+def test_a_snapshot_stays_open_until_closed_even_if_all_is_released(store: MappedStore) -> None:
     first = store.snapshot()
     for index in range(len(SPECS)):
         first.release(index)
@@ -136,11 +134,11 @@ def test_a_snapshot_is_open_until_it_is_closed_also_when_all_of_it_is_released(s
     store.snapshot().close()
 
 
-def test_closing_a_snapshot_twice_does_not_hurt_the_next(store: MappedStore) -> None:
+def test_closing_a_snapshot_twice_does_not_affect_the_next(store: MappedStore) -> None:
     first = store.snapshot()
     first.close()
     second = store.snapshot()
-    store.write(1, filled(1, 7))  # goes to the other place, so that the old value's place is not in use but held
+    store.write(1, filled(1, 7))  # goes to the other slot; the snapshot holds the old one
     first.close()
     np.testing.assert_array_equal(value_in(second, 1), filled(1, 1))
     with pytest.raises(StoreError, match="has not been closed"):
@@ -149,7 +147,7 @@ def test_closing_a_snapshot_twice_does_not_hurt_the_next(store: MappedStore) -> 
     assert_holds(store, [0, 7, 2, 3])
 
 
-def test_what_a_snapshot_has_released_is_written_in_place(store: MappedStore) -> None:
+def test_weights_released_by_a_snapshot_are_written_in_place(store: MappedStore) -> None:
     snapshot = store.snapshot()
     before = store.read(0)
     snapshot.release(0)
@@ -159,7 +157,7 @@ def test_what_a_snapshot_has_released_is_written_in_place(store: MappedStore) ->
     snapshot.close()
 
 
-def test_a_store_closed_while_a_snapshot_is_open_leaves_its_folder_and_the_snapshot_stays(tmp_path: Path) -> None:
+def test_a_snapshot_stays_readable_after_its_store_is_closed(tmp_path: Path) -> None:
     store = MappedStore(SPECS, tmp_path / "store")
     for index in range(4):
         store.write(index, filled(index, index + 1))
@@ -186,7 +184,7 @@ def test_a_closed_store_keeps_no_file_open_while_something_refers_to_it(tmp_path
     assert not [link for link in links if os.path.lexists(link) and str(tmp_path) in os.readlink(link)]
 
 
-def test_values_outlive_a_dropped_cache(store: MappedStore, tmp_path: Path) -> None:
+def test_values_survive_a_dropped_cache(store: MappedStore, tmp_path: Path) -> None:
     store.write_slice(1, 3, filled(1, 8)[:2])
     expected = store.read(1).copy()
     kept = store.read(2)
@@ -198,13 +196,13 @@ def test_values_outlive_a_dropped_cache(store: MappedStore, tmp_path: Path) -> N
     assert filled(3, 3).tobytes() in path.read_bytes()
 
 
-def test_a_load_is_a_reference_and_one_of_rows_or_a_private_one_a_copy(store: MappedStore) -> None:
+def test_read_returns_a_reference_but_slices_and_private_reads_are_copies(store: MappedStore) -> None:
     assert np.shares_memory(store.read(0), store.read(0))
     assert not np.shares_memory(store.read(0), store.read_slice(0, 5, 9))
     assert not np.shares_memory(store.read(0), store.read_private(0))
 
 
-def test_weights_and_checkpoints_on_one_disk_need_room_together(
+def test_weights_and_checkpoints_on_one_disk_are_checked_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_space, "free_bytes", lambda folder: 2_000_000)

@@ -1,4 +1,4 @@
-"""Weights on weight servers: what only this store can get wrong. What all stores share is in test_stores.py."""
+"""Weights on weight servers: tests of this store only. test_stores.py tests what all stores share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_shares_are_even_and_the_same_every_time() -> None:
     assert shares(specs, 1) == [0] * 5
 
 
-def test_a_large_weight_comes_back_whole_in_slices_and_in_rows(store: ServerStore) -> None:
+def test_a_large_weight_is_read_whole_in_slices_and_in_rows(store: ServerStore) -> None:
     whole = np.arange(ROWS * 1024, dtype=np.float32).reshape(ROWS, 1024)
     np.testing.assert_array_equal(store.read(0), whole)
     np.testing.assert_array_equal(store.read_slice(0, 500, ROWS), whole[500:])
@@ -66,7 +66,7 @@ def test_a_large_weight_comes_back_whole_in_slices_and_in_rows(store: ServerStor
     assert store.read(0).ctypes.data % 64 == 0
 
 
-def test_what_was_never_written_is_not_read() -> None:
+def test_reading_rows_that_were_never_written_is_an_error() -> None:
     with weight_servers(1) as servers:
         store = ServerStore(SPECS, servers)
         with pytest.raises(StoreError, match="small was never written"):
@@ -95,7 +95,7 @@ def test_a_snapshot_keeps_what_training_changes(store: ServerStore) -> None:
     snapshot.close()
 
 
-def test_a_server_that_dies_is_named_and_nothing_waits(store: ServerStore) -> None:
+def test_the_error_of_a_dead_server_names_it_and_no_call_waits(store: ServerStore) -> None:
     with weight_servers(1) as servers:
         other = ServerStore(SPECS, servers)
         other.write(1, np.ones((5, 3), np.float32))
@@ -113,7 +113,7 @@ def test_another_token_is_refused() -> None:
         ServerStore(SPECS, servers)
 
 
-def test_a_server_without_room_says_so() -> None:
+def test_a_server_without_enough_memory_is_an_error() -> None:
     huge = [WeightSpec("huge", "uint8", (1 << 50,), 1 << 50)]
     with weight_servers(1) as servers:
         with pytest.raises(StoreError, match=f"bytes of memory for {1 << 50} of weights"):
@@ -128,7 +128,7 @@ def test_servers_of_one_host_share_its_memory() -> None:
     assert have_room(elsewhere, 1 << 31)
 
 
-def test_a_launch_without_servers_says_how_to_have_them() -> None:
+def test_the_error_without_servers_names_the_option() -> None:
     assert start_weight_servers(env.read({})) == []
     with pytest.raises(StoreError, match="--single-task-nodes 2"):
         ServerStore(SPECS, [])
@@ -178,29 +178,29 @@ def header(*values: int) -> bytes:
         ("Write", [header(1, 1, 0, 8, 0), bytes(4)]),
     ],
 )
-def test_a_message_that_makes_no_sense_is_refused_with_a_reason(name: str, sent: Any) -> None:
+def test_a_malformed_message_is_refused_with_a_status(name: str, sent: Any) -> None:
     with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as channel:
         store = ServerStore([SPECS[1], SPECS[1]], servers)
         store.write(1, np.ones((5, 3), np.float32))
         store.flush()
         path = f"/{weight_server_process.SERVICE}/{name}"
-        with pytest.raises(grpc.RpcError) as told:
+        with pytest.raises(grpc.RpcError) as raised:
             if name == "Write":
                 channel.stream_unary(path)(iter(sent), metadata=KEY, timeout=60)
             elif name in ("Read", "Gather"):
                 list(channel.unary_stream(path)(sent, metadata=KEY, timeout=60))
             else:
                 channel.unary_unary(path)(sent, metadata=KEY, timeout=60)
-        assert told.value.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
-        if told.value.code() is not grpc.StatusCode.DATA_LOSS:
+        assert raised.value.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
+        if raised.value.code() is not grpc.StatusCode.DATA_LOSS:
             np.testing.assert_array_equal(store.read(1), np.ones((5, 3)))
         store.close()
 
 
-def test_a_large_message_without_a_token_is_not_taken_in() -> None:
+def test_a_large_message_without_a_token_is_refused() -> None:
     options = weight_server_process.UNLIMITED
     with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target, options=options) as channel:
         call = channel.unary_unary(f"/{weight_server_process.SERVICE}/Open")
-        with pytest.raises(grpc.RpcError) as told:
+        with pytest.raises(grpc.RpcError) as raised:
             call(bytes(65 << 20), timeout=120)
-        assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -138,7 +138,7 @@ def test_one_snapshot_at_a_time(store: WeightStore) -> None:
     store.snapshot().close()
 
 
-def test_the_file_takes_one_slot_for_each_weight_again_after_a_snapshot(tmp_path: Path) -> None:
+def test_the_file_shrinks_to_one_slot_per_weight_after_a_snapshot(tmp_path: Path) -> None:
     store = FileStore(SPECS, tmp_path)
     used = [0, 0]
     for turn in range(2):
@@ -154,9 +154,7 @@ def test_the_file_takes_one_slot_for_each_weight_again_after_a_snapshot(tmp_path
     assert abs(used[0] - used[1]) < 0.05 * size and size <= used[0] < 1.2 * size
 
 
-def test_a_snapshot_that_does_not_fit_on_the_disk_is_refused_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_snapshot_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(SPECS, tmp_path)
     store.write(0, np.ones(SPECS[0].shape, np.float32))
 

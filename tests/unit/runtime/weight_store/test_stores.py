@@ -51,7 +51,7 @@ def test_a_write_is_visible_at_once_and_after_a_flush(store: WeightStore) -> Non
     np.testing.assert_array_equal(store.read_private(0), value)
 
 
-def test_every_one_of_several_readers_waits_for_the_write(store: WeightStore) -> None:
+def test_every_reader_waits_for_the_write(store: WeightStore) -> None:
     with ThreadPoolExecutor(4) as readers:
         for number in range(30):
             store.write(3, np.full((512, 1024), number, np.float32))
@@ -62,7 +62,7 @@ def test_every_one_of_several_readers_waits_for_the_write(store: WeightStore) ->
 
 
 @pytest.mark.parametrize("kind", ["file", "servers"])
-def test_a_write_behind_that_fails_unexpectedly_is_told_by_every_later_use(kind: str, tmp_path: Path) -> None:
+def test_a_failed_background_write_is_raised_by_every_later_call(kind: str, tmp_path: Path) -> None:
     def fails(*_: object) -> None:
         raise MemoryError("no room")
 
@@ -85,7 +85,7 @@ def test_a_write_behind_that_fails_unexpectedly_is_told_by_every_later_use(kind:
                     use()
 
 
-def test_dtype_and_shape_come_back(store: WeightStore) -> None:
+def test_dtype_and_shape_are_kept(store: WeightStore) -> None:
     import ml_dtypes
 
     store.write(1, np.arange(4).astype(ml_dtypes.bfloat16))
@@ -95,7 +95,7 @@ def test_dtype_and_shape_come_back(store: WeightStore) -> None:
     assert store.read(2).shape == () and store.read(2) == 7
 
 
-def test_a_private_copy_may_be_written_over(store: WeightStore) -> None:
+def test_changing_a_private_copy_does_not_change_the_store(store: WeightStore) -> None:
     store.write(0, np.ones((5, 3), np.float32))
     store.read_private(0)[:] = 9
     np.testing.assert_array_equal(store.read(0), np.ones((5, 3)))
@@ -110,7 +110,7 @@ def test_rows_repeat_and_keep_the_shape_of_the_ids(store: WeightStore) -> None:
     assert store.read_rows(0, np.zeros((0,), np.int32)).shape == (0, 3)
 
 
-def test_lent_rows_are_flat_and_one_longer_and_hold_what_is_given_back(store: WeightStore) -> None:
+def test_lent_rows_are_flat_and_can_be_written_back(store: WeightStore) -> None:
     value = np.arange(15, dtype=np.float32).reshape(5, 3)
     store.write(0, value)
     store.write(2, np.array(7, np.float32))
@@ -127,7 +127,7 @@ def test_lent_rows_are_flat_and_one_longer_and_hold_what_is_given_back(store: We
     assert store.read(2) == 7
 
 
-def test_a_snapshot_keeps_what_was_there_when_lent_rows_are_written_over(store: WeightStore) -> None:
+def test_a_snapshot_keeps_values_when_lent_rows_are_overwritten(store: WeightStore) -> None:
     value = np.arange(15, dtype=np.float32).reshape(5, 3)
     store.write(0, value)
     snapshot = store.snapshot()
@@ -140,7 +140,7 @@ def test_a_snapshot_keeps_what_was_there_when_lent_rows_are_written_over(store: 
     np.testing.assert_array_equal(store.read(0)[1:4], np.full((3, 3), -1))
 
 
-def test_weights_without_elements_are_weights_too(store: WeightStore) -> None:
+def test_weights_without_elements_can_be_stored(store: WeightStore) -> None:
     for index in (4, 5):
         value = np.zeros(SPECS[index].shape, np.float32)
         store.write(index, value)
@@ -158,7 +158,7 @@ def test_a_row_out_of_range_names_the_weight_and_its_rows(store: WeightStore, ba
         store.read_rows(0, np.array([0, bad]))
 
 
-def test_a_disk_too_small_says_what_is_needed(tmp_path: Path) -> None:
+def test_the_error_of_a_small_disk_says_how_much_is_needed(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"needs 1000000\.0 TB .* weight_store_dir"):
         FileStore([WeightSpec("huge", "float32", (1,), 10**18)], tmp_path)
 

@@ -1,4 +1,4 @@
-"""Writes behind: bounded, in order within a lane, and over after the first failure."""
+"""Background writes are bounded, keep the order within a lane, and stop after the first failure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cerebras_tensorflow.runtime.weight_store.failures import FirstFailure
 from cerebras_tensorflow.runtime.weight_store.write_queue import WriteQueue
 
 SPECS = tuple(WeightSpec(f"w{index}", "uint8", (100,), 100) for index in range(3))
-WAIT_S = 30.0  # of a test that would fail
+WAIT_S = 30.0  # reached only if a test fails
 
 
 class Storage:
-    """Records writes, and holds each back until it is let go."""
+    """Records writes; each waits until the gate is released."""
 
     def __init__(self) -> None:
         self.written: list[tuple[int, int]] = []
@@ -76,7 +76,7 @@ def test_a_read_waits_for_the_writes_to_its_bytes_only() -> None:
         assert storage.written == [(0, 10)]
 
 
-def test_a_value_waits_while_too_many_bytes_are_on_their_way_and_a_large_one_passes_alone() -> None:
+def test_put_waits_beyond_the_byte_limit_but_one_large_value_passes() -> None:
     storage = Storage()
     with queue_on(storage, max_bytes=10) as queue:
         queue.put(0, 0, some(50))  # more than the limit, but alone
@@ -111,7 +111,7 @@ def test_after_a_failure_nothing_is_written_and_every_use_raises_the_first_error
     assert storage.written == [(0, 0)]
 
 
-def test_what_was_queued_before_a_failure_is_not_written() -> None:
+def test_queued_writes_are_dropped_after_a_failure() -> None:
     storage, failure = Storage(), FirstFailure()
     with queue_on(storage, failure) as queue:
         queue.put(0, 0, some(1))

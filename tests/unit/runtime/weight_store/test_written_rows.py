@@ -16,7 +16,7 @@ SPECS = (
 )
 
 
-def test_rows_are_there_once_they_were_written_and_no_others() -> None:
+def test_only_written_rows_pass_the_check() -> None:
     rows = WrittenRows(SPECS)
     with pytest.raises(StoreError, match="kernel was never written"):
         rows.check(0)

@@ -1,4 +1,4 @@
-"""tensor_bundle: bit-exact round trips, damage found, whole or absent."""
+"""tensor_bundle: bit-exact round trips, detection of damage, and no partial files."""
 
 import os
 import random
@@ -117,7 +117,7 @@ def test_tensors_go_to_the_shards_that_the_caller_chooses(tmp_path: Path) -> Non
             reader.check_complete()
 
 
-def test_replacing_a_checkpoint_keeps_it_readable_until_the_new_index_stands(tmp_path: Path) -> None:
+def test_a_checkpoint_stays_readable_until_its_replacement_is_committed(tmp_path: Path) -> None:
     write(tmp_path / "c", {"x": 1})
     writer = BundleWriter(tmp_path / "c")
     writer.add("x", 2)
@@ -146,7 +146,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
         reader.verify()
 
 
-def test_a_cut_file_is_found_without_reading_values(tmp_path: Path) -> None:
+def test_a_truncated_file_is_found_without_reading_values(tmp_path: Path) -> None:
     write(tmp_path / "c", {"x": np.zeros(100)})
     os.truncate(tmp_path / "c.data-00000-of-00001", 799)
     with BundleReader(tmp_path / "c") as reader:
@@ -173,7 +173,7 @@ def test_an_unknown_name_lists_near_ones(tmp_path: Path) -> None:
         reader.read("dense/kernle")
 
 
-def test_not_a_checkpoint_says_what_to_give(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_path_asks_for_the_prefix(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="Give the prefix"):
         BundleReader(tmp_path / "none")
 
@@ -189,7 +189,7 @@ for value in range(1, 1_000_000):
 """
 
 
-def test_kill_at_random_moments_never_costs_the_last_complete_checkpoint(tmp_path: Path) -> None:
+def test_kills_at_random_moments_keep_the_last_complete_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(5)
     write(tmp_path / "c", {"x": np.zeros(50_000, np.int32)})
     for _ in range(8):
@@ -201,7 +201,7 @@ def test_kill_at_random_moments_never_costs_the_last_complete_checkpoint(tmp_pat
             process.stdout.readline()
             for _ in range(rng.randrange(1, 6)):
                 committed = int(process.stdout.readline())
-            # A wait of random length that is no sleep: the next save is cut at a random place.
+            # Busy-wait for a random time, so that the kill interrupts the next save at a random point.
             for _ in range(rng.randrange(200_000)):
                 pass
             process.kill()

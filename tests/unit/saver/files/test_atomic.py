@@ -55,7 +55,7 @@ def test_a_second_process_on_the_same_target_gets_one_clear_error(tmp_path: Path
         other.kill()
 
 
-def test_a_folder_is_saved_to_by_one_process(tmp_path: Path) -> None:
+def test_only_one_process_saves_into_a_folder(tmp_path: Path) -> None:
     with _holder("FolderLock", tmp_path) as other:
         with pytest.raises(CheckpointError, match=f"process {other.pid} is saving checkpoints"):
             atomic.FolderLock(str(tmp_path))
@@ -83,7 +83,7 @@ def test_a_partial_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_partial_file_that_another_user_made_is_refused(tmp_path: Path) -> None:
-    """Whoever made it could have it open, and read or change what is written."""
+    """Its maker could hold it open and read or change what we write."""
     (tmp_path / "private").write_bytes(b"mine")
     path = Path(atomic.partial_path(str(tmp_path / "weights")))
     for make in (
@@ -127,7 +127,7 @@ def test_a_parent_that_is_a_file_is_reported(tmp_path: Path) -> None:
         atomic.PartialFile(str(tmp_path / "file" / "weights"))
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+def test_pipes_folders_and_devices_are_not_replaced(tmp_path: Path) -> None:
     """As root, a rename would replace /dev/null too."""
     os.mkfifo(tmp_path / "pipe")
     for target, kind in ((tmp_path / "pipe", "pipe"), (tmp_path, "a folder"), (Path("/dev/null"), "a device")):
@@ -137,7 +137,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_folders_that_were_made_go_again_with_what_was_not_committed(tmp_path: Path) -> None:
+def test_discard_removes_the_folders_that_it_created(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     partial = atomic.PartialFile(str(tmp_path / "there" / "new" / "deep" / "x"))
     other = atomic.PartialFile(str(tmp_path / "there" / "new" / "y"))

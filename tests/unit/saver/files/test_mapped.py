@@ -14,7 +14,7 @@ from cerebras_tensorflow.saver import tf_h5_saver
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 
 VALUES: dict[str, np.ndarray] = {
-    "a/odd": np.arange(3, dtype=np.uint8),  # puts what follows off its natural alignment in a bundle
+    "a/odd": np.arange(3, dtype=np.uint8),  # misaligns the next value in a bundle
     "b/large": np.arange(300_000, dtype=np.float32).reshape(300, 1000),
     "c/text": np.array([b"x", b""], object),
     "d/scalar": np.array(5, np.int64),
@@ -23,7 +23,7 @@ VALUES: dict[str, np.ndarray] = {
 
 
 @pytest.mark.parametrize("kind", ["h5", "gzip", "bundle"])
-def test_mapped_values_are_the_stored_ones(tmp_path: Path, kind: str) -> None:
+def test_mapped_values_equal_the_stored_ones(tmp_path: Path, kind: str) -> None:
     path = tmp_path / ("x" if kind == "bundle" else "x.h5")
     if kind == "bundle":
         with BundleWriter(path) as writer:
@@ -39,7 +39,7 @@ def test_mapped_values_are_the_stored_ones(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(loaded[name], value)
 
 
-def test_writing_to_a_mapped_value_leaves_the_file(tmp_path: Path) -> None:
+def test_writing_to_a_mapped_value_does_not_change_the_file(tmp_path: Path) -> None:
     tf_h5_saver.save(tmp_path / "x.h5", VALUES)
     before = (tmp_path / "x.h5").read_bytes()
     loaded = tf_h5_saver.load(tmp_path / "x.h5", ["b/large"])["b/large"]
@@ -58,12 +58,12 @@ def test_a_flipped_bit_under_a_map_is_found(tmp_path: Path) -> None:
         tf_h5_saver.load(tmp_path / "x.h5", ["b/large"])
 
 
-def test_values_of_their_own_on_request(tmp_path: Path) -> None:
+def test_is_mapped_false_returns_copies(tmp_path: Path) -> None:
     tf_h5_saver.save(tmp_path / "x.h5", VALUES)
     assert tf_h5_saver.load(tmp_path / "x.h5", ["b/large"], is_mapped=False)["b/large"].base is None
 
 
-def test_maps_take_file_descriptors_by_the_file_not_by_the_tensor(tmp_path: Path) -> None:
+def test_maps_need_one_file_descriptor_per_file(tmp_path: Path) -> None:
     tf_h5_saver.save(tmp_path / "x.h5", {f"w{k}": np.full(70_000, k, np.float32) for k in range(40)})
     before = len(os.listdir("/proc/self/fd"))
     loaded = tf_h5_saver.load(tmp_path / "x.h5")
@@ -93,7 +93,7 @@ def updated_by_another_process(path: Path) -> None:
 
 @pytest.mark.parametrize("sharding", [None, 500_000])
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_an_update_leaves_loaded_values_as_they_were(tmp_path: Path, sharding: int | None, is_elsewhere: bool) -> None:
+def test_an_update_does_not_change_loaded_values(tmp_path: Path, sharding: int | None, is_elsewhere: bool) -> None:
     path = tmp_path / "x.h5"
     tf_h5_saver.save(path, VALUES, sharding)
     loaded = tf_h5_saver.load(path)
@@ -112,7 +112,7 @@ def test_an_update_leaves_loaded_values_as_they_were(tmp_path: Path, sharding: i
     assert not [item.name for item in tmp_path.iterdir() if item.name.startswith(".")]
 
 
-def test_an_update_is_in_place_where_only_this_process_has_it_mapped(tmp_path: Path) -> None:
+def test_an_update_is_in_place_unless_another_process_maps_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     tf_h5_saver.save(path, VALUES)
     inode = path.stat().st_ino
@@ -120,14 +120,14 @@ def test_an_update_is_in_place_where_only_this_process_has_it_mapped(tmp_path: P
     tf_h5_saver.update(path, {"b/large": _NEW})
     assert path.stat().st_ino == inode
     updated_by_another_process(path)
-    assert path.stat().st_ino != inode  # for loaded still is in use
+    assert path.stat().st_ino != inode  # because `loaded` is still in use
     inode = path.stat().st_ino
     del loaded
     updated_by_another_process(path)
     assert path.stat().st_ino == inode
 
 
-def test_an_update_in_a_forked_child_leaves_the_values_of_its_parent(tmp_path: Path) -> None:
+def test_an_update_in_a_forked_child_does_not_change_values_of_the_parent(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     tf_h5_saver.save(path, VALUES)
     os.chmod(path, 0o640)

@@ -1,4 +1,4 @@
-"""range_copy: values go from file to file in threads, and damage does not go with them."""
+"""range_copy: threads copy values between files, and damaged values are refused."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from cerebras_tensorflow.saver.hdf5.sharded import ShardedH5Writer
 from cerebras_tensorflow.saver.hdf5.writer import H5Writer
 from cerebras_tensorflow.saver.interface import StoredExtent, TensorWriter
 
-# Two of more than one block, one of a size that is no multiple of anything, small ones between and behind.
+# Two values larger than a block, one of them of odd size, and small values between and after them.
 SIZES = {"a/large": 40_000_000, "b/small": 16, "c/odd": 17_000_003, "d/just": 1 << 20, "e/empty": 0, "f/last": 5}
 
 
@@ -72,7 +72,7 @@ def test_a_flipped_bit_of_the_source_is_found_and_nothing_is_left(tmp_path: Path
     assert sorted(os.listdir(tmp_path)) == ["in.data-00000-of-00001", "in.index"]
 
 
-def test_a_source_that_ends_meanwhile_is_an_error(tmp_path: Path) -> None:
+def test_a_source_that_is_too_short_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(bytes(20_000_000))
     writer = H5Writer(tmp_path / "x.h5")
     place = writer.reserve("a", np.uint8, (30_000_000,), 0)
@@ -89,7 +89,7 @@ def test_a_source_that_ends_meanwhile_is_an_error(tmp_path: Path) -> None:
     [("/proc/self/mem", "Input/output error"), ("/proc/self/no_such_file", "No such file or directory")],
     ids=["read", "open"],
 )
-def test_a_source_that_the_system_cannot_read_is_named(tmp_path: Path, path: str, problem: str) -> None:
+def test_the_error_of_an_unreadable_source_names_it(tmp_path: Path, path: str, problem: str) -> None:
     # Nothing is mapped at address 0: the kernel answers with the error of a failing disk.
     writer = H5Writer(tmp_path / "x.h5")
     place = writer.reserve("a", np.uint8, (2_000_000,), 0)

@@ -1,4 +1,4 @@
-"""hdf5.foreign: files by other writers, also hostile ones. They are built here with plain h5py, by the format notes."""
+"""hdf5.foreign: files by other writers, including hostile ones, built with plain h5py from the format notes."""
 
 import json
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_a_huge_declared_size_is_refused_before_memory_is_taken(tmp_path: Path) 
         open_checkpoint(tmp_path / "c.h5")
 
 
-def test_what_is_no_checkpoint_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 100)
     with pytest.raises(CorruptCheckpointError, match="HDF5 cannot open it"):
         open_checkpoint(tmp_path / "c.h5")

@@ -1,4 +1,4 @@
-"""h5_writer, h5_reader, h5_sharded: bit-exact round trips of HDF5 checkpoints, damage found, whole or absent."""
+"""HDF5 checkpoints: bit-exact round trips, detection of damage, and no partial files."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_strings_come_back(tmp_path: Path) -> None:
     assert loaded["one"].tolist() == b"scalar"
 
 
-def test_the_layout_is_what_the_published_readers_look_for(tmp_path: Path) -> None:
+def test_the_layout_matches_what_published_readers_expect(tmp_path: Path) -> None:
     tf_h5_saver.save(tmp_path / "c.h5", {"a/b:0": np.ones(3, ml_dtypes.bfloat16)})
     with h5py.File(tmp_path / "c.h5") as file:
         dataset = file["a%2Fb%3A0"]
@@ -101,7 +101,7 @@ def test_the_same_values_make_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["gzip", "lz4"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (700_000,), (3, 5, 100_000), (1000, 1001)])
-def test_compression_in_threads_makes_the_file_that_one_thread_makes(
+def test_compression_in_threads_gives_the_same_file_as_one_thread(
     tmp_path: Path, shape: tuple[int, ...], compression: str
 ) -> None:
     rng = np.random.default_rng(6)
@@ -118,7 +118,7 @@ def test_compression_in_threads_makes_the_file_that_one_thread_makes(
     np.testing.assert_array_equal(tf_h5_saver.load(tmp_path / "3.h5")["again"], value)
 
 
-def test_lz4_without_its_package_is_the_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lz4_works_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h5_compressed.importlib.util, "find_spec", lambda name: None)
     value = np.arange(700_000)
     tf_h5_saver.save(tmp_path / "c.h5", {"x": value}, compression="lz4")
@@ -126,8 +126,8 @@ def test_lz4_without_its_package_is_the_filters(tmp_path: Path, monkeypatch: pyt
     np.testing.assert_array_equal(tf_h5_saver.load(tmp_path / "c.h5")["x"], value)
 
 
-def test_a_new_file_is_never_cut_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ext4 would flush it at its close, which takes longer than all of the writing."""
+def test_a_new_file_is_never_truncated_to_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ext4 flushes a truncated file when it is closed, which takes longer than writing it."""
     sizes, cut = [], os.ftruncate
 
     def noted(fd: int, size: int) -> None:
@@ -156,7 +156,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 7, 100, 2000, -1, -50])
-def test_a_cut_file_is_no_checkpoint(tmp_path: Path, kept: int) -> None:
+def test_a_truncated_file_is_not_a_checkpoint(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "c.h5"
     tf_h5_saver.save(path, {"a": np.zeros(1000)})
     os.truncate(path, kept if kept >= 0 else path.stat().st_size + kept)
@@ -174,7 +174,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c.h5"]
 
 
-def test_shards_follow_the_callers_layout_and_each_is_a_checkpoint(tmp_path: Path) -> None:
+def test_shards_follow_the_layout_and_each_is_a_checkpoint(tmp_path: Path) -> None:
     layout = tf_h5_saver.Layout(((0, "embedding*"), (2, "layer_*")))
     values = {"embedding": np.arange(4), "layer_0": np.ones(3), "layer_1": np.zeros((2, 2))}
     tf_h5_saver.save(tmp_path / "c.h5", values, layout)
@@ -192,7 +192,7 @@ def test_shards_follow_the_callers_layout_and_each_is_a_checkpoint(tmp_path: Pat
     assert os.listdir(tmp_path) == ["c.h5"]
 
 
-def test_lazy_tensors_read_what_is_asked_for(tmp_path: Path) -> None:
+def test_lazy_tensors_support_numpy_indexing(tmp_path: Path) -> None:
     value = np.arange(24).reshape(4, 3, 2)
     tf_h5_saver.save(tmp_path / "c.h5", {"x": value})
     with tf_h5_saver.H5Checkpoint(tmp_path / "c.h5") as checkpoint:
@@ -231,7 +231,7 @@ def test_an_update_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         tf_h5_saver.update(path, {"a": np.ones(4)})
 
 
-def test_a_file_changed_by_another_program_is_not_trusted_silently(tmp_path: Path) -> None:
+def test_a_file_changed_by_another_program_is_refused_by_default(tmp_path: Path) -> None:
     path = tmp_path / "c.h5"
     tf_h5_saver.save(path, {"a": np.zeros(4)})
     with h5py.File(path, "r+") as file:
@@ -275,7 +275,7 @@ def test_a_hostile_index_with_right_checksums_is_refused(tmp_path: Path, content
         open_checkpoint(path)
 
 
-def test_a_journal_from_elsewhere_reaches_no_other_file(tmp_path: Path) -> None:
+def test_a_forged_journal_writes_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "c.h5"
     tf_h5_saver.save(path, {"x": 1})
     (tmp_path / "run.py").write_text("mine")
@@ -300,7 +300,7 @@ for value in range(1, 1_000_000):
 
 
 @pytest.mark.parametrize("kind", ["save", "shards", "update"])
-def test_kill_at_random_moments_leaves_the_old_or_the_new_values(tmp_path: Path, kind: str) -> None:
+def test_kills_at_random_moments_leave_the_old_or_the_new_values(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "c.h5"
     rng = random.Random(11)
     tf_h5_saver.save(path, {"a": np.zeros(60_000, int), "b": np.zeros(60_000, int)})

@@ -7,7 +7,7 @@ import pytest
 from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
 
 
-def test_training_goes_on_while_a_write_waits() -> None:
+def test_training_continues_while_a_write_waits() -> None:
     gate, written = threading.Event(), []
     with AsynchronousWriter() as writer:
         writer.save(lambda: 1, lambda value: (gate.wait(10), written.append(value)))
@@ -37,7 +37,7 @@ def test_saves_never_overtake_and_one_snapshot_exists_at_a_time() -> None:
     assert peak == 1
 
 
-def test_an_error_surfaces_once_at_the_next_call() -> None:
+def test_an_error_is_raised_once_by_the_next_call() -> None:
     def fail(value: int) -> None:
         raise OSError("disk full")
 
@@ -48,7 +48,7 @@ def test_an_error_surfaces_once_at_the_next_call() -> None:
     writer.check()
 
 
-def test_an_error_surfaces_at_the_end_but_never_hides_the_trainings_own() -> None:
+def test_an_error_is_raised_at_the_end_unless_training_raised_one() -> None:
     def fail(value: int) -> None:
         raise OSError("disk full")
 

@@ -65,13 +65,13 @@ def test_other_spellings_of_the_text_proto_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["garbage", 'model_checkpoint_path: "open', "all_model_checkpoint_timestamps: soon"])
-def test_a_damaged_state_is_refused_and_says_what_to_do(tmp_path: Path, text: str) -> None:
+def test_a_damaged_state_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoint").write_text(text)
     with pytest.raises(CorruptCheckpointError, match="checkpoint"):
         read_state(tmp_path)
 
 
-def test_the_newest_few_stay(tmp_path: Path) -> None:
+def test_keep_max_keeps_the_newest_checkpoints(tmp_path: Path) -> None:
     for step in range(5):
         record_save(str(tmp_path), save(tmp_path, f"model.ckpt-{step}"), Policy(keep_max=2), float(step))
     assert checkpoints_newest_first(tmp_path) == [str(tmp_path / "model.ckpt-4"), str(tmp_path / "model.ckpt-3")]
@@ -85,7 +85,7 @@ def test_zero_or_none_keeps_all(tmp_path: Path, keep_max: int | None) -> None:
     assert len(checkpoints_newest_first(tmp_path)) == 7
 
 
-def test_one_every_so_many_hours_stays_for_good() -> None:
+def test_keep_every_n_hours_keeps_one_per_period() -> None:
     policy = Policy(keep_max=1, keep_every_n_hours=2)
     state: CheckpointState | None = None
     kept = []
@@ -97,7 +97,7 @@ def test_one_every_so_many_hours_stays_for_good() -> None:
     assert state is not None and state.all_model_checkpoint_paths == ("c-7",)
 
 
-def test_saving_a_step_again_enters_it_once(tmp_path: Path) -> None:
+def test_saving_a_step_again_records_it_once(tmp_path: Path) -> None:
     for _ in range(2):
         record_save(str(tmp_path), save(tmp_path, "model.ckpt-3"), Policy(keep_max=1))
     state = read_state(tmp_path)
@@ -110,7 +110,7 @@ def test_a_damaged_state_is_replaced_at_the_next_save(tmp_path: Path) -> None:
     assert checkpoints_newest_first(tmp_path) == [str(tmp_path / "model.ckpt-3")]
 
 
-def test_checkpoints_that_the_state_does_not_list_come_after_by_step(tmp_path: Path) -> None:
+def test_unlisted_checkpoints_come_after_listed_ones_by_step(tmp_path: Path) -> None:
     for name in ("model.ckpt-9", "model-ckpt-10", "model.ckpt-2", "other-77"):
         save(tmp_path, name)
     record_save(str(tmp_path), str(tmp_path / "model.ckpt-2"), Policy())
@@ -125,7 +125,7 @@ def test_a_folder_opens_its_newest_checkpoint(tmp_path: Path) -> None:
             assert reader.read("x") == 4
 
 
-def test_a_folder_without_state_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_state_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="without a `checkpoint` state file"):
         open_checkpoint(tmp_path)
 
@@ -140,7 +140,7 @@ def test_complete_means_every_file_is_long_enough(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_clean_up_removes_what_no_checkpoint_needs_and_nothing_else(tmp_path: Path) -> None:
+def test_clean_up_removes_only_files_that_no_checkpoint_needs(tmp_path: Path) -> None:
     for step in range(2):
         record_save(str(tmp_path), save(tmp_path, f"model.ckpt-{step}"), Policy())
     tf_h5_saver.save(tmp_path / "model-ckpt-3.h5", {"a": 1, "b": 2}, 8)
@@ -170,7 +170,7 @@ def test_a_writer_is_chosen_by_name(tmp_path: Path) -> None:
         open_writer(tmp_path / "c", compression="gzip")
 
 
-def test_all_checkpoints_are_the_whole_ones_oldest_first(tmp_path: Path) -> None:
+def test_all_checkpoints_lists_complete_ones_oldest_first(tmp_path: Path) -> None:
     assert not CheckpointReader.all_checkpoints(tmp_path)
     for step in (1, 20, 3):
         save(tmp_path, f"model.ckpt-{step}")
@@ -183,7 +183,7 @@ def test_all_checkpoints_are_the_whole_ones_oldest_first(tmp_path: Path) -> None
     assert not CheckpointReader.is_a_checkpoint(tmp_path / "model.ckpt-3")
 
 
-def test_the_index_of_releases_1_9_to_2_4_is_followed_inside_its_folder(tmp_path: Path) -> None:
+def test_ckpt_info_of_releases_1_9_to_2_4_lists_checkpoints_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "model_dir"
     folder.mkdir()
     for path in (folder / "first.mdl", folder / "second.mdl", tmp_path / "outside.h5"):

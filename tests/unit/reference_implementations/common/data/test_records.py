@@ -47,7 +47,7 @@ def batches(module: ModuleType, section: dict[str, Any], count: int) -> list[Any
 
 
 @pytest.mark.parametrize("module", LENGTHS, ids=["bert", "t5"])
-def test_samples_are_read_and_a_resumed_run_goes_on(module: ModuleType, tmp_path: Path) -> None:
+def test_samples_are_read_and_skipping_steps_continues_the_sequence(module: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, LENGTHS[module])
     section = SETTINGS[module] | {"data_dir": str(tmp_path), "batch_size": 4, "shuffle_seed": 3}
     whole = batches(module, section, 6)
@@ -64,9 +64,7 @@ def test_samples_are_read_and_a_resumed_run_goes_on(module: ModuleType, tmp_path
 
 
 @pytest.mark.parametrize("module", LENGTHS, ids=["bert", "t5"])
-def test_the_error_that_there_are_no_records_knows_the_batch_that_they_would_give(
-    module: ModuleType, tmp_path: Path
-) -> None:
+def test_the_error_for_missing_records_has_the_element_spec(module: ModuleType, tmp_path: Path) -> None:
     section = SETTINGS[module] | {"data_dir": str(tmp_path), "batch_size": 4}
     with pytest.raises(MissingDataError, match=r"no \*\.tfrecord\* files") as caught:
         module.train_input_fn({"train_input": section})
@@ -75,7 +73,7 @@ def test_the_error_that_there_are_no_records_knows_the_batch_that_they_would_giv
 
 
 @pytest.mark.parametrize("module", LENGTHS, ids=["bert", "t5"])
-def test_a_section_names_a_text_or_records(module: ModuleType) -> None:
+def test_a_section_must_name_a_text_or_records(module: ModuleType) -> None:
     section = SETTINGS[module] | {"batch_size": 4}
     with pytest.raises(SettingsError, match="either data_file"):
         module.train_input_fn({"train_input": section})

@@ -1,4 +1,4 @@
-"""Windows of a text, in an order that a run can pick up anywhere."""
+"""Windows of a text, in an order that a run can resume at any step."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ def text(tmp_path: Path) -> Path:
 
 
 def batches(settings: Any, limit: int = 1000, input_context: Any = None) -> list[tuple[np.ndarray, np.ndarray]]:
-    found = []
+    windows = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         iterator = tf.compat.v1.data.make_initializable_iterator(text_dataset(settings, input_context))
         features, labels = iterator.get_next()
         session.run(iterator.initializer)
-        while len(found) < limit:
+        while len(windows) < limit:
             try:
                 values = session.run([features["input_ids"], labels, features["input_mask"]])
             except tf.errors.OutOfRangeError:
                 break
             assert np.all(values[2] == 1)
-            found.append((values[0], values[1]))
-    return found
+            windows.append((values[0], values[1]))
+    return windows
 
 
-def first_bytes(found: list[tuple[np.ndarray, np.ndarray]]) -> list[int]:
-    return [int(row[0]) for ids, _ in found for row in ids]
+def first_bytes(windows: list[tuple[np.ndarray, np.ndarray]]) -> list[int]:
+    return [int(row[0]) for ids, _ in windows for row in ids]
 
 
 def test_labels_are_the_next_bytes_and_every_window_comes_once(text: Path) -> None:
-    found = batches(EvalTextInput(data_file=str(text), batch_size=5, max_sequence_length=4))
-    assert first_bytes(found) == list(range(0, 40, 4))
-    for ids, labels in found:
+    windows = batches(EvalTextInput(data_file=str(text), batch_size=5, max_sequence_length=4))
+    assert first_bytes(windows) == list(range(0, 40, 4))
+    for ids, labels in windows:
         assert ids.dtype == labels.dtype == np.int32
         np.testing.assert_array_equal(labels, ids + 1)
 
 
-def test_each_epoch_holds_every_window_in_an_order_of_its_own(text: Path) -> None:
-    found = batches(TrainTextInput(data_file=str(text), batch_size=5, max_sequence_length=4), limit=4)
-    first, second = first_bytes(found)[:10], first_bytes(found)[10:]
+def test_each_epoch_has_every_window_in_a_new_order(text: Path) -> None:
+    windows = batches(TrainTextInput(data_file=str(text), batch_size=5, max_sequence_length=4), limit=4)
+    first, second = first_bytes(windows)[:10], first_bytes(windows)[10:]
     assert sorted(first) == sorted(second) == list(range(0, 40, 4))
     assert first != second
 
@@ -66,7 +66,7 @@ def test_skipping_steps_continues_the_same_sequence(text: Path, skip: int, shuff
     assert first_bytes(resumed) == first_bytes(whole[skip:])
 
 
-def test_readers_that_share_the_data_deal_out_the_batches_of_one(text: Path) -> None:
+def test_input_pipelines_share_the_batches_in_turn(text: Path) -> None:
     settings = TrainTextInput(data_file=str(text), batch_size=3, max_sequence_length=4)
     whole = batches(settings, limit=6)
     shards = [

@@ -1,4 +1,4 @@
-"""HDF5 and TFRecord files of tokens: what is written is read, in an order that a run can pick up anywhere."""
+"""HDF5 and TFRecord files of tokens are written and read, in an order that a run can resume at any step."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def read(settings: TextInput, limit: int = 1000, input_context: Any = None) -> list[tuple[np.ndarray, ...]]:
-    found: list[tuple[np.ndarray, ...]] = []
+    samples: list[tuple[np.ndarray, ...]] = []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         iterator = tf.compat.v1.data.make_initializable_iterator(token_dataset(settings, input_context))
         features, labels = iterator.get_next()
         session.run(iterator.initializer)
-        while len(found) < limit:
+        while len(samples) < limit:
             try:
-                found.append(tuple(session.run([features["input_ids"], labels, features["input_mask"]])))
+                samples.append(tuple(session.run([features["input_ids"], labels, features["input_mask"]])))
             except tf.errors.OutOfRangeError:
                 break
-    return found
+    return samples
 
 
-def first_tokens(found: list[tuple[np.ndarray, ...]]) -> list[int]:
-    return [int(row[0]) for ids, *_ in found for row in ids]
+def first_tokens(samples: list[tuple[np.ndarray, ...]]) -> list[int]:
+    return [int(row[0]) for ids, *_ in samples for row in ids]
 
 
 def test_every_sample_comes_once_with_the_next_tokens_as_labels(folder: str) -> None:
-    found = read(EvalTextInput(data_dir=folder, batch_size=5, max_sequence_length=SEQUENCE))
-    assert first_tokens(found) == list(range(0, 80, SEQUENCE))
-    for ids, labels, mask in found:
+    samples = read(EvalTextInput(data_dir=folder, batch_size=5, max_sequence_length=SEQUENCE))
+    assert first_tokens(samples) == list(range(0, 80, SEQUENCE))
+    for ids, labels, mask in samples:
         assert ids.dtype == labels.dtype == mask.dtype == np.int32
         np.testing.assert_array_equal(labels, ids + 1)
         assert np.all(mask == 1)
 
 
 @pytest.mark.parametrize("skip", [1, 3, 7, 20])
-def test_a_resumed_run_reads_what_the_unbroken_one_would_have_read(folder: str, skip: int) -> None:
+def test_skipping_steps_continues_the_same_samples(folder: str, skip: int) -> None:
     common: dict[str, Any] = {"data_dir": folder, "batch_size": 3, "max_sequence_length": SEQUENCE, "shuffle_seed": 5}
     whole = first_tokens(read(TrainTextInput(**common), limit=skip + 6))
     resumed = first_tokens(read(TrainTextInput(**common, skip_steps=skip), limit=6))
@@ -78,7 +78,7 @@ def test_tasks_share_the_batches_and_none_is_read_twice(folder: str) -> None:
     assert [share for task in range(3) for share in shares[task]] == [*whole[0::3], *whole[1::3], *whole[2::3]]
 
 
-def test_the_last_window_is_filled_up_with_tokens_that_do_not_count() -> None:
+def test_the_last_window_is_padded_and_masked() -> None:
     *_, last = windows(range(7), SEQUENCE)
     np.testing.assert_array_equal(last, [[4, 5, 0, 0], [1, 1, 0, 0], [5, 6, 0, 0]])
     assert list(windows([1], SEQUENCE)) == []
@@ -93,14 +93,14 @@ def test_the_last_window_is_filled_up_with_tokens_that_do_not_count() -> None:
         ({"data_dir": "nowhere"}, r"'nowhere': no \*\.h5 or \*\.hdf5 or \*\.tfrecord\* files"),
     ],
 )
-def test_what_cannot_be_read_is_told(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unreadable_data_is_an_error(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     write_hdf5(windows(range(81), SEQUENCE), str(tmp_path))
     settings = {"data_dir": str(tmp_path), "batch_size": 5, "max_sequence_length": SEQUENCE} | changes
     with pytest.raises(SettingsError, match=message):
         token_dataset(EvalTextInput(**settings))
 
 
-def test_the_error_that_there_are_no_files_knows_the_batch_that_they_would_give(tmp_path: Path) -> None:
+def test_the_error_for_missing_files_has_the_element_spec(tmp_path: Path) -> None:
     settings = EvalTextInput(data_dir=str(tmp_path), batch_size=5, max_sequence_length=SEQUENCE)
     with pytest.raises(MissingDataError) as caught:
         token_dataset(settings)
@@ -109,7 +109,7 @@ def test_the_error_that_there_are_no_files_knows_the_batch_that_they_would_give(
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_shorter_writing_leaves_nothing_of_a_longer_one(kind: str, tmp_path: Path) -> None:
+def test_writing_fewer_files_removes_older_ones(kind: str, tmp_path: Path) -> None:
     (tmp_path / "data-mine.h5").touch()
     for num_tokens, count in ((81, 5), (33, 2)):
         paths = WRITERS[kind](windows(range(num_tokens), SEQUENCE), str(tmp_path), 4)
@@ -118,7 +118,7 @@ def test_a_shorter_writing_leaves_nothing_of_a_longer_one(kind: str, tmp_path: P
     assert (tmp_path / "data-mine.h5").exists()
 
 
-def test_files_of_both_kinds_need_a_word(tmp_path: Path) -> None:
+def test_files_of_both_kinds_need_data_processor(tmp_path: Path) -> None:
     for write in WRITERS.values():
         write(windows(range(81), SEQUENCE), str(tmp_path))
     settings: dict[str, Any] = {"data_dir": str(tmp_path), "batch_size": 5, "max_sequence_length": SEQUENCE}
@@ -134,17 +134,17 @@ def script(name: str, *words: str) -> str:
     return result.stdout
 
 
-def test_bytes_of_a_text_make_the_batches_that_the_text_itself_makes(tmp_path: Path) -> None:
+def test_converted_bytes_equal_the_text(tmp_path: Path) -> None:
     text = DATA / "paradise_lost_eval.txt"
     words = ("--max_seq_length", "64", "--samples_per_file", "100", "--output_dir", str(tmp_path / "out"), str(text))
     assert script("convert_dataset_to_hdf5.py", *words) == f"5 files saved in {tmp_path / 'out'}\n"
-    found = read(EvalTextInput(data_dir=str(tmp_path / "out"), batch_size=8, max_sequence_length=64))
-    ids = np.concatenate([batch for batch, *_ in found]).reshape(-1)
+    samples = read(EvalTextInput(data_dir=str(tmp_path / "out"), batch_size=8, max_sequence_length=64))
+    ids = np.concatenate([batch for batch, *_ in samples]).reshape(-1)
     np.testing.assert_array_equal(ids, np.frombuffer(text.read_bytes(), np.uint8)[: len(ids)])
     assert len(ids) > 27_000
 
 
-def test_a_tokenizer_trained_here_gives_the_text_back(tmp_path: Path) -> None:
+def test_a_trained_tokenizer_decodes_to_the_text(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     path = tmp_path / "tokenizer.json"
     text = DATA / "paradise_lost_eval.txt"
@@ -160,8 +160,8 @@ def test_a_tokenizer_trained_here_gives_the_text_back(tmp_path: Path) -> None:
         str(path),
         str(text),
     )
-    found = read(EvalTextInput(data_dir=str(out), batch_size=1, max_sequence_length=32))
-    tokens = np.concatenate([ids[mask == 1] for ids, _, mask in found])
+    samples = read(EvalTextInput(data_dir=str(out), batch_size=1, max_sequence_length=32))
+    tokens = np.concatenate([ids[mask == 1] for ids, _, mask in samples])
     decoded = tokenizers.Tokenizer.from_file(str(path)).decode(tokens.tolist())
     assert decoded == text.read_text()
     assert len(tokens) < 0.6 * len(decoded)
@@ -181,8 +181,8 @@ def test_a_hugging_face_dataset_becomes_hdf5(kind: str, tmp_path: Path) -> None:
         dataset.to_json(str(source))
     words = ("--text_field", "line", "--max_seq_length", "8", "--output_dir", str(tmp_path / "out"))
     script("convert_dataset_to_hdf5.py", "--dataset", str(source), *words)
-    found = read(EvalTextInput(data_dir=str(tmp_path / "out"), batch_size=1, max_sequence_length=8))
-    text = bytes(np.concatenate([ids[mask == 1] for ids, _, mask in found]).astype(np.uint8).tolist())
+    samples = read(EvalTextInput(data_dir=str(tmp_path / "out"), batch_size=1, max_sequence_length=8))
+    text = bytes(np.concatenate([ids[mask == 1] for ids, _, mask in samples]).astype(np.uint8).tolist())
     assert text == "".join(lines).encode()[:-1]
 
 
@@ -193,10 +193,10 @@ def test_a_hugging_face_dataset_becomes_hdf5(kind: str, tmp_path: Path) -> None:
         ("convert_dataset_to_hdf5.py", ("--max_seq_length", "8", "--output_dir", "out", "--tokenizer", __file__)),
     ],
 )
-def test_a_library_that_is_not_there_is_told_with_what_brings_it(
+def test_the_error_of_a_missing_library_says_how_to_install_it(
     name: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    # As python says it where the library is not installed.
+    # The error of python if the library is not installed.
     (tmp_path / "tokenizers.py").write_text("raise ModuleNotFoundError(\"No module named 'tokenizers'\")\n")
     command = [sys.executable, str(ROOT / "scripts" / name), *words, str(DATA / "paradise_lost_eval.txt")]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -51,7 +51,7 @@ def test_adamw_follows_its_formula(correct: bool, decay: float) -> None:
     assert others["global_step"] == 5
 
 
-def test_a_name_on_the_list_is_not_decayed() -> None:
+def test_excluded_names_are_not_decayed() -> None:
     common: dict[str, Any] = {"optimizer_type": "adamw", "learning_rate": 0.1, "beta2": 0.99, "weight_decay_rate": 0.5}
     weight, _ = train(OptimizerSettings(**common, exclude_from_weight_decay=("kernel",)), 3)
     np.testing.assert_allclose(weight, adamw_by_hand(3, 0.1, 0.0, True), rtol=1e-5)
@@ -69,13 +69,13 @@ def test_the_gradient_is_clipped_to_a_value() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw", "lamb", "adafactor"])
-def test_every_optimizer_comes_nearer_to_the_target(kind: Any) -> None:
+def test_every_optimizer_approaches_the_target(kind: Any) -> None:
     weight, others = train(OptimizerSettings(optimizer_type=kind, learning_rate=0.05), 10)
     assert np.all(np.abs(weight - TARGET) < np.abs(START - TARGET))
     assert others["global_step"] == 10
 
 
-def test_a_row_that_no_sample_touches_still_decays() -> None:
+def test_an_unused_row_still_decays() -> None:
     settings = OptimizerSettings(optimizer_type="adamw", learning_rate=0.1, weight_decay_rate=0.5)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table = tf.compat.v1.get_variable("table", initializer=np.ones([4, 2], np.float32), use_resource=True)
@@ -149,7 +149,7 @@ def test_accumulated_gradients_make_one_update_of_their_mean() -> None:
 
 
 @pytest.mark.parametrize("factor", [64.0, "dynamic"])
-def test_scaling_the_loss_leaves_the_update_as_it_is(factor: Any) -> None:
+def test_scaling_the_loss_does_not_change_the_update(factor: Any) -> None:
     common: dict[str, Any] = {"optimizer_type": "adamw", "learning_rate": 0.1, "beta2": 0.99}
     weight, _ = train(OptimizerSettings(**common, loss_scaling_factor=factor), 3)
     np.testing.assert_allclose(weight, adamw_by_hand(3, 0.1, 0.0, True), rtol=1e-5)

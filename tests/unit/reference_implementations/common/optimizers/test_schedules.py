@@ -74,6 +74,6 @@ def test_a_schedule_follows_its_formula(setting: Any, steps: list[int], expected
         ),
     ],
 )
-def test_a_schedule_that_lacks_something_is_refused(setting: Any, message: str) -> None:
+def test_an_incomplete_schedule_is_refused(setting: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         rates(setting, [0])
