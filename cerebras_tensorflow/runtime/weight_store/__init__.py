@@ -1,22 +1,22 @@
-"""Where streamed weights live between their uses: in a file, mapped or read and written in place, or on servers.
+"""Where streamed weights are between their uses: in a mapped file, in a file that is read and written, or on servers.
 
-Import nothing here: a weight server and the launcher load these modules without TensorFlow.
+Import nothing here: a weight server and the launcher load modules of this package without TensorFlow.
 
 | module | what it does |
 |---|---|
 | `interface.py` | what a store offers |
-| `mapped.py` | in a mapped file that fits into memory |
-| `checksums.py` | checksums of a weight there, by pieces whose bounds follow its updates |
-| `file.py` | in a file: checked reads, writes behind |
-| `blocks.py` | blocks of a file, their checksums, blocks that still are in a checkpoint |
-| `folder.py` | the folder: its lock, what a killed run left, messages about the disk |
-| `owner.py` | the folder's lock, and what is refused there because another program or user made it |
-| `buffers.py` | page-aligned memory that is used again |
-| `write_queue.py` | writes behind: how many at a time, their order, what a failure does |
+| `mapped.py` | the store in a mapped file that fits into memory |
+| `checksums.py` | checksums for the mapped store, by pieces that follow the updates of a weight |
+| `file.py` | the store in a file: checked reads, writes in the background |
+| `blocks.py` | the blocks of a file, their checksums, and blocks that are still in a checkpoint |
+| `folder.py` | the folder of a store: its files, leftovers of a killed run, messages about the disk |
+| `owner.py` | the lock of the folder; refuses files that another program or user made |
+| `buffers.py` | page-aligned memory that is reused |
+| `write_queue.py` | background writes: back-pressure, order, failure |
 | `written_rows.py` | which rows of a weight have a value |
-| `failures.py` | a store's first failure, and errors that all stores share |
-| `snapshot.py` | the values of one step, kept while training goes on |
-| `remote.py` | weights held by weight servers, seen from the run |
-| `server.py` | the weight server's process |
-| `calls.py` | the calls of a compiled graph into its store |
+| `failures.py` | the first failure of a store, and errors that all stores share |
+| `snapshot.py` | the weights at one moment, kept while training goes on |
+| `remote.py` | the store on weight servers: the run's side |
+| `server.py` | the weight server process |
+| `calls.py` | calls from a compiled graph into its store |
 """

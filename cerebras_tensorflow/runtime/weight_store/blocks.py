@@ -1,10 +1,10 @@
-"""The bytes of weights in files, in blocks of 64 kB, each with a checksum that is compared at every read.
+"""Reads and writes weights in files, in blocks of 64 kB. Every read compares the checksum of each block.
 
-A block's home is the store's own file or, until it is first written, a checkpoint. Checksums stay in memory (4 bytes a
-block): they protect a run against its disk, and no other run reads its store. A block that a row or a slice lies in is
-read and checked as a whole; a write that ends inside a block reads that block first.
+A block is in the store's own file. Only an adopted block is in a checkpoint until its first write. Checksums stay in
+memory (4 bytes a block): they protect a run against its disk, and no other run reads its store. A read of a row or
+slice reads and checks the whole blocks that contain it. A write that ends inside a block reads that block first.
 
-Reads and writes are whole pages from page boundaries in the file and in memory, as O_DIRECT asks for.
+Reads and writes are whole pages, at page boundaries in the file and in memory, because O_DIRECT requires that.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cerebras_tensorflow.runtime.host.disk_space import punch_hole, reserve
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, aligned_buffer, up_to
 
 BLOCK_BYTES = 64 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
-PIECE_BYTES = 1 << 20  # moved at a time, so that it still is in a core's cache when its checksums are taken
-_ADOPTED, _NOWHERE = 2, 3  # homes of a block, beside the slots 0 and 1
+PIECE_BYTES = 1 << 20  # moved at a time: fits into a core's cache while its checksums are computed
+_ADOPTED, _NOWHERE = 2, 3  # homes of a block; 0 and 1 are the slots
 
 
 class DamagedBlock(Exception):
-    """Blocks whose content is not what was written: (number of the first, file, byte in it)."""
+    """A block whose content is not what was written: (number of the block, file, first byte in the file)."""
 
     def __init__(self, block: int, path: str, offset: int) -> None:
         super().__init__(f"bytes {offset} to {offset + BLOCK_BYTES} of {path}")
@@ -38,12 +38,12 @@ class DamagedBlock(Exception):
 
 
 class MissingBlock(Exception):
-    """Bytes that were never written."""
+    """The bytes to read were never written."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where a weight lies as a whole: file descriptor, path for messages, first byte."""
+    """Where a whole weight is in a file: file descriptor, path for messages, first byte."""
 
     file: int
     path: str
@@ -55,9 +55,9 @@ class Placement:
     """Where each block of a weight is, and its checksum.
 
     Attributes:
-        homes: The slot that a block is in, _ADOPTED for a checkpoint, _NOWHERE before it is written.
+        homes: The slot of each block; _ADOPTED if it is in a checkpoint; _NOWHERE before its first write.
         checksums: CRC-32C of each block.
-        parts: Block -> intervals [bytes of the weight] that are there, of blocks that were only written in part.
+        parts: Partly written block -> the intervals that were written [bytes of the weight].
     """
 
     homes: npt.NDArray[np.uint8]
@@ -70,53 +70,53 @@ class Placement:
         return cls(np.full(num_blocks, _NOWHERE, np.uint8), np.zeros(num_blocks, np.uint32), {})
 
     def copy(self) -> Placement:
-        """Return a copy, which later writes do not change."""
+        """Return a copy that later writes do not change."""
         return Placement(self.homes.copy(), self.checksums.copy(), dict(self.parts))
 
 
 class Blocks:
-    """One weight's blocks. Writes of a weight must come one at a time; reads may come at any time.
+    """The blocks of one weight. Writes must come one at a time; reads may come at any time.
 
-    The store's file has two slots for a weight. `hold` keeps what is there now from being written over: as long as it
-    lasts, a block's new content goes to the other slot.
+    The store's file has two slots for a weight. `hold` protects the current content of blocks until `release`: new
+    content of a block goes to its other slot.
 
     Args:
-        num_bytes: Size of the weight.
-        slots: Its two places in the store's file.
+        num_bytes: Size of the weight [B].
+        slots: The two slots in the store's file.
     """
 
     def __init__(self, num_bytes: int, slots: tuple[Extent, Extent]) -> None:
         self.num_bytes = num_bytes
         self.padded_bytes = up_to(num_bytes, PAGE_BYTES)
         self.slots = slots
-        self.version = 0  # counts pieces written; tells a reader that its blocks changed while it read them
+        self.version = 0  # changes with each write, so that a reader notices a write during its read
         self._adopted = slots[0]
         self._now = Placement.empty(-(-num_bytes // BLOCK_BYTES))
         self._held: Placement | None = None
-        self._main = 0  # the slot that blocks from elsewhere go to
+        self._main = 0  # the slot for blocks that are in neither slot
         self._is_doubled = False  # whether both slots have disk space
-        self._lock = threading.Lock()  # of changes of the placement, and of which slots are free
+        self._lock = threading.Lock()  # guards the placement and the choice of free slots
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the first block that holds bytes of [start, stop), and the one after the last."""
+        """Return the first block with bytes in [start, stop), and the block after the last one."""
         return start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
 
     def read_bytes(self, start: int, stop: int) -> int:
-        """Return how many bytes `read` fills."""
+        """Return how many bytes `read` writes to its target."""
         first, last = self.span(start, stop)
         return min(last * BLOCK_BYTES, self.padded_bytes) - first * BLOCK_BYTES
 
     def read(self, start: int, stop: int, target: Bytes, placement: Placement | None = None) -> None:
-        """Fill a page-aligned array with the blocks that hold bytes start to stop.
+        """Read the blocks with bytes in [start, stop) into a page-aligned array.
 
         Args:
-            start: First byte of the weight that is wanted.
-            stop: The byte after the last.
-            target: Takes the blocks from `start // BLOCK_BYTES` on; at least as long as `read_bytes` says.
-            placement: From `hold`; None: as it is now.
+            start: First byte to read.
+            stop: The byte after the last one.
+            target: Receives the blocks from `start // BLOCK_BYTES` on. At least as long as `read_bytes` returns.
+            placement: From `hold`. None: the current one.
 
         Raises:
-            DamagedBlock: If a block is not what was written, also while it is being written.
+            DamagedBlock: If a block is not what was written, or a write changes it during the read.
             MissingBlock: If bytes in [start, stop) were never written.
             OSError, EOFError: If the file cannot be read, or ends early.
         """
@@ -141,11 +141,11 @@ class Blocks:
 
         Args:
             start: First byte.
-            data: The bytes; at any address.
-            scratch: PIECE_BYTES at a page boundary, of this thread.
+            data: The bytes. They need not be aligned.
+            scratch: A page-aligned buffer of PIECE_BYTES for this thread alone.
 
         Raises:
-            DamagedBlock: If a block that is to be changed in part is not what was written.
+            DamagedBlock: If the write changes a part of a block, and the block is not what was written before.
             OSError: If the file cannot be written.
         """
         stop = start + data.size
@@ -174,10 +174,10 @@ class Blocks:
             self._settle()
 
     def adopt(self, extent: Extent, checksum: int | None, scratch: Bytes) -> None:
-        """Take a checkpoint's bytes as the weight's value; reads them once, for the blocks' checksums.
+        """Use bytes of a checkpoint as the weight's value. Reads them once, to compute the checksums of blocks.
 
         Raises:
-            CorruptCheckpointError: If they are cut short or fail their checksum.
+            CorruptCheckpointError: If the bytes are cut short or fail their checksum.
         """
         sums: list[int] = []
         whole = 0
@@ -209,7 +209,7 @@ class Blocks:
         return not self._is_doubled
 
     def hold(self) -> Placement:
-        """Keep what the weight is now until `release`; `read` takes what this returns.
+        """Protect the weight's current content until `release`. Return its placement, for `read`.
 
         Raises:
             OSError: If the disk has no room for the other slot.
@@ -222,13 +222,13 @@ class Blocks:
             return self._held
 
     def release(self) -> None:
-        """Let all blocks be written over again."""
+        """Allow writes to overwrite the held blocks again."""
         with self._lock:
             self._held = None
             self._settle()
 
     def _targets(self, first: int, last: int) -> npt.NDArray[np.uint8]:
-        """The slots that new content of some blocks goes to."""
+        """Return the slot that new content of each block goes to."""
         now = self._now.homes[first:last]
         homes = np.where(now <= 1, now, self._main).astype(np.uint8)
         if self._held is not None:
@@ -236,7 +236,7 @@ class Blocks:
         return homes
 
     def _settle(self) -> None:
-        """Free the disk space of a slot that has no block any more."""
+        """Free the disk space of a slot that no block uses any more."""
         if not self._is_doubled or self._held is not None:
             return
         for slot in (self._main, 1 - self._main):
@@ -259,7 +259,7 @@ class Blocks:
                 raise MissingBlock
 
     def _keep_rest(self, block: int, place: Bytes, start: int, stop: int) -> None:
-        """Copy a block's bytes outside [start, stop) to where the new block is built."""
+        """Copy a block's bytes outside [start, stop) into the new block, at `place`."""
         low, high = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.padded_bytes)
         if start <= low and stop >= high:
             return
@@ -273,7 +273,7 @@ class Blocks:
             self.read(*there[0], place)
 
     def _note_parts(self, first: int, last: int, start: int, stop: int) -> None:
-        """Note which bytes of partly written blocks are there. Call it before the new homes are set."""
+        """Note which bytes of partly written blocks were written. Call it before setting the new homes."""
         for block in range(first, last) if self._now.parts else {first, last - 1}:
             low, high = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, self.num_bytes)
             known = self._now.parts.pop(block, None)
@@ -285,7 +285,7 @@ class Blocks:
 
 
 class Scratch(threading.local):
-    """PIECE_BYTES at a page boundary for each thread."""
+    """A page-aligned buffer of PIECE_BYTES for each thread."""
 
     def __init__(self) -> None:
         self.piece = aligned_buffer(PIECE_BYTES)
@@ -316,7 +316,7 @@ def _verify(placement: Placement, first: int, piece: Bytes, extent: Extent) -> N
 
 
 def _runs(homes: npt.NDArray[np.uint8], first: int) -> Iterator[tuple[int, int]]:
-    """Yield (first block, block after the last) of neighbours that have one home."""
+    """Yield (first block, block after the last) of each run of blocks with the same home."""
     cuts = [0, *(np.flatnonzero(np.diff(homes)) + 1).tolist(), homes.size]
     for begin, end in itertools.pairwise(cuts):
         yield first + begin, first + end
@@ -339,6 +339,6 @@ def _drain(extent: Extent, start: int, source: Bytes) -> None:
     while view.nbytes:
         count = os.pwritev(extent.file, [view], offset)
         if not count:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))  # or this would go on for ever
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # without this, the loop would never end
         view = view[count:]
         offset += count

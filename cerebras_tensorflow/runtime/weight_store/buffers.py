@@ -1,8 +1,8 @@
-"""Memory for weights on their way: page-aligned, in huge pages where the system has them, used again when free.
+"""Buffers for weights that move between store and step: page-aligned, in huge pages if possible, and reused.
 
-A page of fresh memory costs a fault and its zeroing, several times what reading a page from a fast disk costs (measured
-here: 2 GB/s of faults against 10 GB/s in huge pages and more without any). A weight that TensorFlow has let go leaves
-its memory to the next of its size.
+The system faults in and zeroes each page of new memory. This takes several times as long as reading the page from a
+fast disk. Measured here: 2 GB/s with page faults, 10 GB/s in huge pages, and more with reused memory. When TensorFlow
+frees a weight, the next weight of the same size gets its memory.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ def up_to(num_bytes: int, unit: int) -> int:
 
 
 class Buffers:
-    """Hands out buffers, and uses each again when no array refers to it any more.
+    """Hands out buffers, and reuses each one when no array refers to it any more.
 
     Args:
-        max_idle_bytes: Bytes kept for later use; beyond that, the oldest free buffers go back to the system.
+        max_idle_bytes: Most bytes of free buffers to keep. Beyond that, the oldest ones go back to the system.
     """
 
     def __init__(self, max_idle_bytes: int = 64 << 20) -> None:
         self._max_idle_bytes = max_idle_bytes
-        self._idle: OrderedDict[int, list[mmap.mmap]] = OrderedDict()  # by size; the size used last stands last
+        self._idle: OrderedDict[int, list[mmap.mmap]] = OrderedDict()  # by size; the most recently used size is last
         self._idle_bytes = 0
-        # What came back. A finalizer may run anywhere, also inside `take`, so it takes no lock.
+        # Returned buffers. A finalizer may run at any point, even inside `take`, so it must not take the lock.
         self._returned: deque[mmap.mmap] = deque()
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> np.ndarray:
-        """Return bytes of any content that start at a page boundary: shape (num_bytes,), uint8."""
+        """Return uninitialised bytes that start at a page boundary: shape (num_bytes,), uint8."""
         if num_bytes < _MAPPED_FROM_BYTES:
             return aligned_buffer(num_bytes)
         size = up_to(num_bytes, PAGE_BYTES)
@@ -76,14 +76,14 @@ class Buffers:
             mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if size >= _HUGE_FROM_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
                 mapping.madvise(mmap.MADV_HUGEPAGE)
-        # Views refer to this array and not to what it is made from, so its end is the end of them all.
+        # Every view refers to this array, so its finalizer runs only when no view is left.
         whole = np.frombuffer(mapping, np.uint8)
         weakref.finalize(whole, self._returned.append, mapping).atexit = False
         return whole[:num_bytes]
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes kept for later use."""
+        """Bytes of free buffers that are kept."""
         with self._lock:
             self._sort_in()
             return self._idle_bytes

@@ -1,4 +1,4 @@
-"""The calls that a weight-streaming graph makes into its weight store."""
+"""Connects the PyFunc nodes of a weight-streaming graph to its weight store."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 
 class StoreCalls:
-    """Binds a Program's graph to a store.
+    """Connects a Program's graph to a store.
 
-    TensorFlow calls a Python function from a graph by a token under which it was registered. `tf.numpy_function`
-    registers it with the graph it is called in, so that graph has to live as long as the session does.
-    Arrays pass without a copy either way.
+    A PyFunc node names its Python function by a token. `tf.numpy_function` registers the function under a token, and
+    ties it to the current graph. So this object keeps a graph that lives as long as the session. Arrays pass in both
+    directions without a copy.
     """
 
     def __init__(self, store: WeightStore) -> None:
@@ -50,7 +50,7 @@ class StoreCalls:
         self._tokens = {name.encode(): call.op.get_attr("token") for name, call in calls.items()}
 
     def bind(self, graph_def: GraphDef) -> GraphDef:
-        """Return the graph with its calls pointed at this store."""
+        """Return a copy of the graph that calls this store."""
         bound = GraphDef.FromString(graph_def.SerializeToString())
         for node in bound.node:
             if node.op == "PyFunc" and node.attr["token"].s in self._tokens:
@@ -58,7 +58,7 @@ class StoreCalls:
         return bound
 
     def take_error(self) -> BaseException | None:
-        """Return the first error a call raised since the last time, as it was before TensorFlow wrapped it."""
+        """Return the first error that a call raised since the last `take_error`, not wrapped by TensorFlow."""
         with self._lock:
             error, self.error = self.error, None
         return error
@@ -98,13 +98,13 @@ class StoreCalls:
         return np.int32(0)
 
     def record(self, error: BaseException) -> None:
-        """Keep the first error."""
+        """Keep an error, unless there is one already."""
         with self._lock:
             self.error = self.error or error
 
 
 class _Recorded:
-    """Records the error that leaves a block."""
+    """Records an error that leaves the block."""
 
     def __init__(self, calls: StoreCalls) -> None:
         self._calls = calls

@@ -1,11 +1,12 @@
-"""Checksums of a weight that lies in memory, by pieces whose bounds follow those of its updates.
+"""Checksums of a weight in memory, by pieces that follow the weight's updates.
 
-The pieces cover the weight from its first byte to its last. One that is written as a whole is cut regularly; an update
-of some rows makes one piece of them, so that from the second step on a single checksum is compared before the update
-and a single one taken after it, while the bytes are in the processor's cache.
+The pieces cover the whole weight. A write of the whole weight makes pieces of equal size. An update of some rows makes
+one piece of these rows. So from the second step on, an update compares one checksum before and computes one after,
+while the bytes are in the processor's cache.
 
-A checksum is the sum of the bytes as 64-bit words. It tells every flipped bit, at the rate of memory and beside other
-threads; CRC-32C from Python took more than twice as long and held the interpreter's lock. A checkpoint has CRC-32C.
+A checksum is the sum of the bytes as 64-bit words. It detects every flipped bit, runs at the speed of memory, and does
+not block other threads. CRC-32C from Python took more than twice as long and held the interpreter's lock. Checkpoints
+use CRC-32C.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PIECE_BYTES = 256 << 10  # smaller ones cost Python more per byte, larger ones c
 
 
 Pieces: TypeAlias = list[tuple[int, int, int | None]]
-"""(First byte, byte after the last, checksum or None where it is not known) of each."""
+"""(First byte, byte after the last, checksum or None if unknown) of each piece."""
 
 
 class DamagedPiece(Exception):
@@ -33,17 +34,17 @@ class DamagedPiece(Exception):
 
 
 def checksum(data: Bytes) -> int:
-    """Return the sum of bytes, taken as little-endian 64-bit words with zeros behind the last one, modulo 2**64."""
+    """Return the sum of bytes modulo 2**64, as little-endian 64-bit words. The last word is padded with zeros."""
     whole = data.size // 8 * 8
     words = np.add.reduce(data[:whole].view(np.uint64), dtype=np.uint64)
     return (int(words) + int.from_bytes(data[whole:].tobytes(), "little")) % 2**64
 
 
 class Sums:
-    """Checksums of the pieces of one weight; for one thread at a time.
+    """Checksums of the pieces of one weight. Only one thread may use it at a time.
 
     Args:
-        num_bytes: Size of the weight, of which nothing is known yet.
+        num_bytes: Size of the weight. Its checksums are unknown at first.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -55,12 +56,12 @@ class Sums:
         return list(zip(self._cuts, self._cuts[1:], self._sums, strict=False))
 
     def note(self, start: int, data: Bytes, piece_bytes: int | None = None) -> None:
-        """Take the checksums of what is being written.
+        """Compute the checksums of bytes that are written.
 
         Args:
             start: First byte.
             data: The bytes.
-            piece_bytes: Where to cut them; None: not at all.
+            piece_bytes: Size of the pieces. None: one piece.
         """
         if not data.size:
             return
@@ -69,15 +70,15 @@ class Sums:
         self._replace(start, start + data.size, [checksum(data[at : at + size]) for at in starts], size)
 
     def forget(self, start: int, stop: int) -> None:
-        """Say that bytes are about to change, so that nothing is known of them until they are noted."""
+        """Mark bytes as changing: their checksum is unknown until the next `note`."""
         if start < stop:
             self._replace(start, stop, [None], stop - start)
 
     def cut(self, whole: Bytes, at: int) -> None:
-        """Let a piece end at a byte, if none does.
+        """Make a piece end at a byte, if none does.
 
         Raises:
-            DamagedPiece: If the piece that has to be cut is not what was written.
+            DamagedPiece: If the piece to cut is not what was written.
         """
         number = bisect_right(self._cuts, at) - 1
         if self._cuts[number] == at or at >= self._cuts[-1]:
@@ -99,7 +100,7 @@ class Sums:
         return [(self._cuts[n], self._cuts[n + 1], self._sums[n]) for n in range(first, last)]
 
     def _replace(self, start: int, stop: int, sums: list[int | None], size: int) -> None:
-        """Put new pieces where there were others, which no cut may lead through."""
+        """Replace whole pieces by new ones. Both ends must be bounds of pieces."""
         first, last = bisect_left(self._cuts, start), bisect_left(self._cuts, stop)
         if self._cuts[first] != start or self._cuts[last] != stop:
             raise ValueError(f"bytes {start} to {stop} are not whole pieces")

@@ -1,4 +1,4 @@
-"""Errors of a weight store. A store keeps its first failure and raises it at every later use."""
+"""Errors of weight stores. A store keeps its first error, and raises it at every later use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FirstFailure:
 
 
 def never_written(spec: WeightSpec) -> StoreError:
-    """Return the error about a weight that has no value yet."""
+    """Return the error for a read of a weight that has no value yet."""
     return StoreError(
         f"{spec.name} was never written to the weight store, or not all of it: initialise it, or restore it from a "
         "checkpoint, before a step reads it"
@@ -45,9 +45,9 @@ def never_written(spec: WeightSpec) -> StoreError:
 
 
 def unexpected(spec: WeightSpec, error: BaseException) -> StoreError:
-    """Return the error about a write that failed for a reason that its store does not know."""
+    """Return the error for a write that failed with an exception that the store does not expect."""
     failure = StoreError(
-        f"a write of {spec.name} to the weight store failed: {type(error).__name__}: {error}. Start again; the run "
+        f"a write of {spec.name} to the weight store failed: {type(error).__name__}: {error}. Start again: the run "
         "goes on from the last checkpoint."
     )
     failure.__cause__ = error

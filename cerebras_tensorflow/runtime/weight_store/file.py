@@ -1,4 +1,4 @@
-"""The weight store that is a file: checked reads, several at a time; writes behind, in order for each weight."""
+"""The weight store in a file: several checked reads at a time, and background writes in order for each weight."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from cerebras_tensorflow.runtime.weight_store.write_queue import MAX_PENDING_BYT
 
 logger = logging.getLogger(__name__)
 
-_READERS = 4  # requests in flight for one weight
+_READERS = 4  # reads at a time
 _WRITERS = 2
-_STRIPE_BYTES = 4 << 20  # of a weight, that one reader takes
-_DIRECT_SHARE = 0.5  # of the free memory; a store beyond it would push itself out of the page cache
+_STRIPE_BYTES = 4 << 20  # read by one reader at a time
+_DIRECT_SHARE = 0.5  # of free memory; a larger store would evict itself from the page cache
 
 
 class FileStore(WeightStore):
-    """All weights in one file, each at a page boundary. The file is scratch: a checkpoint is what survives a run.
+    """All weights in one file, each at a page boundary. The file is scratch: only checkpoints survive a run.
 
-    A store that fits into half of the free memory goes through the page cache, a larger one past it (O_DIRECT): the
-    cache would cost a copy and a page fault for each page, and hold no page long enough to be of use.
+    A store that fits into half of free memory uses the page cache. A larger store bypasses it (O_DIRECT): the cache
+    would evict each page before its next use, and would cost a copy and a page fault for each page.
 
     Args:
         specs: The weights.
-        folder: Where the file goes, see folder.py; made if it is missing.
-        max_pending_bytes: Bytes of values on their way to the file before a write has to wait.
-        is_direct: Whether to go past the page cache; None: as above.
-        beside: What else the run is going to write (checkpoints), so that all of it has room.
+        folder: Folder of the file, see folder.py. It is made if it is missing.
+        max_pending_bytes: Queued bytes beyond which a write waits.
+        is_direct: Whether to bypass the page cache. None: choose as above.
+        beside: What else the run will write (checkpoints). The disk must have room for all of it.
 
     Raises:
         StoreError: If the folder's disk has less space than the weights need, or another run uses the folder.
@@ -84,11 +84,11 @@ class FileStore(WeightStore):
             Blocks(spec.num_bytes, (Extent(file, path, start), Extent(file, path, total + start)))
             for spec, start in zip(specs, starts, strict=False)
         ]
-        self._adopted: dict[str, int] = {}  # files of checkpoints, by path
+        self._adopted: dict[str, int] = {}  # path of a checkpoint's file -> its descriptor
         self._buffers = Buffers()
         self._scratch = Scratch()
         self._lifetime = Lifetime(self._free)
-        lanes = range(len(self.specs))  # two writes of one weight may touch one block
+        lanes = range(len(self.specs))  # one for each weight, because two writes of a weight may touch the same block
         self._writes = WriteQueue(
             specs, self._write_now, lanes, _WRITERS, max_pending_bytes, self._failure, "weight-store-write"
         )
@@ -96,7 +96,7 @@ class FileStore(WeightStore):
 
     @property
     def is_direct(self) -> bool:
-        """Whether reads and writes go past the page cache."""
+        """Whether reads and writes bypass the page cache."""
         return self._folder.is_direct
 
     @override
@@ -106,7 +106,7 @@ class FileStore(WeightStore):
         with self._moving("load", index, (stop - start) * size):
             values = self._read_bytes(index, start * size, stop * size)
         if values.ctypes.data % 64:
-            values = private_copy(values)  # TensorFlow would copy it too, into memory that is not reused
+            values = private_copy(values)  # otherwise TensorFlow would copy them, into memory that is not reused
         return shaped(values, spec, stop - start)
 
     @override
@@ -175,7 +175,7 @@ class FileStore(WeightStore):
 
     @override
     def drop_cache(self) -> None:
-        """Write everything to the disk and let the system forget its copies, so that the next reads are cold."""
+        """Write everything to the disk and drop it from the page cache, so that the next reads come from the disk."""
         self.flush()
         os.fdatasync(self._folder.file)
         for file in (self._folder.file, *self._adopted.values()):
@@ -202,7 +202,7 @@ class FileStore(WeightStore):
         self._buffers.close()
 
     def _held_pieces(self, index: int, placement: Placement) -> Iterator[Bytes]:
-        """Yield a weight's bytes as a snapshot has them, in pieces that share one buffer."""
+        """Yield the bytes of a weight in a snapshot, in pieces that share one buffer."""
         spec, target = self.specs[index], aligned_buffer(_STRIPE_BYTES)
         for start in range(0, spec.num_bytes, _STRIPE_BYTES):
             stop = min(start + _STRIPE_BYTES, spec.num_bytes)
@@ -210,7 +210,7 @@ class FileStore(WeightStore):
             yield target[: stop - start]
 
     def _read_bytes(self, index: int, start: int, stop: int) -> Bytes:
-        """Return bytes of a weight, each block of them checked."""
+        """Return bytes of a weight, after comparing the checksum of each of their blocks."""
         self._writes.wait_for(index, start, stop)
         self._failure.check()
         blocks = self._blocks[index]
@@ -239,7 +239,7 @@ class FileStore(WeightStore):
             try:
                 return blocks.read(start, stop, target, placement)
             except (DamagedBlock, MissingBlock) as error:
-                # A write of a neighbouring slice may be at work in a block that both share: look again after it.
+                # A write of a neighbouring slice may have changed a block that both share: wait for it and read again.
                 if self._writes.wait_for(index, low, high) or version != blocks.version:
                     continue
                 if isinstance(error, MissingBlock):
@@ -257,33 +257,33 @@ class FileStore(WeightStore):
             raise self._explained(index, error, "written to") from error
 
     def _explained(self, index: int, error: DamagedBlock | EOFError | OSError, doing: str) -> StoreError:
-        """Return what to tell a user about an error of the file: `doing` as in "written to"."""
+        """Return the StoreError for an error of the file. `doing` completes a sentence, for example "written to"."""
         name = self.specs[index].name
         if isinstance(error, OSError):
             return self._folder.error(name, error, doing)
         if isinstance(error, EOFError):
             return StoreError(
-                f"{name} ends early in the weight store: {error}. Somebody has truncated the file; start again; the "
-                "run goes on from the last checkpoint."
+                f"{name} ends early in the weight store: {error}. Another program truncated the file. Start again: "
+                "the run goes on from the last checkpoint."
             )
         if error.path != str(self._folder.path):
             return StoreError(
-                f"{name} is damaged in {error.path}, the checkpoint that this run started from and reads the weight "
-                f"from until its first update: {error} are not what they were at the start (checksum of block "
-                f"{error.block}). The run stops before it trains on them. Somebody has changed the file, or its disk "
-                "is at fault (dmesg). Start again: the checkpoint is checked, and the one before it used; or restore "
-                "the file from a copy first."
+                f"{name} is damaged in {error.path}, the checkpoint that this run started from: {error} have changed "
+                f"since the start (checksum of block {error.block}). A run reads a weight from its checkpoint until "
+                "the first update. The run stops before it trains on the damage. Another program changed the file, or "
+                "its disk is at fault (dmesg). Start again: the run checks this checkpoint, and falls back to the one "
+                "before it. Or restore the file from a copy first."
             )
         return StoreError(
             f"{name} is damaged in the weight store: {error} are not what was written (checksum of block "
-            f"{error.block}). The run stops before it trains on them. Disk or memory of this machine is at "
-            "fault: look at its log (dmesg), choose another disk with weight_store_dir, and start again; the "
+            f"{error.block}). The run stops before it trains on them. The disk or memory of this machine is at "
+            "fault: look at its log (dmesg), choose another disk with weight_store_dir, and start again. The "
             "run goes on from the last checkpoint."
         )
 
 
 def _clusters(rows: np.ndarray, size: int) -> list[tuple[int, int]]:
-    """Return (first, last + 1) of runs of ascending rows whose blocks touch, which one read serves."""
+    """Return (first, last + 1) of each run of ascending rows whose blocks touch. One read serves each run."""
     if not rows.size:
         return []
     low = rows * size // BLOCK_BYTES
@@ -293,9 +293,9 @@ def _clusters(rows: np.ndarray, size: int) -> list[tuple[int, int]]:
 
 
 def _free_memory_bytes() -> int:
-    """Bytes of memory that the system can still give to programs and to its cache."""
+    """Return the memory that the system can still give to programs and to its cache [B]."""
     try:
         return free_memory_bytes()
     except (OSError, CerebrasError):
-        logger.debug("/proc/meminfo does not say how much memory is free: the store goes past the page cache")
+        logger.debug("/proc/meminfo does not say how much memory is free, so the store bypasses the page cache")
         return 0

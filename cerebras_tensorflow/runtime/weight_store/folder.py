@@ -1,10 +1,10 @@
-"""The folder of a file store: one run at a time; what a killed run left is recognised and removed.
+"""The folder of a file-based store. One run uses it at a time, and removes what a killed run left there.
 
-    <folder>/owner.json        whose it is, see owner.py; locked while that run lives
+    <folder>/owner.json        which run owns it, see owner.py; locked while that run lives
     <folder>/weights.scratch   the weights
 
-Nothing here outlives a run: checkpoints are what a run leaves. The folder is reached without following links, and its
-files are made anew, so a model_dir that came from somebody else cannot lead a run to write over a file outside it.
+These files do not outlive a run; only checkpoints do. The store follows no links to the folder and makes its files
+anew. So a model_dir from another user cannot make a run overwrite a file outside it.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class StoreFolder:
     """A locked folder with the store's file in it.
 
     Args:
-        folder: Made if it is missing; no part of its path may be a symbolic link.
-        num_bytes: Bytes of the file that are reserved on the disk.
-        is_direct: Whether reads and writes go past the page cache, if the file system lets them.
-        beside: What else the run is going to write, perhaps to the same disk.
-        length: Length of the file [B]; None: num_bytes. What is beyond num_bytes takes no space yet.
+        folder: Made if it is missing. No part of its path may be a symbolic link.
+        num_bytes: Disk space to reserve for the file [B].
+        is_direct: Whether reads and writes bypass the page cache, if the file system supports that.
+        beside: What else the run will write, perhaps to the same disk.
+        length: Length of the file [B]. None: num_bytes. The part beyond num_bytes takes no space yet.
 
     Attributes:
         folder: The folder.
         path: The file.
         file: Its descriptor.
-        is_direct: Whether reads and writes go past the page cache.
+        is_direct: Whether reads and writes bypass the page cache.
 
     Raises:
-        StoreError: If another run holds it, it cannot be made, it has files that are not this user's, or the disk has
+        StoreError: If another run uses the folder, it cannot be made, it holds files of another user, or the disk has
             too little space.
     """
 
@@ -68,7 +68,7 @@ class StoreFolder:
         self.folder = Path(os.path.abspath(folder))
         self.path = self.folder / SCRATCH
         self._num_bytes = num_bytes
-        self._is_deletion_told = False
+        self._has_warned = False
         self._made: list[Path] = []
         try:
             self._made += [place for place in (self.folder, *self.folder.parents) if not place.exists()]
@@ -82,9 +82,9 @@ class StoreFolder:
                 f"the weight store cannot use {self.folder} ({error}); choose another folder with weight_store_dir"
             ) from error
         if owner.get("made_folder") and self.folder not in self._made:
-            self._made.append(self.folder)  # the killed run made it, so it goes with this one
-        self._files = [OWNER]  # those that are this run's to remove, the last one first
-        # A store that is not closed leaves the folder too: another run in this process may need it.
+            self._made.append(self.folder)  # a killed run made it, so this run removes it
+        self._files = [OWNER]  # files for this run to remove, from last to first
+        # Also releases the folder if the store is never closed: another run in this process may need it.
         self._leave = weakref.finalize(
             self, _leave, lock, self._directory, self.folder, self._files, self._made, os.getpid()
         )
@@ -105,7 +105,7 @@ class StoreFolder:
         self._close_file = weakref.finalize(self, os.close, self.file)
 
     def error(self, name: str, error: OSError, doing: str) -> StoreError:
-        """Return what to tell a user about an error of the file: `doing` as in "written to"."""
+        """Return the StoreError for an error of the file. `doing` completes a sentence, for example "written to"."""
         text = f"{name} could not be {doing} the weight store {self.path}: {error.strerror or error}"
         if error.errno in FULL:
             missing = max(self._num_bytes - os.fstat(self.file).st_blocks * 512, 0)
@@ -119,9 +119,9 @@ class StoreFolder:
         return StoreError(f"{text}. Checkpoints are not touched: a new run goes on from the last one.")
 
     def warn_if_deleted(self) -> None:
-        """Warn once if the file was deleted. The run can go on: an open file keeps its content until it is closed."""
-        if not self._is_deletion_told and os.fstat(self.file).st_nlink == 0:
-            self._is_deletion_told = True
+        """Warn once if the file was deleted. The run goes on: an open file keeps its content until it is closed."""
+        if not self._has_warned and os.fstat(self.file).st_nlink == 0:
+            self._has_warned = True
             logger.warning(
                 "the weight store %s was deleted while this run uses it. The run goes on, since an open file keeps its "
                 "content; its %s become free when the run ends. Checkpoints are not affected.",
@@ -130,7 +130,7 @@ class StoreFolder:
             )
 
     def close(self) -> None:
-        """Remove the file and give up the folder."""
+        """Remove the file and release the folder."""
         self._close_file()
         self._leave()
 
@@ -156,13 +156,13 @@ class StoreFolder:
         )
 
     def _make_file(self, is_direct: bool, length: int) -> tuple[int, bool]:
-        """Make the file; return its descriptor, and whether that goes past the page cache."""
+        """Make the file. Return its descriptor, and whether it bypasses the page cache."""
         file = -1
         if is_direct and hasattr(os, "O_DIRECT"):
             try:
                 file = self._create(os.O_DIRECT)
             except OSError as error:
-                if error.errno != errno.EINVAL:  # a file system without O_DIRECT, which may have made the file
+                if error.errno != errno.EINVAL:  # a file system without O_DIRECT; it may have made the file
                     raise
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(SCRATCH, dir_fd=self._directory)
@@ -179,14 +179,14 @@ class StoreFolder:
         return file, is_direct
 
     def _create(self, flags: int) -> int:
-        """Make the file, which must not be there: a link that somebody puts there is not followed."""
+        """Make the file. O_EXCL fails if the name exists, so no planted link is followed."""
         file = os.open(SCRATCH, SAFE_OPEN | os.O_CREAT | os.O_EXCL | flags, 0o600, dir_fd=self._directory)
         self._files.append(SCRATCH)
         return file
 
 
 def _open_folder(folder: Path) -> int:
-    """Return the descriptor of a folder, which is made if it is missing.
+    """Make a folder if it is missing. Return its descriptor.
 
     Raises:
         StoreError: If a part of its path is a symbolic link.
@@ -197,23 +197,23 @@ def _open_folder(folder: Path) -> int:
     if real != str(folder):
         raise StoreError(
             f"the weight store does not use {folder}: a symbolic link in it leads to {real}. Remove the link, or set "
-            "weight_store_dir to the folder that is meant."
+            "weight_store_dir to the real folder."
         )
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _leave(lock: int, directory: int, folder: Path, files: Sequence[str], made: Sequence[Path], process: int) -> None:
-    """Remove the store's files, give up its lock, and remove the folders that this run made."""
+    """Remove the store's files, release its lock, and remove the folders that this run made."""
     if os.getpid() != process:
-        return  # a child that inherited the store; it is its parent's
+        return  # a child process that inherited the store; it belongs to the parent
     try:
         if is_same_file(lock, directory):
             for name in reversed(files):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)
     except OSError as error:
-        # What the run has learned is in its checkpoints, so scratch files that stay must not end it.
-        logger.warning("the weight store %s could not be removed (%s); it may be deleted", folder, error)
+        # The results are in checkpoints, so leftover scratch files must not fail the run.
+        logger.warning("the weight store %s could not be removed (%s); you can delete it", folder, error)
     finally:
         os.close(lock)
         os.close(directory)
@@ -225,4 +225,4 @@ def _remove_empty(folders: Sequence[Path]) -> None:
         try:
             folder.rmdir()
         except OSError:
-            logger.debug("%s stays: it is gone already, or something else is in it", folder)
+            logger.debug("%s was not removed: it is gone already, or it is not empty", folder)

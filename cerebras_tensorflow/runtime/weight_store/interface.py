@@ -1,7 +1,8 @@
-"""What a weight store offers: weights by their index in the Program, whole, in rows or in slices.
+"""The interface of weight stores: weights by their index in the Program, whole, by rows or by slices.
 
-A store hands out a weight as an array that the caller may keep but not change, and takes new values as arrays that it
-may keep. A write is visible to the next read at once, also while it is still on its way to the disk.
+A store returns a weight as an array. The caller may keep the array but must not change it. The store may keep the
+arrays that it is given, so the caller must not change them either. The next read sees a write at once, even before the
+write has reached the disk.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from cerebras_tensorflow.runtime.weight_store.written_rows import num_rows
 
 @dataclass(frozen=True)
 class Move:
-    """One transfer between the store and the step, as it happened.
+    """A measured transfer between the store and the step.
 
     Attributes:
         kind: "load", "gather" or "store".
         weight: Index into the store's specs.
         num_bytes: Bytes moved.
-        begin_s, end_s: When [s], by time.perf_counter.
+        begin_s, end_s: Begin and end, by time.perf_counter [s].
     """
 
     kind: str
@@ -48,7 +49,7 @@ class WeightStore(ABC):
     Attributes:
         specs: The weights.
         bytes_read, bytes_written: Bytes moved so far.
-        on_move: Called after each move, in the thread that made it; None for nothing.
+        on_move: Called after each move, in the thread of the move. None: no call.
     """
 
     def __init__(self, specs: Sequence[WeightSpec]) -> None:
@@ -60,15 +61,15 @@ class WeightStore(ABC):
         self._count_lock = threading.Lock()
 
     def read(self, index: int) -> np.ndarray:
-        """Return a weight in its shape and dtype; the caller must not write to it."""
+        """Return a weight in its shape and dtype. The caller must not change it."""
         return self.read_slice(index, 0, num_rows(self.specs[index]))
 
     def read_unchecked(self, index: int) -> np.ndarray:
-        """Return a weight as `read` does; a store may skip its checksum, since `lend` compares it in the same step."""
+        """Return a weight as `read` does. A store may skip the checksum, since `lend` compares it in the same step."""
         return self.read(index)
 
     def read_private(self, index: int) -> np.ndarray:
-        """Return a weight in memory of its own, which the caller may write over."""
+        """Return a weight in private memory, which the caller may overwrite."""
         return self.read(index)
 
     @abstractmethod
@@ -77,7 +78,7 @@ class WeightStore(ABC):
 
     @abstractmethod
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
-        """Return rows start to stop of a weight; the caller must not write to them."""
+        """Return rows [start, stop) of a weight. The caller must not change them."""
 
     def write(self, index: int, value: np.ndarray) -> None:
         """Replace a weight. The array must not change afterwards."""
@@ -88,10 +89,10 @@ class WeightStore(ABC):
         """Replace the rows of a weight from `start` on. The array must not change afterwards."""
 
     def lend(self, index: int, start: int, stop: int) -> np.ndarray:
-        """Return rows for an update: flat, one element longer than they are, in memory that may be written over.
+        """Return rows for an update: flat, with one extra element at the end, in memory that may be overwritten.
 
-        `write_slice` takes the rows' new values, also where they were written over in place. Until then no other
-        caller may read the rows. The element behind them must not change.
+        Pass the new values to `write_slice`, even if they were computed in place. Until then no other caller may read
+        the rows. Do not change the extra element.
         """
         rows = self.read_slice(index, start, stop).reshape(-1)
         lent = aligned_buffer(rows.nbytes + rows.itemsize).view(rows.dtype)
@@ -99,52 +100,52 @@ class WeightStore(ABC):
         return lent
 
     def adopt(self, index: int, path: str | Path, offset: int, checksum: int | None) -> bool:  # noqa: ARG002
-        """Read a weight from another file, which has its bytes as the store has them, until it is written.
+        """Read a weight from another file until its first write. The file must have the bytes as the store would.
 
         Args:
             index: The weight.
-            path: The file; it is only read. It may be deleted or replaced by another of its name afterwards.
-            offset: Of the weight's first byte.
-            checksum: CRC-32C of the weight; None if it is unknown.
+            path: The file. It is only read. It may be deleted or replaced afterwards.
+            offset: Offset of the weight's first byte.
+            checksum: CRC-32C of the weight. None if it is unknown.
 
         Returns:
-            False if this store cannot do that; the caller then has to write the weight.
+            False if this store cannot do that. The caller must then write the weight.
 
         Raises:
             CheckpointError: If the file cannot be read.
-            CorruptCheckpointError: If it ends early or the checksum differs.
+            CorruptCheckpointError: If the file ends early or the checksum differs.
         """
         return False
 
     def between_steps(self) -> None:  # noqa: B027 - most stores have nothing to do
-        """Do what may not happen while a step uses weights. Called before each step."""
+        """Do what must not happen while a step uses weights. Called before each run."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when every write so far has arrived."""
+        """Wait until every write so far has arrived."""
 
     @abstractmethod
     def snapshot(self) -> StoreSnapshot:
-        """Return the weights as they are now, for a checkpoint to be written while training goes on; one at a time.
+        """Return a snapshot of the weights, for a checkpoint that is written while training goes on.
 
-        It stays readable after the store is closed.
+        A store has at most one open snapshot. It stays readable after the store is closed.
 
         Raises:
-            StoreError: If there is no room for it, or the last one has not been closed.
+            StoreError: If there is no room for a snapshot, or the last one is still open.
         """
 
     @property
     @abstractmethod
     def snapshot_bytes(self) -> int:
-        """Host memory that a snapshot takes at most [B]."""
+        """Most host memory that a snapshot takes [B]."""
 
     def drop_cache(self) -> None:
-        """Make the next reads come from the disk, where the store has one."""
+        """Make the next reads come from the disk, if the store has one."""
         self.flush()
 
     @abstractmethod
     def close(self) -> None:
-        """Give up the storage. The store cannot be used afterwards."""
+        """Free the storage. The store cannot be used afterwards."""
 
     @contextmanager
     def _moving(self, kind: str, index: int, num_bytes: int) -> Iterator[None]:
@@ -167,16 +168,16 @@ class WeightStore(ABC):
 
 
 def row_bytes(spec: WeightSpec) -> int:
-    """Return the bytes of one row of a weight."""
+    """Return the size of one row of a weight [B]."""
     return spec.num_bytes // max(1, num_rows(spec))
 
 
 def shaped(values: Bytes, spec: WeightSpec, rows: int) -> np.ndarray:
-    """Return the bytes of some rows of a weight as an array of its dtype: shape (rows, *weight.shape[1:])."""
+    """Return bytes of a weight's rows as an array of its dtype: shape (rows, *weight.shape[1:])."""
     shape = (rows, *spec.shape[1:]) if spec.shape else ()
     return values.view(dtype_from_name(spec.dtype)).reshape(shape)
 
 
 def as_bytes(value: np.ndarray) -> Bytes:
-    """Return a contiguous array's bytes, without a copy."""
+    """Return the bytes of a contiguous array, without a copy."""
     return value.reshape(-1).view(np.uint8)

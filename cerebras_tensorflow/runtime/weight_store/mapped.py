@@ -1,10 +1,10 @@
-"""The weight store that is a file in memory: mapped, so that a load is a reference and an update happens in place.
+"""The weight store in a mapped file: a load returns a reference, and an update happens in place.
 
-It is for weights that fit into memory: the page cache holds the file, and the system writes it to the disk in its own
-time. Each piece of a weight has a checksum (checksums.py), taken when it is written. It is compared before the piece is
-updated, saved, or read by a step that does not update it. So a flipped bit, of memory or of disk, ends the run in the
-next step, before anything learned from it is saved. A step's loads of a weight that it updates are not compared: that
-would cost more than everything else in a load, and would find damage no sooner than the update does.
+It is for weights that fit into memory. The page cache holds the file, and the system writes it to the disk in the
+background. Each piece of a weight has a checksum (checksums.py), computed at each write. The store compares it before a
+step updates the piece, before a checkpoint saves it, and when a step reads it without updating it. So a flipped bit, in
+memory or on disk, ends the run in the next step, before any checkpoint contains its effects. If a step loads a weight
+and then updates it, only the update compares: a check at the load would take most of its time and find nothing sooner.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from cerebras_tensorflow.runtime.weight_store.written_rows import WrittenRows
 
 
 class MappedStore(WeightStore):
-    """All weights in one mapped file. Each has two slots there, at page boundaries, and uses one of them.
+    """All weights in one mapped file. Each weight has two slots there, at page boundaries, and uses one of them.
 
-    While a snapshot holds the one slot, new values go to the other.
+    While a snapshot holds one slot, new values go to the other.
 
-    The class has more than 20 methods: half of them are WeightStore's, the others share the slots, locks and checksums.
+    The class has more than 20 methods: half are from WeightStore, the others share the slots, locks and checksums.
 
     Args:
         specs: The weights.
-        folder: Where the file goes, see folder.py; made if it is missing.
-        beside: What else the run is going to write (checkpoints), so that all of it has room.
+        folder: Folder of the file, see folder.py. It is made if it is missing.
+        beside: What else the run will write (checkpoints). The disk must have room for all of it.
 
     Raises:
         StoreError: If the folder's disk has less space than the weights need, or another run uses the folder.
@@ -54,7 +54,7 @@ class MappedStore(WeightStore):
         sizes = [up_to(spec.num_bytes, PAGE_BYTES) for spec in specs]
         self._starts = list(itertools.accumulate(sizes, initial=0))
         self._total = self._starts[-1]
-        length = 2 * self._total + PAGE_BYTES  # with room for the element that `lend` hands out beside the last weight
+        length = 2 * self._total + PAGE_BYTES  # one page more, for the extra element of `lend` after the last weight
         self._folder = StoreFolder(Path(folder), self._total, False, beside, length)
         try:
             self._mapping = mmap.mmap(self._folder.file, length)
@@ -62,14 +62,14 @@ class MappedStore(WeightStore):
             failure = self._folder.error("the weights", error, "mapped from")
             self._folder.close()
             raise failure from error
-        self._slots = [0] * len(specs)  # the slot that each weight is in
+        self._slots = [0] * len(specs)  # the slot that each weight uses
         self._values = [self._at(index, 0) for index in range(len(specs))]
         self._written = WrittenRows(specs)
-        self._held: dict[int, np.ndarray] = {}  # what a snapshot has
+        self._held: dict[int, np.ndarray] = {}  # index -> the array in the open snapshot
         self._sums = [Sums(spec.num_bytes) for spec in specs]
         self._lifetime = Lifetime()
         self._has_unused_slots = False
-        # Of a weight's writes and checksums. Different weights may change at the same time.
+        # Each lock guards the writes and checksums of one weight. Different weights may change at the same time.
         self._locks = [threading.Lock() for _ in specs]
 
     @override
@@ -103,7 +103,7 @@ class MappedStore(WeightStore):
         value, size = self._values[index], row_bytes(self.specs[index])
         with self._moving("load", index, (stop - start) * size):
             self._check(index, value, start * size, stop * size)
-            # Other ops may still take the old rows when their own new ones are stored.
+            # Copy: other ops may still read the old rows after the new ones are stored.
             return private_copy(value[start:stop])
 
     @override
@@ -206,15 +206,15 @@ class MappedStore(WeightStore):
         if self._lifetime.is_closed:
             return
         self._lifetime.close()
-        # The mapping goes with the last array that refers to it. TensorFlow's graph may keep this store for longer.
+        # Drop our references: TensorFlow's graph may keep this store alive. The last array frees the mapping.
         self._values = []
         del self._mapping
         self._folder.close()
 
     @override
     def between_steps(self) -> None:
-        # While the snapshot was open, a step may have loaded a weight from the slot that the weight then left. Freeing
-        # a slot clears it. So this waits for the end of the step in which the snapshot was closed.
+        # Freeing a slot clears it. During a snapshot, a weight can move to its other slot after the step loaded it from
+        # the first. So free slots only after the end of the step in which the snapshot was closed.
         if self._has_unused_slots and not self._lifetime.is_closed:
             self._has_unused_slots = False
             self._free_unused_slots()
@@ -224,7 +224,7 @@ class MappedStore(WeightStore):
         return slot * self._total + self._starts[index], self._starts[index + 1] - self._starts[index]
 
     def _at(self, index: int, slot: int) -> np.ndarray:
-        """Return the array that a weight's slot is."""
+        """Return a weight's slot as an array."""
         spec = self.specs[index]
         offset, _ = self._extent(index, slot)
         if not spec.num_bytes:
@@ -233,22 +233,22 @@ class MappedStore(WeightStore):
         return flat.view(dtype_from_name(spec.dtype)).reshape(spec.shape)
 
     def _other(self, index: int) -> np.ndarray:
-        """Let a weight use its other slot from now on; return that."""
+        """Switch a weight to its other slot. Return that slot as an array."""
         self._slots[index] = 1 - self._slots[index]
         return self._at(index, self._slots[index])
 
     def _moved(self, index: int, whole: np.ndarray) -> np.ndarray:
-        """Copy a weight that a snapshot holds to its other slot, which it uses from now on; return the copy."""
+        """Copy a weight that a snapshot holds to its other slot, and switch to that. Return the copy."""
         other = self._other(index)
         np.copyto(other, whole)
         self._values[index] = other
         return other
 
     def _check(self, index: int, value: np.ndarray, start: int, stop: int) -> None:
-        """Compare the pieces of a weight that have bytes in [start, stop) with their checksums.
+        """Compare the checksums of a weight's pieces that have bytes in [start, stop).
 
         Raises:
-            StoreError: If one differs, or one has before.
+            StoreError: If one differs, or the store has failed before.
         """
         self._failure.check()
         with self._locks[index], self._naming_damage(index):
@@ -256,7 +256,7 @@ class MappedStore(WeightStore):
                 check(as_bytes(value), first, last, expected)
 
     def _check_gathered(self, index: int, value: np.ndarray, rows: np.ndarray, size: int) -> None:
-        """Compare the pieces that rows lie in."""
+        """Compare the checksums of the pieces that contain rows."""
         checked = 0
         for row in np.unique(rows).tolist():
             start, stop = max(row * size, checked), (row + 1) * size
@@ -267,22 +267,22 @@ class MappedStore(WeightStore):
 
     @contextmanager
     def _naming_damage(self, index: int) -> Iterator[None]:
-        """Turn damage that this block finds into an error that names the weight; every later use raises it too."""
+        """Turn a DamagedPiece in the block into a StoreError that names the weight. Every later use raises it too."""
         try:
             yield
         except DamagedPiece as error:
             raise self._failure.keep(
                 StoreError(
                     f"{self.specs[index].name} is damaged in the weight store: {error} of it in {self._folder.path} "
-                    "are not what was written. The run stops and saves nothing that it learned from them. Disk or "
-                    "memory of this machine is at fault, or another program wrote to the file: look at its log "
-                    "(dmesg), choose another disk with weight_store_dir, and start again; the run goes on from the "
+                    "are not what was written. The run stops before a checkpoint contains the damage. The disk or "
+                    "memory of this machine is at fault, or another program wrote to the file: look at the log "
+                    "(dmesg), choose another disk with weight_store_dir, and start again. The run goes on from the "
                     "last checkpoint."
                 )
             ) from error
 
     def _held_pieces(self, index: int, value: np.ndarray, sums: Pieces) -> Iterator[Bytes]:
-        """Yield a weight's bytes as a snapshot has them."""
+        """Yield the bytes of a weight in a snapshot."""
         whole, begin = as_bytes(value), 0
         for start, stop, expected in sums:
             with self._naming_damage(index):
@@ -297,12 +297,12 @@ class MappedStore(WeightStore):
         self._lifetime.end_snapshot()
 
     def _free_unused_slots(self) -> None:
-        """Give back the disk space of the slots that are not in use."""
+        """Free the disk space of the slots that are not in use."""
         for index, lock in enumerate(self._locks):
             with lock:
                 punch_hole(self._folder.file, *self._extent(index, 1 - self._slots[index]))
 
     def _whole(self, index: int) -> np.ndarray:
-        """Return the array of a weight of which all rows were written."""
+        """Return the array of a weight, after checking that all its rows were written."""
         self._written.check(index)
         return self._values[index]

@@ -1,10 +1,10 @@
-"""owner.json: the lock that says which run has a weight store's folder.
+"""owner.json: the lock that shows which run uses a weight store's folder.
 
-The file is locked (flock) while its run lives, and the system releases a killed run's lock. So an owner.json without a
-lock is stale, whatever it says.
+A run holds a lock (flock) on the file while it lives. The system releases the lock of a killed run. So an owner.json
+without a lock is stale, whatever its content is.
 
-The folder may have come from somebody else, with a model_dir that was copied or unpacked. So no call here follows a
-link, and a file that this user did not make is refused, never written to.
+The folder may come from another user, in a copied or unpacked model_dir. So no call here follows a link, and no call
+writes to a file that this user did not make.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SAFE_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _WHAT_TO_DO = "Look at it and remove it, or choose another folder with weight_store_dir."
 _TITLE = "Scratch space of a training run, not a checkpoint."
 _ABOUT = (
-    f"{_TITLE} While the run lives it holds a lock on this file. If nothing "
-    "does, the run was killed, and the folder may be deleted; the next run that uses it removes it."
+    f"{_TITLE} The run holds a lock on this file while it lives. If nothing "
+    "holds the lock, the run was killed and the folder may be deleted. The next run that uses it removes its files."
 )
 
 
@@ -39,7 +39,7 @@ def take_lock(directory: int, folder: Path) -> tuple[int, dict[str, Any]]:
         folder: Its path, for messages.
 
     Returns:
-        The file's descriptor, which holds the lock until it is closed; and what a killed run wrote there, or {}.
+        The file's descriptor, which holds the lock until it is closed, and the content that a killed run left, or {}.
 
     Raises:
         StoreError: If another run holds the lock, or the file is not a weight store's.
@@ -48,7 +48,7 @@ def take_lock(directory: int, folder: Path) -> tuple[int, dict[str, Any]]:
     while True:
         lock = _open(directory, folder)
         if lock is None:
-            continue  # the run before removed it between two of our calls
+            continue  # the last run removed the file between two of our calls
         try:
             refuse_foreign(os.fstat(lock), folder / OWNER)
             _lock(lock, folder)
@@ -57,16 +57,16 @@ def take_lock(directory: int, folder: Path) -> tuple[int, dict[str, Any]]:
         except BaseException:
             os.close(lock)
             raise
-        os.close(lock)  # another file has its name now
+        os.close(lock)  # another process has replaced the file
 
 
 def write_owner(lock: int, num_bytes: int, made_folder: bool) -> None:
-    """Write whose the folder is.
+    """Write this process into owner.json.
 
     Args:
         lock: From `take_lock`.
         num_bytes: Size of the store [B].
-        made_folder: Whether this run made the folder, so that it goes with the store.
+        made_folder: Whether this run made the folder. It is then removed with the store.
     """
     owner = {
         "about": _ABOUT,
@@ -81,14 +81,14 @@ def write_owner(lock: int, num_bytes: int, made_folder: bool) -> None:
 
 
 def described(owner: dict[str, Any]) -> str:
-    """Return who an owner is, for messages."""
+    """Return which run an owner is, for messages."""
     if not owner:
-        return "it has not said which"
+        return "unknown, its owner.json is empty"
     return f"process {owner.get('process')} on {owner.get('host')}, since {owner.get('started')}"
 
 
 def is_same_file(file: int, directory: int, name: str = OWNER) -> bool:
-    """Whether an open file still has its name in a folder."""
+    """Whether a name in a folder still belongs to an open file."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(name, dir_fd=directory, follow_symlinks=False))
     except FileNotFoundError:
@@ -96,10 +96,10 @@ def is_same_file(file: int, directory: int, name: str = OWNER) -> bool:
 
 
 def refuse_foreign(status: os.stat_result, path: Path) -> None:
-    """Refuse a file that was there before, if this user did not make it for a store.
+    """Refuse an existing file that this user did not make for a store.
 
     Raises:
-        StoreError: If it is a link, is not a file, belongs to another user, or has a second name.
+        StoreError: If it is a link, is not a regular file, belongs to another user, or has a second name.
     """
     if not stat.S_ISREG(status.st_mode):
         what = "is not a regular file"
@@ -113,7 +113,7 @@ def refuse_foreign(status: os.stat_result, path: Path) -> None:
 
 
 def _open(directory: int, folder: Path) -> int | None:
-    """Open owner.json or make it; None if it went away in between."""
+    """Open owner.json or make it. None if it vanished between the two attempts."""
     try:
         return os.open(OWNER, SAFE_OPEN | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
     except FileExistsError:
@@ -142,7 +142,7 @@ def _lock(lock: int, folder: Path) -> None:
 
 
 def _read(lock: int, folder: Path) -> dict[str, Any]:
-    """Return what owner.json says; {} if it is empty.
+    """Return the content of owner.json, {} if it is empty.
 
     Raises:
         StoreError: If a weight store did not write it.
@@ -156,6 +156,6 @@ def _read(lock: int, folder: Path) -> dict[str, Any]:
         owner = None
     if not isinstance(owner, dict) or not str(owner.get("about")).startswith(_TITLE):
         raise StoreError(
-            f"the weight store does not write over {folder / OWNER}: no weight store wrote what it says. {_WHAT_TO_DO}"
+            f"the weight store does not overwrite {folder / OWNER}: no weight store wrote this file. {_WHAT_TO_DO}"
         )
     return owner

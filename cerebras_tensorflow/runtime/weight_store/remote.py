@@ -1,7 +1,7 @@
-"""The weight store that is other processes' memory: each streamed weight on one of the launch's weight servers.
+"""The weight store in other processes' memory: each streamed weight is on one of the launch's weight servers.
 
-The chief reads what the step needs and writes behind what the step has changed, as with a file; see
-server.py for the other side. Which server holds a weight does not change a bit of it.
+As with a file, the chief reads the weights that a step needs, and writes changed weights in the background. server.py
+is the other side. Results do not depend on which server holds a weight.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ REQUEST_FILE = "weight-request"
 START_TIMEOUT_S = 120.0
 POLL_S = 0.1
 MEMORY_SHARE = 0.5
-"""Of the servers' free memory, up to which weight_store "auto" gives them weights."""
+"""weight_store "auto" uses the servers if the weights take at most this share of their free memory."""
 
-# A server whose host is gone is noticed, instead of waited for.
+# Detects a server whose host is gone. Without this, a call would wait forever.
 CHANNEL = [*UNLIMITED, ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a weight server is.
+    """The address of a weight server.
 
     Attributes:
         index: Its number among the launch's weight servers.
         target: host:port.
-        token: The secret that each call has to carry.
-        free_bytes: Memory that its node had free when it started [B].
+        token: The secret that each call must send.
+        free_bytes: Free memory of its node when it started [B].
     """
 
     index: int
@@ -65,7 +65,7 @@ class ServerAddress:
 
 
 def start_weight_servers(environment: env.Environment | None = None) -> list[ServerAddress]:
-    """Return the launch's weight servers, after asking those that stand by to start; none if it has none.
+    """Start the launch's weight servers. Return their addresses, or an empty list if it has none.
 
     Raises:
         StoreError: If they do not start within START_TIMEOUT_S.
@@ -80,7 +80,7 @@ def start_weight_servers(environment: env.Environment | None = None) -> list[Ser
         if time.monotonic() > deadline:
             raise StoreError(
                 f"the {count} weight servers of this launch have not all started within {START_TIMEOUT_S:.0f} s; their "
-                f"logs are {folder}/weight-server-*.log. Set weight_store to memory or file to do without them"
+                f"logs are {folder}/weight-server-*.log. Set weight_store to memory or file to run without them"
             )
         time.sleep(POLL_S)
     return [ServerAddress(index, **about) for index, about in enumerate(announced) if about is not None]
@@ -88,7 +88,7 @@ def start_weight_servers(environment: env.Environment | None = None) -> list[Ser
 
 def have_room(servers: Sequence[ServerAddress], num_bytes: int) -> bool:
     """Return whether weights of a size should go to these servers."""
-    # Servers of one host share its memory, and each has reported all of it.
+    # Servers on one host share its memory, and each reports all of it.
     free_bytes: dict[str, int] = {}
     for server in servers:
         host = server.target.rpartition(":")[0]
@@ -97,7 +97,7 @@ def have_room(servers: Sequence[ServerAddress], num_bytes: int) -> bool:
 
 
 def shares(specs: Sequence[WeightSpec], count: int) -> list[int]:
-    """Return the server of each weight: the largest weight first, each to the server with the fewest bytes so far."""
+    """Return the server of each weight. Each goes to the server with the fewest bytes so far, the largest first."""
     load = [0] * count
     owners = [0] * len(specs)
     for index in sorted(range(len(specs)), key=lambda index: -specs[index].num_bytes):
@@ -107,12 +107,12 @@ def shares(specs: Sequence[WeightSpec], count: int) -> list[int]:
 
 
 class ServerStore(WeightStore):
-    """All weights on weight servers. Reads are answered at once, writes go behind, in order for each server.
+    """All weights on weight servers. Reads are synchronous; writes run in the background, in order for each server.
 
     Args:
         specs: The weights.
         servers: The servers.
-        max_pending_bytes: Bytes of values on their way before a write has to wait.
+        max_pending_bytes: Queued bytes beyond which a write waits.
 
     Raises:
         StoreError: If a server does not answer or has no room.
@@ -229,7 +229,7 @@ class ServerStore(WeightStore):
 
 
 class _Link:
-    """One server, and the share of one store on it."""
+    """A connection to one server and to the store's share on it."""
 
     def __init__(self, address: ServerAddress, sizes: dict[int, int]) -> None:
         self._address = address
@@ -240,7 +240,7 @@ class _Link:
             self._store = int(self._method("unary_unary", "Open")(request, metadata=self._metadata))
 
     def call(self, name: str, index: int = 0) -> None:
-        """Make a call that only has a header."""
+        """Make a call that takes only a header."""
         with self._errors():
             self._method("unary_unary", name)(self._header(index), metadata=self._metadata)
 
@@ -255,7 +255,7 @@ class _Link:
     def pieces(
         self, name: str, index: int, start: int, stop: int, rest: bytes = b"", is_held: bool = False
     ) -> Iterator[Bytes]:
-        """Yield what a call answers."""
+        """Yield the pieces that a call returns."""
         request = self._header(index, start, stop, is_held) + rest
         with self._errors():
             for piece in self._method("unary_stream", name)(request, metadata=self._metadata):
@@ -273,7 +273,7 @@ class _Link:
             self._method("stream_unary", "Write")(messages(), metadata=self._metadata)
 
     def close(self) -> None:
-        """Let the server free the share, if the server is still there."""
+        """Free the share on the server, if the server still lives."""
         try:
             self.call("Close")
         except StoreError:
@@ -301,6 +301,6 @@ class _Link:
             yield
         except grpc.RpcError as exc:
             raise StoreError(
-                f"weight server {self._address.index} at {self._address.target} fails: {exc.details()}. Without its "
-                "share of the weights the run cannot go on; start again, and it goes on from the last checkpoint"
+                f"weight server {self._address.index} at {self._address.target} fails: {exc.details()}. The run needs "
+                "its share of the weights. Start again: the run goes on from the last checkpoint"
             ) from exc

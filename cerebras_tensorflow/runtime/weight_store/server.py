@@ -1,13 +1,13 @@
-"""One weight server: holds the weights of stores in its memory until it is killed.
+"""The weight server process: it holds weights in memory until it is killed.
 
-csrun starts it with a folder and its index. It knows bytes only, no shapes, no types and no TensorFlow, so it starts in
-a moment and leaves its node's memory to the weights. The calls, over gRPC with raw bytes:
+csrun starts it with a folder and its index. It handles plain bytes, without shapes, dtypes and TensorFlow. So it starts
+fast and leaves the node's memory to the weights. The calls, over gRPC with raw bytes:
 
-| call | takes | gives |
+| call | takes | returns |
 |---|---|---|
 | Open | JSON: index -> bytes of each weight | number of the store |
-| Read | HEADER | the bytes from start to stop, in pieces; those of the snapshot if `is_held` |
-| Gather | HEADER (bytes of a row for `start`, number of rows for `stop`), int64 row numbers | rows, in pieces |
+| Read | HEADER | bytes start to stop, in pieces; from the snapshot if `is_held` |
+| Gather | HEADER (`start` is the size of a row, `stop` the number of rows), int64 row numbers | rows, in pieces |
 | Write | HEADER, then pieces | |
 | Hold, Release, EndHold, Close | HEADER | |
 """
@@ -42,7 +42,7 @@ TOKEN_KEY = "weight-token"
 PIECE_BYTES = 2 << 20
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 LIMITED = [
-    # Of a call's message, which arrives before its token is read: a piece of a weight, or the numbers of 8 M rows.
+    # Bounds what a caller without the token can send. Enough for a piece of a weight, or 8 M row numbers.
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
@@ -60,9 +60,9 @@ class Held:
     """One store's share on this server.
 
     Attributes:
-        values: Bytes of each weight, by index.
-        snapshot: Those that a snapshot has.
-        lock: Of changes of which array is a weight's.
+        values: Index of each weight -> its bytes.
+        snapshot: Index of each weight in the snapshot -> its bytes.
+        lock: Guards replacing an array in `values`.
     """
 
     values: dict[int, Bytes]
@@ -71,14 +71,14 @@ class Held:
 
 
 class WeightServer:
-    """Answers the calls of the chief."""
+    """Handles the calls of the chief."""
 
     def __init__(self) -> None:
         self._stores: dict[int, Held] = {}
         self._numbers = itertools.count(1)
 
     def open(self, request: bytes, context: Any) -> bytes:
-        """Make room for a store and return its number."""
+        """Allocate a store and return its number."""
         sizes = _sizes(request, context)
         needed, free = sum(sizes.values()), free_memory_bytes()
         if needed > free:
@@ -117,7 +117,7 @@ class WeightServer:
         with held.lock:
             value = _value(held.values, index, context)
             _check_range(start, stop, value.size, context)
-            if held.snapshot.get(index) is value:  # the snapshot keeps what it has
+            if held.snapshot.get(index) is value:  # keep the snapshot's array
                 value = aligned_buffer(value.size)
                 if stop - start < value.size:
                     value[:] = held.values[index]
@@ -131,7 +131,7 @@ class WeightServer:
         return b""
 
     def hold(self, request: bytes, context: Any) -> bytes:
-        """Keep the weights as they are now."""
+        """Take a snapshot of the weights."""
         held = self._store(_header(request, context)[0], context)
         held.snapshot = dict(held.values)
         return b""
@@ -177,13 +177,13 @@ def _check_range(start: int, stop: int, size: int, context: Any) -> None:
 
 
 def _sizes(request: bytes, context: Any) -> dict[int, int]:
-    """Return the weights that a store asks for: index -> bytes."""
+    """Return the size of each weight that a store asks for: index -> bytes."""
     try:
         sizes = {int(index): int(size) for index, size in json.loads(request).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         sizes = {-1: -1}
     if min(sizes.values(), default=0) < 0:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "weights are named as JSON: their index -> their bytes")
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected JSON: index of each weight -> its bytes")
     return sizes
 
 
@@ -213,7 +213,7 @@ def start(host: str, token: str) -> tuple[grpc.Server, int]:
 
 
 def _guarded(answer: Callable[[Any, Any], Any], token: str) -> Callable[[Any, Any], Any]:
-    """Return a handler that answers only calls with the launch's token."""
+    """Return a handler that refuses calls without the server's token."""
 
     def guarded(request: Any, context: Any) -> Any:
         given = str(dict(context.invocation_metadata()).get(TOKEN_KEY, ""))

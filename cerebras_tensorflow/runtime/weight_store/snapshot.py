@@ -1,8 +1,8 @@
-"""The weights of a store as they were at one moment, readable while training goes on to change them.
+"""A snapshot of a store's weights at one moment. It stays readable while training changes the weights.
 
-Nothing is copied when a snapshot is taken. In memory, a weight that training replaces gets a new array and the snapshot
-keeps the old one. In a file, each block has two slots: while the snapshot needs one, new content goes to the other. So
-a snapshot costs at most the weights' size once more, of memory or of disk, and almost no time.
+Taking a snapshot copies nothing. In memory, a weight that training replaces gets a new array, and the snapshot keeps
+the old one. In a file, each block has two slots: while the snapshot needs one, new content goes to the other. So a
+snapshot takes almost no time, and at most the size of the weights in memory or on disk.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PIECE_BYTES = 4 << 20
 
 
 class StoreSnapshot:
-    """The weights of one moment. Read and release each, in any order, from any one thread; close at the end.
+    """The weights at one moment. Read and release each one, in any order and in any one thread, then close.
 
     Args:
-        pieces: Yields a weight's bytes, as `pieces` below.
+        pieces: Yields a weight's bytes, like the method `pieces`.
         release: Called when a weight will not be read any more.
-        close: Called once, at the end.
+        close: Called once, by `close`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class StoreSnapshot:
         self._is_closed = False
 
     def pieces(self, index: int) -> Iterator[np.ndarray]:
-        """Yield a weight's bytes in order, as flat uint8 arrays of a few megabytes; each is valid until the next.
+        """Yield a weight's bytes in order, as flat uint8 arrays of a few megabytes. Each is valid until the next.
 
         Raises:
             StoreError: If the store cannot be read.
@@ -47,21 +47,21 @@ class StoreSnapshot:
         return self._pieces(index)
 
     def release(self, index: int) -> None:
-        """Say that a weight will not be read any more, so that training may write over it."""
+        """Allow training to overwrite a weight, which will not be read any more."""
         self._release(index)
 
     def close(self) -> None:
         """Release all weights."""
-        if not self._is_closed:  # a second call must not end the snapshot that came after this one
+        if not self._is_closed:  # a second call must not end a later snapshot
             self._is_closed = True
             self._close()
 
 
 class Lifetime:
-    """Whether a store and its snapshot are open. A store has at most one snapshot at a time.
+    """Tracks whether a store and its snapshot are open. A store has at most one snapshot at a time.
 
     Args:
-        free: Called once, when both are closed; gives up the storage.
+        free: Frees the storage. Called once, when both are closed.
     """
 
     def __init__(self, free: Callable[[], object] = lambda: None) -> None:
@@ -77,16 +77,16 @@ class Lifetime:
 
     @contextmanager
     def new_snapshot(self) -> Iterator[None]:
-        """Take a snapshot in this block. If the block fails, there is none.
+        """Take a snapshot in the block. If the block fails, there is no snapshot.
 
         Raises:
-            StoreError: If the last one has not been closed, or the store has.
+            StoreError: If the store is closed, or its last snapshot is still open.
         """
         with self._lock:
             if self._is_closed:
                 raise StoreError("the weight store is closed")
             if self._has_snapshot:
-                raise StoreError("the snapshot before has not been closed")
+                raise StoreError("the last snapshot has not been closed")
             self._has_snapshot = True
         try:
             yield
@@ -103,7 +103,7 @@ class Lifetime:
             self._free()
 
     def close(self) -> None:
-        """Note the end of the store; a second call does nothing."""
+        """Note the end of the store. A second call does nothing."""
         with self._lock:
             is_over = not self._is_closed and not self._has_snapshot
             self._is_closed = True

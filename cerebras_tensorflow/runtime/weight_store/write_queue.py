@@ -1,9 +1,9 @@
-"""Writes behind: a step hands values over and goes on, while threads write them in order.
+"""Background writes: a step hands over values and goes on, while threads write them in order.
 
 Three rules hold for every store that uses it.
-Back-pressure: values on their way take a bounded amount of memory.
-Order: writes of one lane happen one at a time, in the order of their calls.
-Failure: after the first error nothing is written any more, and the next use of the store raises that error.
+Back-pressure: queued values take a bounded amount of memory.
+Order: writes of one lane run one at a time, in the order of their calls.
+Failure: after the first error the queue writes nothing more, and the next use of the store raises that error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PENDING_BYTES = 64_000_000
 
 @dataclass(frozen=True)
 class _Write:
-    """Bytes of a weight, from `start` on, on their way to the storage."""
+    """A queued write: bytes of a weight, from `start` on."""
 
     index: int
     start: int
@@ -40,13 +40,13 @@ class WriteQueue:
 
     Args:
         specs: The weights.
-        write: Writes bytes now: (index of the weight, first byte, bytes). A StoreError of it is kept as it is, any
-            other error as one that names the weight.
+        write: Writes (index of the weight, first byte, bytes) now. If it raises a StoreError, the queue keeps that. It
+            wraps any other error in a StoreError that names the weight.
         lanes: The lane of each weight.
-        num_threads: How many lanes are worked on at a time.
-        max_pending_bytes: Bytes on their way before `put` waits. A single larger value passes when nothing else does.
-        failure: Where the first error is kept.
-        name: Of the threads.
+        num_threads: Number of lanes that are written at a time.
+        max_pending_bytes: Queued bytes beyond which `put` waits. A larger value is accepted when the queue is empty.
+        failure: Keeps the first error.
+        name: Name of the threads.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class WriteQueue:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     def put(self, index: int, start: int, data: Bytes) -> None:
-        """Hand over bytes of a weight, which must not change any more; waits while too many are on their way.
+        """Queue bytes of a weight, which must not change afterwards. Waits while too many bytes are queued.
 
         Raises:
-            StoreError: If a write before has failed.
+            StoreError: If an earlier write has failed.
             RuntimeError: If the queue is closed.
         """
         with self._changed:
@@ -83,12 +83,12 @@ class WriteQueue:
             self._failure.check()
             pending = self._pending[self._lanes[index]]
             if not pending:
-                self._threads.submit(self._drain, pending)  # it waits for this lock
+                self._threads.submit(self._drain, pending)  # safe before the append: _drain waits for this lock
             pending.append(_Write(index, start, data))
             self._pending_bytes += data.size
 
     def wait_for(self, index: int, start: int, stop: int) -> bool:
-        """Wait for all writes so far to bytes start to stop of a weight; return whether there were any."""
+        """Wait for all queued writes to bytes [start, stop) of a weight. Return whether there were any."""
         with self._changed:
             pending = self._pending[self._lanes[index]]
             writes = [write for write in pending if write.touches(index, start, stop)]
@@ -97,7 +97,7 @@ class WriteQueue:
         return bool(writes)
 
     def wait_for_all(self) -> None:
-        """Wait for all writes so far."""
+        """Wait for all queued writes."""
         with self._changed:
             writes = [write for pending in self._pending.values() for write in pending]
         for write in writes:
@@ -108,7 +108,7 @@ class WriteQueue:
         self._threads.shutdown(wait=True)
 
     def _drain(self, pending: deque[_Write]) -> None:
-        """Write what is pending of one lane, in its order."""
+        """Write everything that is queued in one lane, in order."""
         while True:
             with self._changed:
                 write = pending[0]
@@ -119,7 +119,7 @@ class WriteQueue:
                 write.done.set()
                 self._changed.notify_all()
                 if not pending:
-                    return  # the next `put` starts again
+                    return  # the next `put` starts a new _drain
 
     def _write_one(self, write: _Write) -> None:
         if self._failure.has_happened:

@@ -1,4 +1,4 @@
-"""Which rows of each weight have a value."""
+"""Tracks which rows of each weight have a value."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cerebras_tensorflow.runtime.weight_store.failures import never_written
 
 
 class WrittenRows:
-    """Remembers which rows were written, so that a read of others is an error and not zeros.
+    """Remembers which rows were written. A read of any other row must be an error and not return zeros.
 
     Args:
-        specs: The weights; none of their rows is written yet.
+        specs: The weights. At first, none of their rows has a value.
     """
 
     def __init__(self, specs: Sequence[WeightSpec]) -> None:
         self._specs = tuple(specs)
         self._is_whole = [False] * len(self._specs)
-        self._masks: dict[int, npt.NDArray[np.bool_]] = {}  # of weights that were written in part
+        self._masks: dict[int, npt.NDArray[np.bool_]] = {}  # of partly written weights
         self._lock = threading.Lock()
 
     def note_all(self, index: int) -> None:
@@ -32,7 +32,7 @@ class WrittenRows:
             self._masks.pop(index, None)
 
     def note(self, index: int, start: int, stop: int) -> None:
-        """Note that rows start to stop were written."""
+        """Note that rows [start, stop) were written."""
         if self._is_whole[index]:
             return
         with self._lock:
@@ -45,14 +45,14 @@ class WrittenRows:
                 del self._masks[index]
 
     def complete(self) -> frozenset[int]:
-        """Return the weights of which all rows were written."""
+        """Return the weights whose rows have all been written."""
         return frozenset(index for index, is_whole in enumerate(self._is_whole) if is_whole)
 
     def check(self, index: int, rows: slice | npt.NDArray[np.integer] = slice(None)) -> None:
-        """Check that rows were written; all rows if none are named.
+        """Check that rows were written. By default, check all rows.
 
         Raises:
-            StoreError: If one was not.
+            StoreError: If a row was not written.
         """
         if self._is_whole[index]:
             return

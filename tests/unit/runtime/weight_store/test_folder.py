@@ -84,7 +84,7 @@ def test_planted_links_and_pipes_are_refused(
 def test_a_foreign_owner_json_is_not_overwritten(store_folder: Path, content: str) -> None:
     path = store_folder / "owner.json"
     path.write_text(content)
-    with pytest.raises(StoreError, match=r"owner\.json: no weight store wrote what it says\. .* weight_store_dir"):
+    with pytest.raises(StoreError, match=r"owner\.json: no weight store wrote this file\. .* weight_store_dir"):
         file_store(store_folder)
     assert path.read_text() == content
 
