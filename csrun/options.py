@@ -28,7 +28,7 @@ class UsageError(Exception):
 
 
 class MistypedError(UsageError):
-    """An option that is nearly one of ours."""
+    """An unknown option that is similar to a known one, so probably a typo."""
 
     exit_code = 2
 
@@ -79,7 +79,7 @@ class Parsed:
 
 
 def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
-    """Return the options, and the command: the first word that is no option, with all words behind it.
+    """Return the options and the command. The command begins at the first word that is not an option.
 
     Raises:
         UsageError: If a value is missing or of the wrong kind.

@@ -130,7 +130,7 @@ class LiveJob:
         Raises:
             SystemStateError: If the job was cancelled while it waited, and whatever `admit` raises.
         """
-        told = None
+        last_reason = None
         while True:
             try:
                 waiting = self.try_start(admit)
@@ -142,9 +142,9 @@ class LiveJob:
                 waiting = Waiting(str(exc), POLL_S)
             if waiting is None:
                 return
-            if on_wait is not None and waiting.reason != told:
+            if on_wait is not None and waiting.reason != last_reason:
                 on_wait(waiting.reason)
-                told = waiting.reason
+                last_reason = waiting.reason
             time.sleep(waiting.look_again_s)
 
     def try_start(self, admit: Callable[[], bool]) -> Waiting | None:

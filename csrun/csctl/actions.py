@@ -58,7 +58,7 @@ def label(home: Path, job_id: str, changes: Mapping[str, str | None]) -> jobs.Jo
     """Return the job after changing its labels; None removes one.
 
     Raises:
-        ResourceError: If there is no such job or a label is malformed.
+        ResourceError: If the job does not exist, or a label is malformed.
     """
     if not isinstance(changes, Mapping) or len(changes) > MAX_LABELS:
         raise ResourceError(f"labels are at most {MAX_LABELS} pairs of a key and a text")
@@ -77,12 +77,12 @@ def export_log(home: Path, job_id: str, target: Path) -> Path:
     """Write the job's record and log as a zip archive into a folder, and return its path.
 
     Raises:
-        ResourceError: If there is no such job, or its log may not be read.
+        ResourceError: If the job does not exist, or its log cannot be read.
     """
     job = jobs.find(home, job_id)
     if job is None:
         raise ResourceError(f"job {job_id} not found")
-    path = target / f"{job.id}.zip"  # `find` returns only ids of our form, so this is no path
+    path = target / f"{job.id}.zip"  # safe: `find` returns only ids of our form
     draft = None
     try:
         draft = files.open_new(path.with_suffix(f".{os.getpid()}.partial"), 0o600)

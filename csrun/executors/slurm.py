@@ -187,11 +187,11 @@ def _grace_s(folder: Path, job: LiveJob | UnrecordedJob) -> float | None:
 def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
     try:
         (folder / STOP_FILE).write_text(str(int(number)), encoding="ascii")
-        is_told = True
+        is_stop_written = True
     except OSError as exc:
         tell(f"csrun: the chief cannot be asked to save: {exc}; Slurm ends the job")
-        is_told = False
-    if not is_told or not task_file(folder, 0).exists():
+        is_stop_written = False
+    if not is_stop_written or not task_file(folder, 0).exists():
         os.kill(srun, signal.SIGTERM)  # no chief runs that could save: the job is still in Slurm's queue
 
 

@@ -55,21 +55,21 @@ class Systems:
         phase, message = jobs.FAILED, "the client disconnected before the end of the run"
         try:
             ended = _first_end(requests)
-            told = None
+            last_reason = None
             while (
                 waiting := job.try_start(lambda: registry.admit(self._home, self._name, begin.execution_mode))
             ) is not None:
-                if waiting.reason != told:
+                if waiting.reason != last_reason:
                     yield protos.RunEvent(waiting_for=waiting.reason)
-                    told = waiting.reason
+                    last_reason = waiting.reason
                 if not context.is_active() or _got(ended, waiting.look_again_s) is not None:
                     return
             yield protos.RunEvent(job_id=job.id, job_number=job.number)
-            has_told = False
+            is_cancel_sent = False
             while (end := _got(ended, jobs.POLL_S)) is None:
-                if job.record.is_cancel_requested and not has_told:
+                if job.record.is_cancel_requested and not is_cancel_sent:
                     yield protos.RunEvent(is_cancelled=True)
-                    has_told = True
+                    is_cancel_sent = True
             if end.phase in jobs.FINISHED:
                 phase, message = end.phase, end.message
         except ExecModeError as exc:

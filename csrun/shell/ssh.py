@@ -131,7 +131,7 @@ class Gate:
         self._proof = ""
 
     def connection_made(self, connection: Any) -> None:
-        """Remember the connection; end it if there are too many."""
+        """Keep the connection; end it if there are too many."""
         self._connection = connection
         if not self._door.comes_in():
             connection.abort()
@@ -213,7 +213,7 @@ async def _listen(asyncssh: Any, home: Path, system: str, settings: SshSettings,
 def _check(settings: SshSettings) -> None:
     if not (settings.admin_keys or settings.viewer_keys or settings.password_file):
         raise SettingsError(
-            "nobody could log in: --ssh needs --ssh-admin-keys, --ssh-viewer-keys or --ssh-password-file"
+            "no user could log in: --ssh needs --ssh-admin-keys, --ssh-viewer-keys or --ssh-password-file"
         )
     for path in filter(None, (settings.admin_keys, settings.viewer_keys, settings.password_file)):
         if not os.access(path, os.R_OK):

@@ -207,7 +207,7 @@ def test_the_shell_of_a_disconnected_client_ends(port: str, ssh) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "nobody could log in"),
+        ((), "no user could log in"),
         (("--ssh-admin-keys", "/nonexistent"), "cannot be read"),
         (("--ssh-password-file", "OPEN"), "others may read"),
         (("--ssh-password-file", "EMPTY"), "is empty"),
