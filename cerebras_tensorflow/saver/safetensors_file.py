@@ -158,7 +158,7 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
         if type(first) is not int or type(last) is not int:
             raise ValueError(f"tensor {name!r} has offsets that are not integers")
         if not 0 <= first <= last <= size - start:
-            raise ValueError(f"tensor {name!r} of shape {shape} lies at {first} to {last} of {size - start} bytes")
+            raise ValueError(f"tensor {name!r} of shape {shape} is at {first} to {last} of {size - start} bytes")
         entry = TensorEntry(dtype, shape, last - first)
         expected = dtype.itemsize
         for dim in shape:

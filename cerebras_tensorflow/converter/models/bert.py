@@ -278,7 +278,7 @@ _HEADLESS = replace(
         TF: rf"{SLOTS}|mlm_layer/.*|cls_layer/cls_output_dense/.*",
     },
     head="bert_mlm_head, bert_cls_head",
-    caveat="the CS model's heads are dropped on the way to HF, and left out on the way to CS, where a run initialises "
+    caveat="conversion to HF drops the CS model's heads; conversion to CS leaves them out, so that a run initialises "
     "them at random",
 )
 

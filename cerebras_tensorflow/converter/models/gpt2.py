@@ -42,7 +42,7 @@ GPT_KEYS = (
     ConfigKey("layer_norm_epsilon", "layer_norm_epsilon", "layer_norm_epsilon", 1e-5),
     ConfigKey("initializer_range", "initializer_range", "initializer_range", 0.02),
 )
-# The settings that every decoder of the Model Zoo has in common.
+# Fixed settings of GPT-2, GPT-J, CodeGen and GPT-NeoX in the Model Zoo.
 DECODER_CONSTANTS = checked(
     CS,
     use_position_embedding=True,

@@ -113,6 +113,6 @@ def headless(model: Model, hf_class: str) -> Model:
         hf_prefix="",
         hf_class=hf_class,
         head="lm_head",
-        caveat="the CS model's language model head is dropped on the way to HF, and left out on the way to CS, where a "
+        caveat="conversion to HF drops the CS model's language model head; conversion to CS leaves it out, so that a "
         "run initialises it at random",
     )

@@ -232,7 +232,7 @@ class BundleReader(TensorReader):
             raise CorruptCheckpointError(f"{self.path}.index: tensor {name!r}: {exc}") from exc
         if record.shard >= self._num_shards:
             raise CorruptCheckpointError(
-                f"{self.path}.index: tensor {name!r} lies in data file {record.shard} of {self._num_shards}"
+                f"{self.path}.index: tensor {name!r} is in data file {record.shard} of {self._num_shards}"
             )
         return record
 

@@ -106,7 +106,7 @@ def _block_entries(block: bytes, expansion: _Expansion) -> Iterator[tuple[bytes,
         value_size, position = decode_varint(block, position)
         value_start = position + unshared
         if shared > len(key) or value_start + value_size > end:
-            raise ValueError("an entry reaches past its block")
+            raise ValueError("an entry extends past its block")
         expansion.take(shared + unshared)
         key = key[:shared] + block[position:value_start]
         position = value_start + value_size

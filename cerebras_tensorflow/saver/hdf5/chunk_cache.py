@@ -20,7 +20,7 @@ def open_dataset(file: h5py.File, link: str) -> Any:
     """Return a dataset whose chunk cache holds all chunks that neighbouring rows share.
 
     Raises:
-        KeyError: If there is none.
+        KeyError: If there is no such dataset.
         OSError: If reading it in order would take more than 1 GiB of memory.
     """
     dataset = file[link]

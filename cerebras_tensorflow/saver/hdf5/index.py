@@ -156,7 +156,7 @@ def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H
     if end is not None and num_bytes > most_bytes(end):
         raise ValueError(f"tensor {name!r} declares {num_bytes} bytes in a file of {end} bytes")
     if not 0 <= shard < max(num_shards, 1):
-        raise ValueError(f"tensor {name!r} lies in shard {shard} of {num_shards}")
+        raise ValueError(f"tensor {name!r} is in shard {shard} of {num_shards}")
     return record
 
 

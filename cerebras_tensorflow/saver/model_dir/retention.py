@@ -73,7 +73,7 @@ def advance(
     kept.append((path, saved_at_s))
     preserved = kept[0][1] if state is None else state.last_preserved_timestamp
     preserved = kept[0][1] if preserved is None else min(preserved, saved_at_s)
-    gone = []
+    removed = []
     while len(kept) > policy.keep_max:
         oldest, stamp = kept.pop(0)
         period_s = None if policy.keep_every_n_hours is None else policy.keep_every_n_hours * _HOUR_S
@@ -81,8 +81,8 @@ def advance(
             # Whole periods: after a pause of many periods one checkpoint stays, not one for each.
             preserved += (stamp - preserved) // period_s * period_s
         else:
-            gone.append(oldest)
-    return CheckpointState(path, tuple(p for p, _ in kept), tuple(s for _, s in kept), preserved), gone
+            removed.append(oldest)
+    return CheckpointState(path, tuple(p for p, _ in kept), tuple(s for _, s in kept), preserved), removed
 
 
 def _stamped(state: CheckpointState | None, default_s: float) -> list[tuple[str, float]]:
@@ -122,11 +122,11 @@ def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | N
         present = [(os.path.abspath(kept), stamp) for kept, stamp in _stamped(state, now_s) if files_of(kept)]
         paths, stamps = tuple(kept for kept, _ in present), tuple(stamp for _, stamp in present)
         state = CheckpointState(state.model_checkpoint_path, paths, stamps, state.last_preserved_timestamp)
-    new_state, gone = advance(state, path, now_s, policy)
+    new_state, removed = advance(state, path, now_s, policy)
     write_state(folder, new_state)
-    for old in gone:
+    for old in removed:
         remove(old)
-    return gone
+    return removed
 
 
 def remove(path: str) -> None:
