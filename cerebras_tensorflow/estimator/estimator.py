@@ -37,22 +37,24 @@ from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 class CerebrasEstimator:
     """Runs a model_fn.
 
-    The interpreter decides the execution mode (`python-ws`: weight streaming; `python`: pipelined), the config's
-    cs_ip the system. In tf.nn.sparse_softmax_cross_entropy_with_logits and what is built on it, a label of -1 (variable
-    sequence length) gives no loss and no gradient.
+    The interpreter decides the execution mode: `python-ws` means weight streaming, `python` pipelined. The config's
+    cs_ip decides the system. In tf.nn.sparse_softmax_cross_entropy_with_logits and losses built on it, a label of -1
+    (variable sequence length) gives no loss and no gradient.
 
     Args:
-        model_fn: model_fn(features, labels, mode, params, config) -> CSEstimatorSpec or EstimatorSpec; it may leave
-            out all but features.
-        model_dir: Folder of checkpoints, event files and compiled programs; the config's, or a new temporary one.
-        compile_dir: Folder of compiled programs, if not model_dir.
+        model_fn: model_fn(features, labels, mode, params, config) -> CSEstimatorSpec or EstimatorSpec. Only features is
+            required.
+        model_dir: Folder of checkpoints, event files and compiled programs. Default: the config's, or a new temporary
+            one.
+        compile_dir: Folder of compiled programs. Default: model_dir.
         config: CSRunConfig or RunConfig.
-        params: Handed to model_fn and input_fn as it is.
-        warm_start_from: Path or WarmStartSettings; used when model_dir has no checkpoint. A path alone loads the
-            trainable variables that it has and reports the rest.
+        params: Passed to model_fn and input_fn unchanged.
+        warm_start_from: Path or WarmStartSettings, used if model_dir has no checkpoint. A path loads all trainable
+            variables that it has and logs the others.
 
     Raises:
-        ValueError: If model_dir contradicts the config's, or model_fn does not take features.
+        ValueError: If model_dir differs from the config's, model_fn is None, or params are given and model_fn does not
+            take them.
         SettingsError: If model_dir cannot be written.
     """
 
@@ -120,37 +122,29 @@ class CerebrasEstimator:
         use_cs: bool = True,
         sparsifier: Any = None,
     ) -> CerebrasEstimator:
-        """Train, starting from the newest whole checkpoint of model_dir; return self.
+        """Train from the newest undamaged checkpoint of model_dir; return self.
 
         Args:
             input_fn: Returns a Dataset, (features, labels), or features; may take params, mode, config.
-            hooks: SessionRunHooks; not in a run with cs_ip.
-            steps: Steps to take from where the run starts.
-            max_steps: Global step at which to stop. None for both: until the input ends.
+            hooks: SessionRunHooks; not allowed in a run with cs_ip.
+            steps: Number of steps to train.
+            max_steps: Global step at which to stop. If both are None: until the input ends.
             saving_listeners: CheckpointSaverListeners.
-            use_cs: Whether the config's cs_ip counts.
-            sparsifier: Chooses weights that are zero after each step, in weight streaming; see sparsity.py.
+            use_cs: Whether to use the config's cs_ip.
+            sparsifier: Chooses weights to keep at zero, in weight streaming only; see sparsity.py.
 
         Raises:
             ValueError: If steps and max_steps are both given, or one is not positive.
             NanLossDuringTrainingError: If the loss is not finite.
-            SystemExit: 130 or 143 after Ctrl-C or SIGTERM, when the step has ended and been saved.
+            SystemExit: 130 or 143 after Ctrl-C or SIGTERM, after the step has ended and is saved.
         """
-        if steps is not None and max_steps is not None:
-            raise ValueError("Can not provide both steps and max_steps.")
-        for name, value in (("steps", steps), ("max_steps", max_steps)):
-            if value is not None and value <= 0:
-                raise ValueError(f"Must specify {name} > 0, given: {value}")
+        _check_steps(steps, max_steps)
         _check_hooks(hooks)
-        for listener in saving_listeners or ():
-            if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-                raise TypeError(f"All saving_listeners must be `CheckpointSaverListener` instances, given: {listener}")
+        _check_listeners(saving_listeners)
         show_run_lines()
         target = self._target(use_cs, ModeKeys.TRAIN)
         if sparsifier is not None and target.mode != WEIGHT_STREAMING:
-            run_log.warning(
-                "The sparsifier is ignored, weights stay dense: sparsity is there in weight streaming only."
-            )
+            run_log.warning("Ignoring the sparsifier: weights stay dense, since sparsity needs weight streaming.")
             sparsifier = None
         _make_folder(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
@@ -188,14 +182,14 @@ class CerebrasEstimator:
 
         Args:
             input_fn: As in train.
-            steps: Batches; None: until the input ends.
+            steps: Number of batches; None: until the input ends.
             hooks: SessionRunHooks.
-            checkpoint_path: The newest whole one of model_dir by default.
-            name: Of this evaluation, for its event files.
-            use_cs: Whether the config's cs_ip counts.
+            checkpoint_path: Default: the newest undamaged one of model_dir.
+            name: Name of this evaluation, for its event files.
+            use_cs: Whether to use the config's cs_ip.
 
         Raises:
-            ValueError: If steps is not positive, or None with a cs_ip, or the input has no batch.
+            ValueError: If steps is not positive, steps is None with a cs_ip, or the input has no batch.
         """
         if steps is not None and steps <= 0:
             raise ValueError(f"Must specify steps > 0, given: {steps}")
@@ -216,7 +210,7 @@ class CerebrasEstimator:
         name: str | None,
         load: Callable[[Any, Any], None],
     ) -> dict[str, Any]:
-        """Evaluate as `evaluate` does, but variables that `load` sets: load(model, its session)."""
+        """Like `evaluate`, but load(model, session) sets the variables."""
         target = self._target(False, ModeKeys.EVAL)
         request = replace(self._inference(input_fn, hooks, steps, None, name), load=load)
         with held(target, f"evaluate {self._model_dir}"):
@@ -232,16 +226,16 @@ class CerebrasEstimator:
         num_samples: int | None = None,
         use_cs: bool = False,
     ) -> Iterator[Any]:
-        """Yield predictions of a checkpoint, one sample at a time.
+        """Yield the predictions of a checkpoint, one sample at a time.
 
         Args:
-            input_fn: Returns features, or (features, labels), whose labels are left out.
+            input_fn: Returns features, or (features, labels); labels are ignored.
             predict_keys: Keys to keep of a dict of predictions.
             hooks: SessionRunHooks.
-            checkpoint_path: The newest whole one of model_dir by default.
+            checkpoint_path: Default: the newest undamaged one of model_dir.
             yield_single_examples: False: yield whole batches.
-            num_samples: Samples to yield; None: all.
-            use_cs: Whether the config's cs_ip counts.
+            num_samples: Number of samples to yield; None: all.
+            use_cs: Whether to use the config's cs_ip.
         """
         _check_hooks(hooks)
         target = self._target(use_cs, ModeKeys.PREDICT)
@@ -252,11 +246,11 @@ class CerebrasEstimator:
     def compile(
         self, input_fn: Callable[..., Any], validate_only: bool | None = False, mode: str = ModeKeys.TRAIN
     ) -> None:
-        """Compile the model without running it; the run that follows finds the Program.
+        """Compile the model without running it. A later run takes the Program from the cache.
 
         Args:
             input_fn: As in train.
-            validate_only: Stop after the checks: build the graph and compile it, write nothing.
+            validate_only: Compile only to check the model; write nothing.
             mode: One of ModeKeys.
         """
         target = self._target(True, mode)
@@ -301,8 +295,8 @@ class CerebrasEstimator:
             serving_input_receiver_fn: Returns a ServingInputReceiver.
             assets_extra: Path in assets.extra -> file to copy there.
             as_text: Whether the SavedModel is text.
-            checkpoint_path: The newest whole one of model_dir by default.
-            experimental_mode: Mode in which model_fn is called.
+            checkpoint_path: Default: the newest undamaged one of model_dir.
+            experimental_mode: Mode for the call of model_fn.
 
         Raises:
             ValueError: If there is no checkpoint, or no serving_input_receiver_fn.
@@ -324,11 +318,11 @@ class CerebrasEstimator:
         """Write a checkpoint as one SavedModel with the graphs of several modes; return its path.
 
         Args:
-            input_receiver_fn_map: ModeKeys -> function that returns a receiver: one with labels for TRAIN and EVAL.
-            export_dir_base: As export_saved_model.
-            assets_extra: As export_saved_model.
-            as_text: As export_saved_model.
-            checkpoint_path: As export_saved_model.
+            input_receiver_fn_map: Mode -> function that returns a receiver. For TRAIN and EVAL it has labels.
+            export_dir_base: As in export_saved_model.
+            assets_extra: As in export_saved_model.
+            as_text: As in export_saved_model.
+            checkpoint_path: As in export_saved_model.
 
         Raises:
             ValueError: If there is no checkpoint, or no receiver function.
@@ -349,7 +343,7 @@ class CerebrasEstimator:
         return os.fsencode(export.export(request))
 
     def latest_checkpoint(self) -> str | None:
-        """Return the newest whole checkpoint of model_dir, or None."""
+        """Return the newest undamaged checkpoint of model_dir, or None."""
         return checkpoints.newest_whole(self._model_dir)
 
     def get_variable_names(self) -> list[str]:
@@ -366,7 +360,7 @@ class CerebrasEstimator:
 
         Raises:
             ValueError: If nothing has been trained.
-            NotFoundError: If there is no such variable; TensorFlow's, as its readers raise it.
+            tf.errors.NotFoundError: If there is no such variable.
         """
         with open_checkpoint(self._trained()) as reader:
             if name not in reader:
@@ -410,6 +404,20 @@ class CerebrasEstimator:
             name=name,
             ignores_negative_labels=self._is_cerebras,
         )
+
+
+def _check_steps(steps: int | None, max_steps: int | None) -> None:
+    if steps is not None and max_steps is not None:
+        raise ValueError("Can not provide both steps and max_steps.")
+    for name, value in (("steps", steps), ("max_steps", max_steps)):
+        if value is not None and value <= 0:
+            raise ValueError(f"Must specify {name} > 0, given: {value}")
+
+
+def _check_listeners(listeners: Sequence[Any] | None) -> None:
+    for listener in listeners or ():
+        if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
+            raise TypeError(f"All saving_listeners must be `CheckpointSaverListener` instances, given: {listener}")
 
 
 def _check_hooks(hooks: Sequence[Any] | None) -> None:

@@ -1,1 +1,1 @@
-"""From the user's model_fn and input_fn to one graph."""
+"""Calls of model_fn and input_fn, and the graphs that they make."""

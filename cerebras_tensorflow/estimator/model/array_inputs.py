@@ -21,35 +21,22 @@ def numpy_input_fn(
     """Return an input_fn that yields batches of arrays.
 
     Args:
-        x: Array or dict of arrays, of one length.
+        x: Array or dict of arrays, all of the same length.
         y: Labels in the same form, or None.
-        batch_size: Samples of a batch; the last one may have less.
-        num_epochs: Passes over the data; None: without end.
-        shuffle: Whether samples come in random order, anew each pass; True or False.
-        queue_capacity: Samples among which `shuffle` chooses at least; all of them do here.
-        num_threads: Accepted; the arrays are in memory, so one is enough.
+        batch_size: Samples per batch; the last batch may be smaller.
+        num_epochs: Passes over the data; None: repeat forever.
+        shuffle: True or False: whether each pass has a new random order.
+        queue_capacity: Ignored; `shuffle` always chooses among all samples.
+        num_threads: Ignored; the arrays are in memory, so one thread is enough.
 
     Returns:
         Function without arguments that returns features, or (features, labels), as tensors.
 
     Raises:
-        ValueError: If shuffle is not given, lengths differ, or a dict is empty or shares a key with the other.
+        ValueError: If shuffle is not given, lengths differ, a dict is empty, or x and y share a key.
         TypeError: If x is neither an array nor a dict.
     """
-    if not isinstance(shuffle, bool):
-        raise ValueError(
-            "shuffle must be provided and explicitly set as boolean (it is recommended to set it as True for "
-            f"training); got {shuffle}"
-        )
-    if not isinstance(x, (Mapping, np.ndarray)):
-        raise TypeError(f"x must be a dict or array; got {type(x).__name__}")
-    if isinstance(x, Mapping) and not x:
-        raise ValueError("x cannot be an empty dict")
-    if isinstance(y, Mapping) and not y:
-        raise ValueError("y cannot be empty dict, use None instead.")
-    if isinstance(x, Mapping) and isinstance(y, Mapping) and set(x) & set(y):
-        shared = set(x) & set(y)
-        raise ValueError(f"{len(shared)} duplicate keys are found in both x and y: {shared}")
+    _check_arguments(x, y, shuffle)
     arrays: Any = tf.nest.map_structure(np.asarray, x if y is None else (x, y))
     flat = tf.nest.flatten(arrays)
     lengths = {len(array) for array in flat}
@@ -77,6 +64,23 @@ def numpy_input_fn(
     return input_fn
 
 
+def _check_arguments(x: Any, y: Any, shuffle: object) -> None:
+    if not isinstance(shuffle, bool):
+        raise ValueError(
+            "shuffle must be provided and explicitly set as boolean (it is recommended to set it as True for "
+            f"training); got {shuffle}"
+        )
+    if not isinstance(x, (Mapping, np.ndarray)):
+        raise TypeError(f"x must be a dict or array; got {type(x).__name__}")
+    if isinstance(x, Mapping) and not x:
+        raise ValueError("x cannot be an empty dict")
+    if isinstance(y, Mapping) and not y:
+        raise ValueError("y cannot be empty dict, use None instead.")
+    if isinstance(x, Mapping) and isinstance(y, Mapping) and set(x) & set(y):
+        shared = set(x) & set(y)
+        raise ValueError(f"{len(shared)} duplicate keys are found in both x and y: {shared}")
+
+
 def pandas_input_fn(
     x: Any,
     y: Any = None,
@@ -92,16 +96,16 @@ def pandas_input_fn(
     Args:
         x: The DataFrame.
         y: Series or DataFrame of labels with x's index, or None.
-        batch_size: As numpy_input_fn.
-        num_epochs: As numpy_input_fn.
-        shuffle: As numpy_input_fn.
-        queue_capacity: As numpy_input_fn.
-        num_threads: As numpy_input_fn.
-        target_column: Name under which a Series would be joined to x; must not be one of x's columns.
+        batch_size: As in numpy_input_fn.
+        num_epochs: As in numpy_input_fn.
+        shuffle: As in numpy_input_fn.
+        queue_capacity: As in numpy_input_fn.
+        num_threads: As in numpy_input_fn.
+        target_column: If y is a Series: a name that is not a column of x. Has no other effect.
 
     Raises:
         TypeError: If x is not a DataFrame, or y has another type.
-        ValueError: If the indexes differ, the target column's name is taken, or as numpy_input_fn.
+        ValueError: If the indexes differ, x already has the target column, or for the reasons of numpy_input_fn.
     """
     if not hasattr(x, "columns") or not hasattr(x, "index"):
         raise TypeError(f"x must be a pandas DataFrame; got {type(x).__name__}")

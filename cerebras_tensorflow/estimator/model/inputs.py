@@ -1,9 +1,8 @@
-"""The input pipeline: input_fn runs in a graph of its own, batches reach the step through placeholders.
+"""The input pipeline: input_fn runs in a separate graph, and placeholders pass its batches to the step.
 
-The step's graph then does not depend on how its data is read (a compiled Program serves any pipeline that yields the
-same shapes), and what a run waits for, data or the step, can be told apart. A hook need not know of it: the session of
-the run takes ops and tensors of the input's graph too, so that a hook may initialize an iterator, feed it, or fetch
-the batch.
+So the step's graph does not depend on how data is read, and one compiled Program works for any pipeline with the same
+shapes. We can also measure whether a run waits for data or for the step. Hooks see no difference: the session of a run
+also accepts ops and tensors of the input's graph, so a hook may initialize an iterator, feed it, or fetch the batch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 
 PLACEHOLDER_PREFIX = "cs_input/"
 _AHEAD = 2  # batches read ahead of the step
-_LOOK_UP_S = 0.5  # how often a step that waits for its batch looks whether it should stop
+_LOOK_UP_S = 0.5  # between checks of should_stop while a step waits for its batch
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class BatchInputs:
     """The batch inside the step's graph.
 
     Attributes:
-        features, labels: As model_fn takes them.
-        names: Names of the placeholders (ops), in the order in which the pipeline yields their values.
+        features, labels: Arguments of model_fn.
+        names: Names of the placeholder ops, in the order of the pipeline's values.
     """
 
     features: Any
@@ -49,9 +48,9 @@ class InputPipeline:
 
     Args:
         input_fn: Returns a Dataset, (features, labels) or features; may take params, mode, config, input_context.
-        params, mode: Offered to it.
-        settings: Of the run; its config is offered to input_fn, its seed is the graph's.
-        should_stop: Asked while a batch is waited for; True ends the input.
+        params, mode: Passed to input_fn if it takes them.
+        settings: Settings of the run, with the config for input_fn and the seed of the graph.
+        should_stop: Called while waiting for a batch; True ends the input.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class InputPipeline:
         self._takes_step = any(tensor.op.name == self._global_step.op.name for one in made for tensor in one.inputs)
 
     def placeholders(self) -> BatchInputs:
-        """Make the batch's placeholders in the current graph."""
+        """Make placeholders for the batch in the current graph."""
         made = [
             tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=f"{PLACEHOLDER_PREFIX}{number}")
             for number, tensor in enumerate(self._tensors)
@@ -108,7 +107,7 @@ class InputPipeline:
 
     @property
     def session(self) -> Any:
-        """The TensorFlow session on the input's graph, with its variables and tables initialized."""
+        """The TensorFlow session on the input's graph; the first use makes it and initializes variables and tables."""
         if self._session is None:
             with self.graph.as_default():
                 self._session = tf.compat.v1.Session(graph=self.graph)
@@ -122,19 +121,19 @@ class InputPipeline:
         return self._session
 
     def placeholder_of(self, tensor: Any) -> str | None:
-        """Return the name of the placeholder that takes a tensor's value in the step; None if there is none."""
+        """Return the name of the step's placeholder for a tensor of the input; None if it is not in the batch."""
         for number, own in enumerate(self._tensors):
             if own is tensor:
                 return f"{PLACEHOLDER_PREFIX}{number}:0"
         return None
 
     def start(self, step_of_run: Callable[[], int] | None = None) -> None:
-        """Be ready to be read. A Dataset is read ahead from now on; anything else once a batch is asked for.
+        """Start the pipeline. A Dataset is read ahead from now on, other inputs from the first `next_batch`.
 
-        A hook may still initialize the iterator of an input_fn that returns tensors.
+        So a hook can first initialize the iterator of an input_fn that returns tensors.
 
         Args:
-            step_of_run: Returns the global step, which the input may take; it is then not read ahead.
+            step_of_run: Returns the global step. An input that uses the global step is not read ahead.
         """
         self._step_of_run = step_of_run
         if self._is_dataset and not self._takes_step:
@@ -149,8 +148,8 @@ class InputPipeline:
 
         Raises:
             tf.errors.OutOfRangeError: If the input has ended.
-            StopIteration: If the run is to stop and no batch has come.
-            Exception: What the pipeline raised.
+            StopIteration: If should_stop returns True before a batch arrives.
+            Exception: The error of the pipeline.
         """
         if self._takes_step:
             return self._batch_of_step()
@@ -172,7 +171,7 @@ class InputPipeline:
         return _named(item)
 
     def _batch_of_step(self) -> Mapping[str, np.ndarray]:
-        """Return the batch of an input that takes the global step."""
+        """Return the next batch of an input that uses the global step."""
         begin = time.perf_counter()
         try:
             if self._initializers:
@@ -223,14 +222,14 @@ def _named(values: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def untuned(dataset: Any) -> Any:
-    """Return a dataset that tf.data does not tune while it runs, unless its own options ask for that.
+    """Return the dataset with tf.data's autotuning off, unless its options set it.
 
-    Releasing a tuned one may wait for the tuner's thread, which sleeps up to 60 s and can miss that it was cancelled:
-    runs of slow steps then ended a minute late (TF 2.21, RootDataset::Iterator). What is left to AUTOTUNE takes the
-    number of cores instead.
+    Releasing a tuned dataset may wait for the tuner's thread. This thread sleeps up to 60 s and can miss its
+    cancellation, so runs with slow steps ended a minute late (TF 2.21, RootDataset::Iterator). Without tuning, AUTOTUNE
+    means the number of cores.
     """
     with warnings.catch_warnings():
-        # In a graph the options are those that Python has seen, of which TensorFlow warns.
+        # In graph mode TensorFlow warns that it only knows options that were set in Python.
         warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
         if dataset.options().autotune.enabled is not None:
             return dataset

@@ -1,4 +1,4 @@
-"""Calling model_fn: a fresh graph with the batch's placeholders, and the step that comes out of it."""
+"""Call model_fn in a new graph with placeholders for the batch, and make a step from the result."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from cerebras_tensorflow.logs import run_log
 
 @dataclass(frozen=True)
 class Model:
-    """What one call of model_fn made.
+    """The result of one call of model_fn.
 
     Attributes:
         graph: The graph.
-        spec: The EstimatorSpec that it returned.
-        inputs: The batch's placeholders.
+        spec: The EstimatorSpec.
+        inputs: The placeholders of the batch.
         global_step: The global step variable.
-        mode: The mode in which it was called.
+        mode: The mode of the call.
         ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
     """
 
@@ -42,7 +42,7 @@ class Model:
 
     @property
     def train_node(self) -> str | None:
-        """Name of the train op; None if nothing is trained, whatever the spec has."""
+        """Name of the train op; None outside TRAIN mode, even if the spec has one."""
         op = self.spec.train_op
         if op is None or self.mode != ModeKeys.TRAIN:
             return None
@@ -50,22 +50,22 @@ class Model:
 
     @property
     def scaffold(self) -> Any:
-        """The spec's Scaffold; None of a spec without one."""
+        """The spec's Scaffold; None if it has none."""
         return getattr(self.spec, "scaffold", None)
 
     def saved_names(self) -> dict[str, Any]:
-        """Checkpoint name -> variable, of all variables that a checkpoint holds."""
+        """Return checkpoint name -> variable, for all variables in checkpoints."""
         return {variable_name(variable): variable for variable in self.graph.get_collection("variables")}
 
     def _name_as_in_checkpoints(self, graph_def: Any) -> None:
-        """Give handles the names of their variables in checkpoints, which the compiler and the stores go by."""
+        """Name handles as their variables in checkpoints; the compiler and the stores use these names."""
         saved = {variable.handle.op.name: name for name, variable in self.saved_names().items()}
         for node in graph_def.node:
             if node.op == "VarHandleOp" and node.name in saved:
                 node.attr["shared_name"].s = saved[node.name].encode()
 
     def step(self, roots: list[Any]) -> Step:
-        """Return the step that the compiler takes, for runs that ask for the given tensors and ops."""
+        """Return the compiler's input for runs of the given tensors and ops."""
         names = [op_name(self.graph, root) for root in roots]
         weights = [variable.handle.op.name for variable in self.graph.get_collection("variables")]
         names += [*weights, *self.inputs.names]
@@ -84,10 +84,10 @@ class Model:
 
 
 class BatchSource(Protocol):
-    """Whatever makes the batch's placeholders in the current graph: an input pipeline, or a server's receiver."""
+    """Makes placeholders for the batch: an input pipeline, or the input receiver of an export."""
 
     def placeholders(self) -> BatchInputs:
-        """Make them."""
+        """Make placeholders for the batch in the current graph."""
 
 
 def call_model_fn(
@@ -102,14 +102,14 @@ def call_model_fn(
 
     Args:
         model_fn: The caller's.
-        pipeline: Makes the batch's placeholders.
+        pipeline: Makes the placeholders of the batch.
         mode: One of ModeKeys.
-        params: Offered to model_fn.
-        settings: Of the run; its config is offered to model_fn.
+        params: Passed to model_fn if it takes params.
+        settings: Settings of the run, with the config for model_fn.
         ignores_negative_labels: Whether labels of -1 give no loss.
 
     Raises:
-        ValueError: If it does not take the labels that input_fn returns, or returns something else than a spec.
+        ValueError: If input_fn returns labels and model_fn does not take them, or model_fn does not return a spec.
     """
     graph = tf.Graph()
     with graph.as_default(), graph_semantics():
@@ -137,10 +137,10 @@ def call_model_fn(
 
 @contextmanager
 def graph_semantics() -> Iterator[None]:
-    """TensorFlow's settings while a model's graph is built: resource variables, and tf.cond as Switch and Merge.
+    """Set TensorFlow's switches for building a model's graph: resource variables, and tf.cond as Switch and Merge.
 
-    A conditional weight update then stays a set of ops, one for each weight, rather than one op that takes all. The
-    names of variables do not show it: one that is made inside a tf.cond is called as if it were outside.
+    So a conditional weight update has one op for each weight instead of one op for all weights. A variable that is made
+    inside a tf.cond gets the name that it would have outside.
     """
     had_resources = tf.compat.v1.resource_variables_enabled()
     had_control_flow = tf.compat.v1.control_flow_v2_enabled()
@@ -157,7 +157,7 @@ def graph_semantics() -> Iterator[None]:
 
 
 def _create_variable(create: Callable[..., Any], **settings: Any) -> Any:
-    """Make a resource variable, also where a reference variable is asked for; outside the scope of a tf.cond."""
+    """Make a resource variable, even if the caller asks for a reference variable, outside the scope of a tf.cond."""
     settings["use_resource"] = True
     graph = tf.compat.v1.get_default_graph()
     inside = tf_private.scope_inside_cond(graph)
@@ -168,7 +168,7 @@ def _create_variable(create: Callable[..., Any], **settings: Any) -> Any:
 
 
 def local_init_of(model: Model) -> Any:
-    """Return the op that initializes what no checkpoint holds: local variables and tables, or the scaffold's own."""
+    """Return the op that initializes local variables and tables: the Scaffold's, or a new one."""
     if model.scaffold is not None and model.scaffold.local_init_op is not None:
         return model.scaffold.local_init_op
     with model.graph.as_default(), graph_semantics():
@@ -182,7 +182,7 @@ def local_initializers(model: Model) -> frozenset[str]:
 
 
 def new_local_init(model: Model, known: frozenset[str]) -> list[Any]:
-    """Return the ops that initialize local variables and tables that hooks have made."""
+    """Return the ops that initialize local variables and tables made by hooks."""
     if model.scaffold is not None and model.scaffold.local_init_op is not None:
         return []
     new = local_initializers(model) - known
@@ -190,7 +190,7 @@ def new_local_init(model: Model, known: frozenset[str]) -> list[Any]:
 
 
 def variable_name(variable: Any) -> str:
-    """Name of a variable in a checkpoint; the only part of a partitioned one goes by the name of the whole."""
+    """Name of a variable in a checkpoint. A partitioned variable with one part has the name of the whole."""
     part = getattr(variable, "_save_slice_info", None)  # private: no public name for it
     if part is not None and list(part.full_shape) == variable.shape.as_list():
         return str(part.full_name)

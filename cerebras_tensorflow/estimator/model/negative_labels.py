@@ -1,7 +1,6 @@
-"""Labels of -1 (variable sequence length): no loss and no gradient for them, as on the original system.
+"""Labels of -1 (variable sequence length): no loss and no gradient, as on the original system.
 
-TensorFlow's own op refuses such labels on a CPU. Here its node is replaced by ops that give the same bits for all
-other labels.
+TensorFlow's op refuses such labels on a CPU. We replace its node with ops that give the same bits for all other labels.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ _LABEL_TYPES: dict[int, type[np.generic]] = {3: np.int32, 9: np.int64}  # DT_INT
 
 
 def ignore_negative_labels(graph_def: GraphDef) -> GraphDef:
-    """Return a graph whose sparse softmax cross-entropies give 0, and a gradient of 0, where the label is negative.
+    """Return a graph whose sparse softmax cross-entropies have loss and gradient 0 for negative labels.
 
-    The loss keeps its node's name. The gradient is stopped where it is smallest: at its factor of one number a label
-    if that is how the graph was differentiated (tf.gradients), else at the op's own output of one number a logit.
+    The loss keeps its node's name. We mask the gradient where it is smallest. With tf.gradients this is a factor with
+    one number per label, otherwise the op's output with one number per logit.
     """
     if not any(node.op == _CROSS_ENTROPY for node in graph_def.node):
         return graph_def
@@ -76,7 +75,7 @@ def _replace(node: NodeDef, table: NodeTable, edits: dict[str, NodeDef], added: 
 
 
 def _factor(user: str, gradient: str, table: NodeTable) -> str | None:
-    """Name of the ExpandDims whose product with the op's gradient is all that a node computes; None if it is not so."""
+    """If a node is ExpandDims(...) * gradient, return the name of the ExpandDims; else None."""
     node = table.nodes[user]
     if node.op != "Mul":
         return None
@@ -88,7 +87,7 @@ def _factor(user: str, gradient: str, table: NodeTable) -> str | None:
 
 
 def _edited(name: str, table: NodeTable, edits: dict[str, NodeDef]) -> NodeDef:
-    """Return the copy of a node that takes its place, made on first use."""
+    """Return the copy that replaces a node; make it on first use."""
     if name not in edits:
         edits[name] = NodeDef()
         edits[name].CopyFrom(table.nodes[name])

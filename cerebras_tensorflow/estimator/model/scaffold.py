@@ -1,4 +1,4 @@
-"""What a spec's Scaffold says about the variables of a run: how they start, and how checkpoints call them."""
+"""A spec's Scaffold: initial values of variables, and their names in checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def finalize(model: Model) -> Any:
     """Let the Scaffold make its ops and its Saver, which hooks may use.
 
     Returns:
-        The Saver that model_fn chose; None where it leaves the choice to us.
+        The Saver that model_fn chose; None if it chose none.
     """
     if model.scaffold is None:
         return None
@@ -31,12 +31,12 @@ def finalize(model: Model) -> Any:
 
 
 def checkpoint_keys(model: Model, saver: Any) -> dict[str, str]:
-    """Return variable -> its name in the checkpoints that a Saver writes; a variable that it leaves out is not there.
+    """Return variable -> its name in checkpoints, for all variables that a Saver saves.
 
-    Without a Saver these are all variables by their own names.
+    Without a Saver, all variables have their own names.
 
     Raises:
-        CerebrasError: If the Saver has no tf.compat.v1.train.Saver's ops.
+        CerebrasError: If the Saver does not have the ops of a tf.compat.v1.train.Saver.
     """
     if saver is None:
         return {name: name for name in model.saved_names()}
@@ -55,10 +55,10 @@ def checkpoint_keys(model: Model, saver: Any) -> dict[str, str]:
                 name = known.get(_source(tensor))
                 if name is not None:
                     keys[name] = key
-                elif tensor.op.type != "Const":  # as the description of a tf.train.Checkpoint's objects
+                elif tensor.op.type != "Const":  # a tf.train.Checkpoint stores its object graph as a constant
                     left_out.append(key)
     if left_out:
-        run_log.warning("Not in the checkpoints, since only variables are: %s.", ", ".join(sorted(left_out)))
+        run_log.warning("Not saved, since checkpoints hold only variables: %s.", ", ".join(sorted(left_out)))
     return keys
 
 
@@ -68,13 +68,13 @@ def _saved(operation: Any) -> Iterator[tuple[str, Any]]:
         if part:
             raise CerebrasError(
                 f"Scaffold.saver saves {key.decode()} in slices ({part.decode()}). Create the variable without a "
-                "partitioner: it is streamed in slices without one."
+                "partitioner: weight streaming slices it anyway."
             )
         yield key.decode(), tensor
 
 
 def _source(tensor: Any) -> str:
-    """Return the name of the op whose value a tensor is."""
+    """Return the name of the op behind a tensor, without reads and Identity ops."""
     operation = tensor.op
     while operation.type in _PASSING:
         operation = operation.inputs[0].op
@@ -83,12 +83,12 @@ def _source(tensor: Any) -> str:
 
 @dataclass(frozen=True)
 class OwnInit:
-    """How model_fn's Scaffold sets variables of a new run; None is what it leaves to us.
+    """How model_fn's Scaffold sets the variables of a new run. None: not set by model_fn.
 
     Attributes:
-        init_op, init_feed_dict: What is run, as far as it does more than to initialize variables.
-        init_fn: Called with the scaffold and the session.
-        ready_op: Names variables that are not initialized.
+        init_op, init_feed_dict: Op to run and its feeds. Plain variable initializers in it are skipped.
+        init_fn: Called with the session.
+        ready_op: Returns the names of variables that are not initialized.
     """
 
     init_op: Any
@@ -98,11 +98,11 @@ class OwnInit:
 
     @property
     def changes_values(self) -> bool:
-        """Whether variables may have other values than those of their initializers."""
+        """Whether variables may get values other than those of their initializers."""
         return self.init_op is not None or self.init_fn is not None
 
     def run(self, model: Model, session: Any) -> None:
-        """Set what the Scaffold sets."""
+        """Run init_op and init_fn."""
         if self.init_op is not None:
             initializers = {variable.initializer.name for variable in model.graph.get_collection("variables")}
             parts = [part for part in _parts(self.init_op) if part.name not in initializers]
@@ -115,7 +115,7 @@ class OwnInit:
         """Run the Scaffold's ready_op.
 
         Raises:
-            RuntimeError: If it names variables, with the text of TensorFlow.
+            RuntimeError: If it returns names of variables, with the text of TensorFlow.
         """
         if self.ready_op is None:
             return
@@ -128,14 +128,14 @@ class OwnInit:
 
 
 def own_init(scaffold: Any) -> OwnInit:
-    """Return what model_fn put into a Scaffold, before `finalize` fills it."""
+    """Return the settings of a Scaffold from model_fn. Call it before `finalize`, which adds defaults."""
     if scaffold is None:
         return OwnInit(None, {}, None, None)
     return OwnInit(scaffold.init_op, scaffold.init_feed_dict or {}, scaffold.init_fn, scaffold.ready_op)
 
 
 def _parts(value: Any) -> list[Any]:
-    """Return the ops that a group, or a list of them, stands for."""
+    """Return the ops in a group, or in a list of groups."""
     if isinstance(value, (list, tuple)):
         return [part for item in value for part in _parts(item)]
     operation = value if isinstance(value, tf.Operation) else value.op

@@ -1,4 +1,4 @@
-"""Where in the user's program an op was made, for messages about it."""
+"""The line of the user's program that made an op, for messages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NOT_THE_USERS = tuple(
 
 
 def source_line(operation: Any) -> str | None:
-    """Return "model.py:41": the innermost line outside TensorFlow, Keras and this package that led to an op.
+    """Return the innermost line outside TensorFlow, Keras and this package that made an op, as "model.py:41".
 
     Args:
         operation: A tf.Operation.
 
     Returns:
-        The file as seen from the working folder if it lies there, else its whole path; None if no such line is known.
+        The path is relative to the working folder if the file is in it, else absolute. None if no line is known.
     """
     for frame in reversed(operation.traceback or ()):
         path = os.path.abspath(frame.filename)
@@ -42,8 +42,8 @@ def with_source_line(note: Note | InexactOp, graph: tf.Graph) -> str:
     """Return the text of a compiler's note, with the line of the user's program that made the op.
 
     Args:
-        note: The first of its ops that a line is known for counts, else its variable.
-        graph: The graph that model_fn built.
+        note: We take the line of its first op with a known line, else that of its variable.
+        graph: The graph of the model_fn.
     """
     for name in (*note.ops, note.variable) if isinstance(note, Note) else note.ops:
         try:

@@ -1,4 +1,4 @@
-"""What a training run has before its hooks begin: the model, the compiled step, the store, the input."""
+"""Prepare a training run for its hooks: the model, the compiled step, the store and the input."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class PreparedRun:
     """A training run that is ready for its hooks and its session.
 
     Attributes:
-        request, target: What was asked for, and where it runs.
-        start: Checkpoint that the run goes on from; None for a new run.
-        last_step: Global step at which it ends; None: when the input does.
-        initial: Checkpoint of the initial values; None where the session makes them itself.
-        model, ops: The model and what the run asks of it.
+        request, target: The arguments of train, and where the run executes.
+        start: Checkpoint to resume from; None for a new run.
+        last_step: Global step at which the run ends; None: at the end of the input.
+        initial: Checkpoint of the initial values; None if the session makes them.
+        model, ops: The model, and its ops for training.
         compiled: The compiled step.
         store: The opened weight store; None if nothing is streamed.
         saver: Writes the checkpoints.
         pipeline: Yields the batches.
         meter: Measures the run.
         session_config: ConfigProto of the session.
-        cleanup: Closes what the run has opened.
-        unused_store: Closes the store as long as no session has taken it over.
+        cleanup: Closes everything that the run has opened.
+        unused_store: Closes the store until a session owns it.
     """
 
     request: TrainingRequest
@@ -78,15 +78,15 @@ def prepare(
     signals: StopSignals,
     cleanup: ExitStack,
 ) -> PreparedRun:
-    """Call model_fn, compile the step and open its store. What can be refused is refused before anything is written.
+    """Call model_fn, compile the step and open its store. All checks come before the first write.
 
     Args:
-        request: What was asked for.
-        target: Where it runs.
-        start: Checkpoint that the run goes on from; None for a new run.
-        last_step: Global step at which it ends; None: when the input does.
-        signals: The input ends when one was received.
-        cleanup: Closes what was opened.
+        request: The arguments of train.
+        target: Where the run executes.
+        start: Checkpoint to resume from; None for a new run.
+        last_step: Global step at which the run ends; None: at the end of the input.
+        signals: A received signal ends the input.
+        cleanup: Gets callbacks that close everything opened here.
     """
     session_config = session_config_of(request.settings, target.mode)  # XLA must be chosen before the first session
     if not request.is_cerebras:
@@ -110,10 +110,7 @@ def prepare(
         unused_store.callback(store.close)
     initial: str | None = None
     if start is None and target.mode == WEIGHT_STREAMING:
-        begin = time.perf_counter()
-        with Progress("Initializing weights", compiled.program.weight_bytes) as progress:
-            initial = saver.prewrite(_counted(initial_rows(model, request.warm_start), progress))
-        run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
+        initial = _write_initial_values(saver, model, request, compiled.program.weight_bytes)
         model = _call_model(request, pipeline)
         ops = training_ops(model)
     return PreparedRun(
@@ -133,6 +130,15 @@ def prepare(
         cleanup=cleanup,
         unused_store=unused_store,
     )
+
+
+def _write_initial_values(saver: CheckpointSaver, model: Model, request: TrainingRequest, num_bytes: int) -> str:
+    """Write the initial values as the checkpoint of step 0; return its path."""
+    begin = time.perf_counter()
+    with Progress("Initializing weights", num_bytes) as progress:
+        path = saver.prewrite(_counted(initial_rows(model, request.warm_start), progress))
+    run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
+    return path
 
 
 def _counted(values: Iterable[NamedValue], progress: Progress) -> Iterator[NamedValue]:
