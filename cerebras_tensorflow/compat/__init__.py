@@ -1,1 +1,1 @@
-"""Compatibility imports: old scripts run unmodified, and the core does not know about them."""
+"""Compatibility imports: old scripts run unmodified. The other packages do not import this one."""

@@ -1,11 +1,11 @@
-"""What becomes visible when: after `import cerebras_tensorflow`, after an old Cerebras import, in a script we start.
+"""Decides which old names a process gets: by how it was started, and by what it imports.
 
-| called by | what it gives back |
+| function: called by | names that it restores |
 |---|---|
-| `names()`: cerebras_tensorflow itself | tf.estimator where TensorFlow has no own; the wheel's names; terminal.py |
-| `plain_script()`: roots/autoload, if others import TensorFlow | that; for scripts with Estimators the next too |
-| `old_script()`: cerebras_appliance, cerebras, tfwse | that, Keras 2, and old names of it, TensorFlow and protobuf |
-| `launched()`: roots/launched/sitecustomize.py | that, and the Python and NumPy names gone since 3.7 |
+| `names()`: cerebras_tensorflow | tf.estimator, if TensorFlow has none; the names of the appliance wheel; terminal.py |
+| `plain_script()`: roots/autoload, on importing TensorFlow | as `names()`; with Estimators as `old_script()` |
+| `old_script()`: cerebras_appliance, cerebras, tfwse | as `names()`; Keras 2; old names of Keras, TensorFlow, protobuf |
+| `launched()`: roots/launched/sitecustomize.py | as `old_script()`; names that Python and NumPy dropped since 3.7 |
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_BYTES = 1_000_000
 
 
 def names() -> None:
-    """Let tf.estimator and the modules of the table be found. Imports no TensorFlow."""
+    """Make tf.estimator and the modules of the table importable, without importing TensorFlow."""
     if "names" in _done:
         return
     _done.add("names")
@@ -44,7 +44,7 @@ def names() -> None:
 
 
 def plain_script() -> None:
-    """Set up the names for a script that does not know us; with Keras 2 if the script uses Estimators."""
+    """Set up a script that does not import this package. If it uses Estimators, it gets Keras 2 as well."""
     names()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is not None and not finder.tensorflow_has_estimator() and _uses_estimators(Path(main)):
@@ -52,7 +52,7 @@ def plain_script() -> None:
 
 
 def _uses_estimators(main: Path) -> bool:
-    """Whether a script, or a module beside it, names an Estimator: it was then written for Keras 2."""
+    """Whether a script or a module beside it mentions tf.estimator. Such a script was written for Keras 2."""
     modules = [main, *islice(main.parent.glob("*.py"), _MAX_MODULES)]
     for path in modules:
         try:
@@ -65,7 +65,7 @@ def _uses_estimators(main: Path) -> bool:
 
 
 def old_script() -> None:
-    """Give back what scripts of the Cerebras releases need beside: Keras 2, its old names, protobuf's keyword."""
+    """Set up a script of a Cerebras release: also Keras 2, its old names, and protobuf's old keyword."""
     names()
     if "old_script" in _done:
         return
@@ -76,19 +76,19 @@ def old_script() -> None:
 
 
 def launched() -> None:
-    """Give back all of it, also the names of Python and NumPy: for a process that runs one old script."""
+    """Set up a process that runs one old script: also the names that Python and NumPy have dropped."""
     old_script()
     if "launched" in _done:
         return
     _done.add("launched")
-    given = python_names.restore_standard_library()
+    restored = python_names.restore_standard_library()
     finder.FINDER.watch("numpy", python_names.restore_numpy)
     finder.FINDER.watch("scipy.sparse", python_names.restore_scipy)
     finder.FINDER.watch("nltk.util", python_names.restore_nltk)
-    import logging  # every command of ours imports this module, and only this path logs
+    import logging  # here, because every command imports this module and only this function logs
 
     logger = logging.getLogger(__name__)
-    logger.info("Names that Python and NumPy no longer have are there for this script: %s.", ", ".join(given))
+    logger.info("Restored names that Python and NumPy have dropped: %s.", ", ".join(restored))
 
 
 _COMPAT_MODULES = {
@@ -96,7 +96,7 @@ _COMPAT_MODULES = {
     for root in ("tensorflow", "tensorflow._api.v2")
     for path in ("v1", "v2", "v1.compat.v1", "v1.compat.v2", "v2.compat.v1", "v2.compat.v2")
 }
-"""Module of tf.compat with an estimator -> version of its API. TensorFlow loads the same files under two names."""
+"""Module of tf.compat that has an estimator -> its API version. TensorFlow loads these files under two names each."""
 
 
 def _give_estimator(tensorflow: ModuleType) -> None:
@@ -105,7 +105,7 @@ def _give_estimator(tensorflow: ModuleType) -> None:
 
 
 def _give_compat(module: ModuleType, version: str) -> None:
-    """Give a module of tf.compat its estimator; layers and RNN cells too, which TensorFlow has with Keras 2 only."""
+    """Give a module of tf.compat its estimator, and with Keras 3 the layers and RNN cells that only Keras 2 has."""
     if finder.tensorflow_has_estimator():
         return
     _set(module, "estimator", finder.import_table_module(f"tensorflow.compat.{version}.estimator"))
@@ -116,7 +116,7 @@ def _give_compat(module: ModuleType, version: str) -> None:
 
 
 def _set(module: ModuleType, name: str, value: ModuleType) -> None:
-    """Set an attribute of a module, and of the wrapper with a copy of its attributes that TensorFlow puts before it."""
+    """Set an attribute of a module and of its wrapper in sys.modules, to which TensorFlow copies the attributes."""
     for place in (module, sys.modules.get(module.__name__, module)):
         setattr(place, name, value)
 

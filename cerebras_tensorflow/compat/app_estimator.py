@@ -1,4 +1,4 @@
-"""CerebrasAppEstimator: the estimator of the appliance (1.6 to 1.8), whose config names the execution mode."""
+"""CerebrasAppEstimator: the estimator of the appliance (1.6 to 1.8). Its config sets the execution mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ activate.old_script()
 
 
 class CerebrasAppEstimator(CerebrasEstimator):
-    """A CerebrasEstimator under the name of releases 1.6 to 1.8.
+    """CerebrasEstimator under the name that releases 1.6 to 1.8 use.
 
-    With use_cs it runs on the simulated system, in the mode of its config's `execution_mode`; else on the CPU.
+    With use_cs it runs on the simulated system, in the mode that config.execution_mode gives. Without use_cs it runs on
+    the CPU.
     """

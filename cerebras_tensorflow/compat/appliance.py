@@ -1,4 +1,4 @@
-"""What scripts for the appliance (1.6 to 1.8) import beside the estimator: environment, debug args, mounts."""
+"""Helpers that scripts for the appliance (1.6 to 1.8) import: environment, debug args, volume mounts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cerebras_tensorflow.compat import messages
 
 DEFAULT_COMPILE_DIR = "cs_compile"
 appliance_environ: MutableMapping[str, str] = os.environ
-"""Variables of the appliance's processes. Here one process plays all roles, so they are this process's own."""
+"""Environment of the appliance's processes. Here one process plays all roles, so this is its own environment."""
 
 
 @dataclass(frozen=True)
 class VolumeMount:
-    """A folder that the cluster mounts; on one machine there is nothing to mount."""
+    """A folder that the cluster would mount. It is kept and not used: on one machine there is nothing to mount."""
 
     name: str
     mount_path: str
@@ -29,8 +29,8 @@ def get_debug_args(path: str | os.PathLike[str]) -> Any:
     """Return the DebugArgs in a text file.
 
     Raises:
-        OSError: If it cannot be read.
-        google.protobuf.text_format.ParseError: If it is not the text of a DebugArgs.
+        OSError: If the file cannot be read.
+        google.protobuf.text_format.ParseError: If the file is not the text of a DebugArgs.
     """
     return text_format.Parse(Path(path).read_text(encoding="utf-8"), messages.DebugArgs())
 
@@ -40,6 +40,9 @@ def write_debug_args(debug_args: Any, path: str | os.PathLike[str]) -> None:
     Path(path).write_text(text_format.MessageToString(debug_args), encoding="utf-8")
 
 
-def update_debug_args_with_autogen_policy(debug_args: Any, autogen_policy: Any = None) -> Any:
-    """Return debug_args; the policy, which chose kernels of the original's compiler, changes nothing here."""
+def update_debug_args_with_autogen_policy(
+    debug_args: Any,
+    autogen_policy: Any = None,  # noqa: ARG001 - the original's signature
+) -> Any:
+    """Return debug_args unchanged. The policy selects kernels of the original's compiler, which do not exist here."""
     return debug_args

@@ -1,4 +1,4 @@
-"""Makes the table's modules importable, and runs what has to happen when a package of others has been imported."""
+"""The import hook: makes the table's modules importable, and runs callbacks after imports of other packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from importlib.abc import Loader, MetaPathFinder
 else:
-    # These bases give us nothing, and importing them takes a tenth of the start of every command of ours.
+    # These bases add no behaviour, and importing them takes a tenth of the start of every command.
     Loader = MetaPathFinder = object
 
 _REAL_MODULES = {
@@ -27,26 +27,26 @@ _REAL_MODULES = {
     *("cerebras_tensorflow.saver", "cerebras_tensorflow.saver.checkpoint_reader"),
     *("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "tensorflow.compat.v2", "tensorflow.keras"),
 }
-"""Packages and modules that exist as files, ours or TensorFlow's; the finder adds to them."""
+"""Modules that exist as files, ours or TensorFlow's. The finder serves only what is missing below them."""
 
 
 def _modules() -> dict[str, dict[str, Name]]:
     """Module -> name -> row, for all modules of the table and the packages above them."""
-    found: dict[str, dict[str, Name]] = {}
+    modules: dict[str, dict[str, Name]] = {}
     for row in TABLE:
         parts = row.module.split(".")
         for end in range(1, len(parts) + 1):
-            found.setdefault(".".join(parts[:end]), {})
+            modules.setdefault(".".join(parts[:end]), {})
         if row.name:
-            found[row.module].setdefault(row.name, row)
-    return found
+            modules[row.module].setdefault(row.name, row)
+    return modules
 
 
 MODULES: Mapping[str, Mapping[str, Name]] = _modules()
 
 
 def tensorflow_has_estimator() -> bool:
-    """Whether the installed TensorFlow has a tf.estimator of its own; does not import it."""
+    """Whether the installed TensorFlow has a tf.estimator of its own. Does not import TensorFlow."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", None) or _installed_version()
     if version is None:
         return False
@@ -55,7 +55,7 @@ def tensorflow_has_estimator() -> bool:
 
 
 def _installed_version() -> str | None:
-    from importlib import metadata  # costs as much as all else here: only where TensorFlow has not been imported
+    from importlib import metadata  # here, because it is slow and only needed before TensorFlow is imported
 
     for distribution in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
         try:
@@ -66,10 +66,10 @@ def _installed_version() -> str | None:
 
 
 def resolve(row: Name) -> Any:
-    """Return the object behind a row.
+    """Return the object that a row stands for.
 
     Raises:
-        AttributeError: If it is absent; says why.
+        AttributeError: If the row is ABSENT. The text gives the row's note.
     """
     if row.status == ABSENT:
         raise AttributeError(f"{row.module}.{row.name} is not part of this port{f': {row.note}' if row.note else ''}.")
@@ -104,7 +104,7 @@ class LazyNames(ModuleType):
 
 
 class LazyModule(ModuleType):
-    """Stands for a module that is loaded when one of its names is asked for."""
+    """A stand-in for a module. The first use of one of its names loads the module."""
 
     def __init__(self, name: str, load: Callable[[], Any]) -> None:
         super().__init__(name)
@@ -125,25 +125,25 @@ class _TableLoader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: names are looked up on use."""
+        """Do nothing: names are looked up on first use."""
 
 
 class _AliasLoader(Loader):
-    """Gives a module that goes by another name."""
+    """Loads a module under a second name."""
 
     def __init__(self, target: str) -> None:
         self._target = target
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Leave it to importlib to make a module, which is then replaced."""
+        """Let importlib make an empty module. exec_module replaces it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the other module in the place of this one."""
+        """Replace this module in sys.modules by the one of the other name."""
         sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
 class _WatchedLoader(Loader):
-    """Another loader, followed by what waits for the module."""
+    """Runs another loader, then the callbacks that wait for the module."""
 
     def __init__(
         self,
@@ -172,14 +172,14 @@ class _WatchedLoader(Loader):
 
 
 class Finder(MetaPathFinder):
-    """Finds the modules of the table, and watches imports that somebody waits for."""
+    """Finds the modules of the table, and runs callbacks after watched imports."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
         self._surroundings: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
     def watch(self, name: str, callback: Callable[[ModuleType], None]) -> None:
-        """Call back once a module has been imported; at once if it already is."""
+        """Run a callback after a module has been imported; now if it is imported already."""
         module = sys.modules.get(name)
         if module is not None and not getattr(module.__spec__, "_initializing", False):
             callback(module)
@@ -187,13 +187,13 @@ class Finder(MetaPathFinder):
             self._waiting.setdefault(name, []).append(callback)
 
     def surround(self, name: str, context: Callable[[], AbstractContextManager[None]]) -> None:
-        """Import a watched module within a context, callbacks included; without effect if it is imported already."""
+        """Run a watched module's import and callbacks within a context. No effect if it is imported already."""
         self._surroundings[name] = context
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a module of the table or of a watched one."""
+        """Return the spec of a watched module or of a module of the table; None for all others."""
         if fullname in self._waiting:
             return self._watched_spec(fullname, path, target)
         if not fullname.startswith(_SERVED) or fullname in _REAL_MODULES:
@@ -229,13 +229,13 @@ FINDER = Finder()
 
 
 def install() -> None:
-    """Put the finder in front, so that an installed but unusable tensorflow_estimator does not hide ours."""
+    """Put the finder first. Else an installed tensorflow_estimator, which cannot be imported, would hide ours."""
     if FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
 
 
 def import_table_module(name: str) -> ModuleType:
-    """Import a module of the table whose parent may be a package that is still being imported."""
+    """Import a module of the table, even while its parent package is still being imported."""
     if name not in sys.modules:
         spec = FINDER.find_spec(name, None)
         if spec is None:

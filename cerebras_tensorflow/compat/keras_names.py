@@ -1,13 +1,13 @@
-"""Keras 2 as scripts for TensorFlow 1.15 to 2.2 expect it: what tf_keras dropped, given back.
+"""Keras 2 as scripts for TensorFlow 1.15 to 2.2 expect it: restores what tf_keras dropped.
 
-| what | since then |
+| what these scripts use | what changed |
 |---|---|
 | tf.keras.mixed_precision.experimental (Policy with loss_scale, set_policy, LossScaleOptimizer) | gone in 2.9 |
 | tensorflow.python.keras.mixed_precision.experimental | gone in 2.4 |
-| layer.dtype_policy, .compute_dtype, .variable_dtype can be assigned | read-only properties |
+| layer.dtype_policy, .compute_dtype, .variable_dtype can be assigned | they became read-only properties |
 | Conv2D's positional arguments of 2.2 | `groups` was inserted in 2.3 |
-| an unseeded initializer draws anew at each call | returns the same values again since 2.10 |
-| tensorflow.python.keras.layers takes tf.keras's policies | another Keras since 2.6 |
+| an unseeded initializer draws new values at each call | since 2.10 each call returns the same values |
+| tensorflow.python.keras.layers takes tf.keras's policies | since 2.6 the two are separate copies of Keras |
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cerebras_tensorflow.logs import run_log
 
 
 def restore(tensorflow: ModuleType) -> None:
-    """Give all of it back, in a TensorFlow that has been imported, unless the user has chosen Keras 3."""
+    """Restore all of it in an imported TensorFlow, unless the user has chosen Keras 3."""
     if not env.is_keras_2():
-        run_log.info("TF_USE_LEGACY_KERAS is not 1: tf.keras is Keras 3, on which scripts for Keras 2 fail.")
+        run_log.info("TF_USE_LEGACY_KERAS is not 1: tf.keras is Keras 3, and scripts written for Keras 2 fail on it.")
         return
     import tf_keras
 
-    _point_to_keras_2(tensorflow, tf_keras)
+    _point_to_keras_2(tensorflow)
     _let_dtypes_be_assigned(tf_keras.layers.Layer)
     _let_unseeded_initializers_draw_anew(tf_keras.initializers)
     _accept_positional_groups(tf_keras.layers)
@@ -40,8 +40,8 @@ def restore(tensorflow: ModuleType) -> None:
     )
 
 
-def _point_to_keras_2(tensorflow: Any, tf_keras: Any) -> None:
-    """Make `tf.keras` and `from tensorflow.keras...` one Keras, also where TensorFlow was imported before."""
+def _point_to_keras_2(tensorflow: Any) -> None:
+    """Make `tf.keras` and `from tensorflow.keras...` the same Keras 2, even if TensorFlow is imported already."""
     from tf_keras.api._v2 import keras as api
 
     folder = os.path.dirname(os.path.dirname(api.__file__))
@@ -53,12 +53,12 @@ def _point_to_keras_2(tensorflow: Any, tf_keras: Any) -> None:
             sys.modules[name.replace(api.__name__, "tensorflow.keras", 1)] = module
     tensorflow.keras = api
     if not finder.tensorflow_has_estimator():
-        sys.modules.pop("tensorflow.keras.estimator", None)  # tf_keras's, which needs the package that is no more
+        sys.modules.pop("tensorflow.keras.estimator", None)  # tf_keras's own, which fails without the old package
         api.estimator = finder.import_table_module("tensorflow.keras.estimator")
 
 
 def _let_private_layers_be(layers: Any, private: Any) -> None:
-    """Put tf_keras's layers in the place of those in tensorflow.python.keras.layers, whose policies are others."""
+    """Replace the layers in tensorflow.python.keras.layers by tf_keras's, so that they take the same policies."""
     for name in dir(layers):
         if not name.startswith("_") and hasattr(private, name) and callable(getattr(layers, name)):
             setattr(private, name, getattr(layers, name))
@@ -84,7 +84,7 @@ def _assignable(original: property, place: str) -> property:
 
 
 def _let_unseeded_initializers_draw_anew(initializers: Any) -> None:
-    """In a graph, an unseeded initializer becomes an op of its own for each variable, seeded as TensorFlow 2.2 did."""
+    """Let an unseeded initializer draw new values at each call. In a graph its seeds are those of TensorFlow 2.2."""
     import tensorflow as tf
     from tf_keras.src.backend import RandomGenerator  # private: the only way to the initializers' generator
 

@@ -1,8 +1,9 @@
-"""Keras 3 is loaded when it is used, not with TensorFlow: importing TensorFlow then takes a third less CPU time.
+"""Loads Keras 3 on first use instead of with TensorFlow, which takes a third off the CPU time of that import.
 
-The last thing that `import tensorflow` (2.16 to 2.21) does is to import Keras, pandas and matplotlib with it where they
-are installed; it goes on where that fails. `tf.keras` and `from tensorflow.keras import ...` find Keras by themselves.
-Keras 2 (tf_keras) is left alone: its optimizers register with tf.saved_model when it is imported.
+As its last act, `import tensorflow` (2.16 to 2.21) imports Keras, which imports pandas and matplotlib if they are
+installed. TensorFlow ignores a failure of that import, so the hook makes it fail. `tf.keras` and
+`from tensorflow.keras import ...` import Keras themselves. Keras 2 (tf_keras) is not deferred: its optimizers register
+with tf.saved_model on import.
 """
 
 from __future__ import annotations
@@ -21,22 +22,27 @@ else:
 
 
 class _Deferral(MetaPathFinder):
-    """Refuses Keras to the import statement of TensorFlow's own __init__, and to nobody else."""
+    """Makes `import keras` fail in TensorFlow's own __init__, and nowhere else."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - the signature of a finder
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> None:
         """Find nothing.
 
         Raises:
-            ModuleNotFoundError: To TensorFlow's __init__, if it imports Keras ahead of its use.
+            ModuleNotFoundError: If TensorFlow's __init__ imports Keras.
         """
-        if fullname != "keras" or _importer(sys._getframe(1)) != "tensorflow":
+        if fullname != "keras" or _importer(sys._getframe(1)) != "tensorflow":  # noqa: SLF001 - cheaper than inspect
             return
-        if not finder.tensorflow_has_estimator():  # whose Keras is Keras 2
+        if not finder.tensorflow_has_estimator():  # a TensorFlow with an estimator has Keras 2
             raise ModuleNotFoundError("keras is loaded on first use", name=fullname)
 
 
 def _importer(frame: FrameType | None) -> str | None:
-    """Name of the module that an import comes from: the innermost one outside the import system."""
+    """Return the name of the module that runs an import: the innermost frame outside the import system."""
     while frame is not None:
         name = frame.f_globals.get("__name__")
         if isinstance(name, str) and name.split(".")[0] not in ("importlib", "_frozen_importlib"):
@@ -49,6 +55,6 @@ _DEFERRAL = _Deferral()
 
 
 def install() -> None:
-    """Load Keras 3 on first use from now on; without effect where TensorFlow has been imported."""
+    """Defer Keras 3 to its first use. No effect if TensorFlow is imported already."""
     if _DEFERRAL not in sys.meta_path:
         sys.meta_path.insert(0, _DEFERRAL)

@@ -1,7 +1,7 @@
-"""The settings messages that old scripts fill, as real protobuf classes, made at import for any protobuf release.
+"""The settings messages that old scripts fill in: protobuf classes, built at import, for any protobuf release.
 
-The files that the original generated are not public; fields and enums are those that public scripts set. Numbers are
-ours, so serialized bytes are not interchangeable with the original's; JSON and text are.
+The original's generated files are not public. The fields and enums here are those that public scripts set. The field
+numbers are our choice: JSON and text can be exchanged with the original, serialized bytes cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENUMS = {
     "ExecutionStrategy": "ES_UNSPECIFIED ES_PIPELINE ES_WEIGHT_STREAMING",
     "DebugArgs.DebugMGR.CleanPodPolicy": "UNSPECIFIED RUNNING ALL NONE",
 }
-"""Enum -> its values, from 0."""
+"""Enum -> its values, numbered from 0."""
 
 _MESSAGES = {
     "FullConfig": "target_num_replicas:int32 matching:FullConfig.Matching placement:FullConfig.Placement",
@@ -58,7 +58,7 @@ _MESSAGES = {
     "DebugArgs.PipelineOptions": "full_config:string",
     "DebugArgs.DebugCRD": "pipeline_options:DebugArgs.PipelineOptions",
 }
-"""Message -> its fields "name:type", numbered from 1; "[]" repeats, "map<type>" maps from string."""
+"""Message -> its fields "name:type", numbered from 1. "[]" is a repeated field, "map<type>" a map from strings."""
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -144,7 +144,7 @@ for _top_level in (TriState, CerebrasType, AutogenPolicy, ExecutionStrategy):
 
 
 def set_fields(message: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the fields that are set in a message, each as path=value."""
+    """Yield each field that is set in a message, as "path=value"."""
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
         if field.message_type is not None and hasattr(value, "ListFields"):

@@ -1,4 +1,4 @@
-"""The one table of compatibility imports: where old code imports each name from, and what stands behind it."""
+"""The table of compatibility imports: where old code imports each name from, and what the name is here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOTS = {
     WHEEL: "always",
     CBCORE: "in a script that csrun_wse or csrun_cpu started",
     WS: "in a script that python-ws started",
-    TENSORFLOW: "after `import cerebras_tensorflow` or in a script that we started, where TensorFlow has no own",
+    TENSORFLOW: "with this package installed or imported, unless TensorFlow has a tf.estimator of its own",
 }
 """Root -> when its names can be imported."""
 
@@ -29,7 +29,7 @@ class Name:
     Attributes:
         module: Module that old code imports it from.
         name: The name in it; "" for the module itself.
-        home: What stands behind it: "package.module:attribute.path"; "" for a module, or if absent.
+        home: The object that it is here: "package.module:attribute.path"; "" for a module, or if absent.
         root: One of ROOTS.
         releases: Releases that have it.
         status: FULL, NOTED or ABSENT.
@@ -53,7 +53,7 @@ _ESTIMATOR_PACKAGE = "tensorflow_estimator.python.estimator"
 def _group(
     module: str, root: str, releases: str, home: str, names: str, status: str = FULL, note: str = ""
 ) -> list[Name]:
-    """Return the rows of a module: names separated by spaces, with one home ("old=new" where the name differs)."""
+    """Return the rows of one module. `names` are separated by spaces; "old=new" if the name in `home` differs."""
     rows = []
     for item in names.split():
         name, _, attribute = item.partition("=")
@@ -62,6 +62,7 @@ def _group(
 
 
 def _both_protobuf_namespaces() -> Iterator[Name]:
+    """The settings messages: cerebras.pb and cerebras_appliance.pb."""
     messages = _COMPAT + "messages"
     no_effect = "kept and readable; the simulated system has no use for it"
     files = (
@@ -81,8 +82,14 @@ def _both_protobuf_namespaces() -> Iterator[Name]:
         yield from _group(module, WHEEL, releases, messages, "DebugArgs", NOTED, no_effect)
 
 
+_SUMMARIES = "cs1_enable_summaries cs1_disable_summaries"
+_CASTS = "boundary_cast summarize_tensor summary_layer"
+_CASTS_NOTE = "boundary_cast returns its input; the others add a scalar summary of the norm"
+
+
 def _cerebras() -> Iterator[Name]:
-    yield Name("cerebras.framework", "", "", CBCORE, "1.2-1.7", FULL, "1.7 looks whether it can be found")
+    """The container's package cerebras, without cerebras.pb."""
+    yield Name("cerebras.framework", "", "", CBCORE, "1.2-1.7", FULL, "scripts of 1.7 check whether it can be found")
     yield from _group("cerebras.tf.cs_estimator", CBCORE, "1.2-1.7", _OURS + "estimator", "CerebrasEstimator")
     yield from _group("cerebras.tf.ws.cs_estimator_ws", CBCORE, "1.2-1.7", _OURS + "estimator", "CerebrasEstimator")
     yield from _group("cerebras.tf.run_config", CBCORE, "1.2-1.7", _COMPAT + "run_configs", "CSRunConfig")
@@ -91,20 +98,17 @@ def _cerebras() -> Iterator[Name]:
         "cerebras.tf.host_call", CBCORE, "1.2-1.7", _OURS + "host_call",
         "host_call_to_eval_metric_ops validate_host_call",
     )  # fmt: skip
-    summaries = "cs1_enable_summaries cs1_disable_summaries"
-    yield from _group("cerebras.tf.summary", CBCORE, "1.2-1.7", _OURS + "summaries", summaries)
-    casts = "boundary_cast summarize_tensor summary_layer"
-    casts_do = "boundary_cast returns its input; the others add a scalar summary of the norm"
-    yield from _group("cerebras.tf.tf_helper", CBCORE, "1.2-1.7", _COMPAT + "tf_helper", casts, NOTED, casts_do)
+    yield from _group("cerebras.tf.summary", CBCORE, "1.2-1.7", _OURS + "summaries", _SUMMARIES)
+    yield from _group("cerebras.tf.tf_helper", CBCORE, "1.2-1.7", _COMPAT + "tf_helper", _CASTS, NOTED, _CASTS_NOTE)
     yield from _group("cerebras.tf.tf_helper", CBCORE, "1.6", _COMPAT + "tf_helper", "GetWeights")
     yield Name(
         "cerebras.tf.tf_helper", "CS_AUTOTUNE", _COMPAT + "tf_helper:CS_AUTOTUNE", CBCORE, "0.8-1.7", FULL,
-        "tf.data.AUTOTUNE; which module had it is not published",
+        "tf.data.AUTOTUNE; the original's module is not published",
     )  # fmt: skip
     yield from _group(
         "cerebras.tf.ws.ws_sparsify", CBCORE, "1.6", _COMPAT + "sparsify",
         "SPARSIFIER_MAP get_AdamW_aware_sparsifier_class",
-        FULL, "keys as in 1.7; the original of 1.6 is not published; topk and balanced-topk choose once, set exchanges",
+        FULL, "keys as in 1.7 (1.6 is not published); topk and balanced-topk choose once, set exchanges weights",
     )  # fmt: skip
     yield from _group(
         "cerebras.tf.cs_slurm_cluster_resolver", CBCORE, "0.x-1.1", _COMPAT + "slurm_resolver",
@@ -113,17 +117,26 @@ def _cerebras() -> Iterator[Name]:
     yield Name(
         "cerebras.tf.cs_model_to_estimator", "KerasModelToCerebrasEstimator",
         _OURS + "keras_model:KerasModelToCerebrasEstimator", CBCORE, "0.x-1.1", FULL,
-        "its arguments are not published: they are those of model_to_estimator",
+        "takes the arguments of model_to_estimator; the original's are not published",
     )  # fmt: skip
-    yield Name("tfwse", "", "", WS, "1.4-1.8", FULL, "being importable means weight streaming")
+
+
+def _cerebras_tensorflow() -> Iterator[Name]:
+    """The appliance's package cerebras_tensorflow: modules that this port's own package lacks."""
     yield from _group(
         "cerebras_tensorflow.cs_estimator_app", WHEEL, "1.6-1.8", _COMPAT + "app_estimator", "CerebrasAppEstimator"
     )
     yield from _group("cerebras_tensorflow.cs_estimator_spec", WHEEL, "1.7-1.8", _OURS + "spec", "CSEstimatorSpec")
-    yield from _group("cerebras_tensorflow.graph_extraction", WHEEL, "1.7-1.8", _OURS + "summaries", summaries)
-    yield from _group("cerebras_tensorflow.summary", WHEEL, "1.7-1.8", _COMPAT + "tf_helper", casts, NOTED, casts_do)
+    yield from _group("cerebras_tensorflow.graph_extraction", WHEEL, "1.7-1.8", _OURS + "summaries", _SUMMARIES)
+    yield from _group(
+        "cerebras_tensorflow.summary", WHEEL, "1.7-1.8", _COMPAT + "tf_helper", _CASTS, NOTED, _CASTS_NOTE
+    )
     reader = "cerebras_tensorflow.saver.checkpoint_reader"
     yield from _group(reader, WHEEL, "1.8", reader, "CheckpointReader")
+
+
+def _cerebras_appliance() -> Iterator[Name]:
+    """The appliance's package cerebras_appliance, without cerebras_appliance.pb."""
     yield from _group("cerebras_appliance", WHEEL, "1.7-1.8", _COMPAT + "appliance", "DEFAULT_COMPILE_DIR")
     yield from _group("cerebras_appliance.CSConfig", WHEEL, "1.6-1.8", _OURS + "config.cs_config", "CSConfig")
     yield from _group(
@@ -131,7 +144,7 @@ def _cerebras() -> Iterator[Name]:
     )
     yield from _group(
         "cerebras_appliance.environment", WHEEL, "1.8", _COMPAT + "appliance", "appliance_environ",
-        NOTED, "one process plays all roles: what is set there stays there",
+        NOTED, "one process plays all roles, so this is its own os.environ",
     )  # fmt: skip
     yield from _group(
         "cerebras_appliance.run_utils", WHEEL, "1.7-1.8", _COMPAT + "appliance",
@@ -139,15 +152,21 @@ def _cerebras() -> Iterator[Name]:
     )  # fmt: skip
     yield from _group(
         "cerebras_appliance.run_utils", WHEEL, "1.8", _COMPAT + "appliance", "update_debug_args_with_autogen_policy",
-        NOTED, "does nothing: the simulated system has no placement to steer",
+        NOTED, "returns its input; the simulated system has no placement to steer",
     )  # fmt: skip
     yield from _group(
-        "cerebras_appliance.cluster_client", WHEEL, "1.6", _COMPAT + "appliance", "VolumeMount", NOTED, "kept"
+        "cerebras_appliance.cluster_client",
+        WHEEL,
+        "1.6",
+        _COMPAT + "appliance",
+        "VolumeMount",
+        NOTED,
+        "kept; nothing is mounted",
     )
     for name in ("TensorGroup", "TensorGrouper", "TensorSendPayload"):
         yield Name(
             "cerebras_appliance.appliance_manager", name, "", WHEEL, "1.7-1.8", ABSENT,
-            "only PyTorch code uses it; what it does is not published",
+            "only PyTorch code uses it; its behaviour is not published",
         )  # fmt: skip
 
 
@@ -171,7 +190,7 @@ _CANNED = {
     "dnn_linear_combined": "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor",
     "linear": "LinearClassifier LinearEstimator LinearRegressor",
 }
-"""Module of the wheel -> its estimators; those of TensorFlow 2 end in V2 there."""
+"""Module of the wheel -> its estimators. In the wheel, the names of the TensorFlow 2 estimators end in V2."""
 _PARSING = ("classifier_parse_example_spec", "regressor_parse_example_spec")
 _HEADS = {
     "base_head": "Head",
@@ -182,8 +201,8 @@ _HEADS = {
     "regression_head": "LogisticRegressionHead PoissonRegressionHead RegressionHead",
 }
 _BOOSTED_TREES = "BoostedTreesClassifier BoostedTreesEstimator BoostedTreesRegressor"
-_BOOSTED_TREES_NOTE = "gone since TensorFlow 2.9; TensorFlow Decision Forests (tensorflow_decision_forests) has trees"
-_WHEEL_NOTE = "of the wheel tensorflow-estimator 2.15, on our Estimator, with Keras 2"
+_BOOSTED_TREES_NOTE = "removed in TensorFlow 2.9; TensorFlow Decision Forests (tensorflow_decision_forests) replaces it"
+_WHEEL_NOTE = "from the wheel tensorflow-estimator 2.15, on our Estimator, with Keras 2"
 _SUPERVISED = "build_raw_supervised_input_receiver_fn"
 _TPU = {
     _COMPAT + "tpu": "RunConfig TPUEstimator",
@@ -193,7 +212,7 @@ _TPU = {
 
 
 def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
-    """The names of tf.estimator, under one of the modules that export them."""
+    """The names of tf.estimator, in one of the modules that export it."""
     releases = "TensorFlow 1.x-2.15" if is_v1 else "TensorFlow 2.0-2.15"
 
     def group(home: str, names: str, submodule: str = "") -> list[Name]:
@@ -226,7 +245,7 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
 
 
 def _from_wheel(module: str, is_v1: bool, releases: str) -> Iterator[Name]:
-    """The canned estimators and heads of tf.estimator: modules of the wheel on our core."""
+    """The canned estimators and heads of tf.estimator. The wheel implements them, on our Estimator."""
     version = "" if is_v1 else "V2"
 
     def group(home: str, names: Iterable[str], submodule: str = "") -> list[Name]:
@@ -286,7 +305,7 @@ def _estimator_modules() -> Iterator[Name]:
 ALIASES = {
     "tensorflow.python.estimator": _ESTIMATOR_PACKAGE,
 }
-"""Package -> the package whose modules it has: `import tensorflow.python.estimator.run_config` works as in 1.x."""
+"""Package of TensorFlow 1 -> the package that has its modules now: old imports of submodules work."""
 
 ESTIMATOR_MODULES = {
     "tensorflow.estimator": False,
@@ -297,10 +316,13 @@ ESTIMATOR_MODULES = {
     "tensorflow_estimator.python.estimator.api._v1.estimator": True,
     "tensorflow_estimator.python.estimator.api._v2.estimator": False,
 }
-"""Module that exports the estimator API -> whether it is the one of TensorFlow 1."""
+"""Module that exports the estimator API -> whether it is the API of TensorFlow 1."""
 
 TABLE: tuple[Name, ...] = (
     *_cerebras(),
+    Name("tfwse", "", "", WS, "1.4-1.8", FULL, "scripts import it to find out whether they run in weight streaming"),
+    *_cerebras_tensorflow(),
+    *_cerebras_appliance(),
     *_both_protobuf_namespaces(),
     *(name for module, is_v1 in ESTIMATOR_MODULES.items() for name in _estimator_api(module, is_v1)),
     *_estimator_modules(),
@@ -312,6 +334,6 @@ TABLE: tuple[Name, ...] = (
         TENSORFLOW,
         "TensorFlow 1.4-2.15",
         FULL,
-        "for models of Keras 2, which tf.keras is in a script that we started",
+        "for Keras 2 models; tf.keras is Keras 2 in a script that csrun_wse or csrun_cpu started",
     ),
 )

@@ -1,4 +1,4 @@
-"""Writes NAMES.md, the table as a person reads it: `python -m cerebras_tensorflow.compat.names_md`."""
+"""Writes NAMES.md, the readable form of the table: `python -m cerebras_tensorflow.compat.names_md`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from cerebras_tensorflow.compat.names import ROOTS, TABLE, Name
 HEAD = """\
 # Compatibility imports
 
-The modules and names that old code imports. names.py makes this page: `python -m cerebras_tensorflow.compat.names_md`.
-A test checks that both agree, and that each name resolves as it says here.
+The modules and names that old code imports. This page is generated from the table in names.py by
+`python -m cerebras_tensorflow.compat.names_md`. A test checks that the page matches the table, and that each name
+resolves as the table says.
 
-Status: *full* does what the original documents; *accepted and noted* is taken, kept and said once in the log, without
-effect on the simulated system; *absent* raises AttributeError or ImportError.
+| status | meaning |
+|---|---|
+| full | does what the original documents |
+| accepted and noted | accepted and kept, without effect on the simulated system; the log says so once |
+| absent | raises AttributeError or ImportError |
 
-Modules of `tensorflow_estimator` that are not listed (such as `tensorflow_estimator.python.estimator.canned.head`), and
-names of listed ones that are not listed, come from the wheel tensorflow-estimator 2.15, which is installed with us. Its
-files run unchanged on our Estimator, EstimatorSpec and RunConfig, with Keras 2. In TensorFlow 1 their name
-was `tensorflow.python.estimator.*`, which works too.
+The wheel tensorflow-estimator 2.15, which is installed with this package, provides all of `tensorflow_estimator` that
+is not listed here, such as `tensorflow_estimator.python.estimator.canned.head`. Its files run unchanged on our
+Estimator, EstimatorSpec and RunConfig, with Keras 2. The TensorFlow 1 name of these modules,
+`tensorflow.python.estimator.*`, works too.
 
-When the names of a root can be imported:
+Each name belongs to a root. The root decides when the name can be imported:
 
 """
 

@@ -1,4 +1,4 @@
-"""Names that Python, NumPy, SciPy and protobuf had when the old scripts were written, and no longer have."""
+"""Restores names that Python, NumPy, SciPy, NLTK and protobuf have dropped since the old scripts were written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMPY: dict[str, Any] = {
     "unicode": str,
     "long": int,
 }
-"""Names that NumPy 1.24 dropped: each was the Python type of that name."""
+"""Name that NumPy 1.24 dropped -> the Python type that it was."""
 _NUMPY_RENAMED = {
     "float_": "float64",
     "complex_": "complex128",
@@ -41,33 +41,33 @@ _NUMPY_RENAMED = {
     "trapz": "trapezoid",
     "round_": "round",
 }
-"""Names that NumPy 2 dropped -> the ones that stayed."""
+"""Name that NumPy 2 dropped -> the name that it kept."""
 
 
 def restore_standard_library() -> list[str]:
-    """Give back the names of collections and inspect; return what was missing."""
-    given = []
+    """Restore names of collections and inspect. Return those that were missing."""
+    restored = []
     for name in _COLLECTIONS:
         if not hasattr(collections, name) and name not in _NEVER_THERE:
             setattr(collections, name, getattr(collections.abc, name))
-            given.append(f"collections.{name}")
+            restored.append(f"collections.{name}")
     if not hasattr(inspect, "getargspec"):
         vars(inspect)["getargspec"] = getargspec
-        given.append("inspect.getargspec")
-    return given
+        restored.append("inspect.getargspec")
+    return restored
 
 
 ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
 
 
 def getargspec(function: Any) -> ArgSpec:
-    """Return the first four parts of inspect.getfullargspec, as Python up to 3.10 did."""
+    """Return the first four fields of inspect.getfullargspec, as Python 3.10 and earlier did."""
     full = inspect.getfullargspec(function)
     return ArgSpec(full.args, full.varargs, full.varkw, full.defaults)
 
 
 def restore_numpy(numpy: ModuleType) -> None:
-    """Give back the type aliases and the renamed functions; what NumPy has stays as it is."""
+    """Restore the type aliases and the renamed functions. Names that NumPy still has stay."""
     for name, value in _NUMPY.items():
         if name not in vars(numpy):
             setattr(numpy, name, value)
@@ -77,7 +77,7 @@ def restore_numpy(numpy: ModuleType) -> None:
 
 
 def restore_scipy(sparse: ModuleType) -> None:
-    """Give sparse matrices back `.A`, which SciPy 1.14 dropped."""
+    """Restore `.A` of sparse matrices, which SciPy 1.14 dropped."""
     for name in ("spmatrix", "sparray"):
         kind = getattr(sparse, name, None)
         if kind is not None and not hasattr(kind, "A"):
@@ -85,7 +85,7 @@ def restore_scipy(sparse: ModuleType) -> None:
 
 
 def restore_nltk(util: ModuleType) -> None:
-    """Let ngrams take a length that is a NumPy integer, which NLTK 3.9 does not."""
+    """Let ngrams take a NumPy integer as its length. NLTK 3.9 does not."""
     original = util.ngrams
 
     @functools.wraps(original)

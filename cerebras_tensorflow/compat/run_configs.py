@@ -1,4 +1,4 @@
-"""CSRunConfig as old scripts construct it: in the container (cs_ip, stack_params), for the appliance (cs_config)."""
+"""CSRunConfig as old scripts call it: with cs_ip and stack_params in the container, cs_config on the appliance."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _HONOURED = (
     "min_stream_bytes",
     "memory_budget",
 )
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 class CSRunConfig(run_config.CSRunConfig):
-    """The container's CSRunConfig of releases 1.2 to 1.7; says once which of its settings change nothing here."""
+    """The container's CSRunConfig of releases 1.2 to 1.7. Logs once each setting that has no effect here."""
 
     def __init__(
         self,
@@ -35,21 +35,21 @@ class CSRunConfig(run_config.CSRunConfig):
         **kwargs: Any,
     ) -> None:
         super().__init__(cs_ip, system_name, cs_config, stack_params, **kwargs)
-        _tell("stack_params", _stack_settings(stack_params))
-        _tell("cs_config", _unused_settings(cs_config))
+        _log_unused("stack_params", _stack_settings(stack_params))
+        _log_unused("cs_config", _unused_settings(cs_config))
 
 
 class ApplianceRunConfig(run_config.CSRunConfig):
-    """The appliance's CSRunConfig of releases 1.6 to 1.8: no cs_ip; cs_config chooses the execution mode.
+    """The appliance's CSRunConfig of releases 1.6 to 1.8. It has no cs_ip; cs_config sets the execution mode.
 
     Attributes:
-        execution_mode: Of a run with use_cs: as cs_config.execution_strategy says, weight streaming if it says nothing
-            (1.6 had no other).
+        execution_mode: Mode of a run with use_cs. cs_config.execution_strategy sets it; the default is weight
+            streaming, the only mode of release 1.6.
     """
 
     def __init__(self, cs_config: Any = None, **kwargs: Any) -> None:
         super().__init__(cs_config=cs_config, **kwargs)
-        _tell("cs_config", _unused_settings(cs_config))
+        _log_unused("cs_config", _unused_settings(cs_config))
 
     @property
     def execution_mode(self) -> str:
@@ -88,8 +88,8 @@ def _unused_settings(cs_config: Any) -> list[str]:
     return settings
 
 
-def _tell(kind: str, settings: Iterable[str]) -> None:
-    new = [setting for setting in settings if f"{kind}.{setting}" not in _told]
-    _told.update(f"{kind}.{setting}" for setting in new)
+def _log_unused(kind: str, settings: Iterable[str]) -> None:
+    new = [setting for setting in settings if f"{kind}.{setting}" not in _logged]
+    _logged.update(f"{kind}.{setting}" for setting in new)
     if new:
         run_log.info("%s: noted, without effect on the simulated system: %s.", kind, ", ".join(new))

@@ -1,4 +1,4 @@
-"""CSSlurmClusterResolver: the tasks of a Slurm step, as scripts of the CS-1 made TF_CONFIG from them by hand."""
+"""CSSlurmClusterResolver: the tasks of a Slurm step. Scripts for the CS-1 build TF_CONFIG from it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ _SPLIT_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 
 
 class CSSlurmClusterResolver:
-    """The cluster of this Slurm step: its first task is the chief, the others are workers. Outside Slurm: one chief.
+    """The cluster of this Slurm step. The first task is the chief, the others are workers. Outside Slurm: one chief.
 
-    TensorFlow's own resolver looks for GPUs, of which the tasks of a CS system have none.
+    TensorFlow's own resolver cannot be used: it counts GPUs, and the tasks of a CS system have none.
 
-    Ranks lie on the nodes as Slurm deals them out: node after node, or in turn where SLURM_DISTRIBUTION says cyclic.
-    Under csrun its CSRUN_LAYOUT says so, as the components of a heterogeneous job are dealt out one by one. Without
-    that, such a job is taken as a single component, which gives the same where all but the last have one task.
+    The resolver repeats Slurm's assignment of ranks to nodes: block by block, or round-robin if SLURM_DISTRIBUTION is
+    cyclic. Slurm assigns the ranks of each component of a heterogeneous job separately. Under csrun, CSRUN_LAYOUT
+    describes the components. Without it the resolver assumes one component; the result is the same if every component
+    but the last has one task.
 
     Args:
-        port_base: Port of the first task on each node; the next ones follow.
+        port_base: Port of the first task on each node. The other tasks of a node have the ports after it.
 
     Raises:
-        SettingsError: If the variables do not cover all tasks (some Slurm releases list one component of a
-            heterogeneous job only), or another node than this has this task's rank by them.
+        SettingsError: If Slurm's variables do not cover all tasks (some Slurm releases list only one component of a
+            heterogeneous job), or if they put this task on another node than the one that it runs on.
     """
 
     def __init__(self, port_base: int = PORT_BASE) -> None:
@@ -45,16 +46,16 @@ class CSSlurmClusterResolver:
             if len(hosts) != len(counts) or sum(counts) != num_tasks or self._rank >= num_tasks:
                 raise SettingsError(
                     f"SLURM_STEP_NODELIST={nodes} with SLURM_STEP_TASKS_PER_NODE={counts_text} does not cover the "
-                    f"step's {num_tasks} tasks, of which this is number {self._rank}. Of a heterogeneous job it may "
-                    "list one component only; set TF_CONFIG yourself there."
+                    f"step's {num_tasks} tasks (this is task {self._rank}). Some Slurm releases list only one "
+                    "component of a heterogeneous job; set TF_CONFIG yourself there."
                 )
             places = _places(counts)
             own = os.environ.get("SLURMD_NODENAME")
             if own in hosts and hosts[places[self._rank][0]] != own:
                 raise SettingsError(
                     f"task {self._rank} runs on {own}, and {hosts[places[self._rank][0]]} is its node by "
-                    f"SLURM_DISTRIBUTION={os.environ.get('SLURM_DISTRIBUTION', '')!r}: expected tasks that are dealt "
-                    "out in blocks or cyclically. Start it with --distribution=block or cyclic, or set TF_CONFIG."
+                    f"SLURM_DISTRIBUTION={os.environ.get('SLURM_DISTRIBUTION', '')!r}: expected a block or cyclic "
+                    "distribution of tasks. Start the step with --distribution=block or cyclic, or set TF_CONFIG."
                 )
             self._addresses = [f"{hosts[node]}:{port_base + number}" for node, number in places]
 
@@ -71,12 +72,12 @@ class CSSlurmClusterResolver:
 
 
 def _places(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (node, number of the task on it) of each rank, as the variables of the environment say."""
+    """Return (node, number of the task on that node) of each rank, from SLURM_DISTRIBUTION and CSRUN_LAYOUT."""
     is_cyclic = os.environ.get("SLURM_DISTRIBUTION", "").split(":")[0].split(",")[0] == "cyclic"
     components = [range(len(counts))]
     if env.LAYOUT in os.environ:
         layout = json.loads(os.environ[env.LAYOUT])
-        if layout["nodes"] == len(counts) > 1:  # else a step that the task itself has started
+        if layout["nodes"] == len(counts) > 1:  # else this is a step that the task itself started
             is_cyclic, first = layout["is_cyclic"], max(1, layout["single_task_nodes"])
             components = [range(first), range(first, len(counts))]
     if not is_cyclic:
@@ -94,7 +95,7 @@ def host_names(text: str) -> list[str]:
     """Return the hosts of a Slurm node list, such as node[01-03,7],other.
 
     Raises:
-        ValueError: If it is not one.
+        ValueError: If the text is not a Slurm node list.
     """
     return [host for part in _SPLIT_OUTSIDE_BRACKETS.split(text) for host in _expanded(part)]
 
@@ -102,7 +103,7 @@ def host_names(text: str) -> list[str]:
 def _expanded(part: str) -> Iterator[str]:
     match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,-]+)\](.*))?", part)
     if not part or match is None:
-        raise ValueError(f"{part!r} is no host of a Slurm node list; expected for example node[01-03,7]")
+        raise ValueError(f"{part!r} is not a host of a Slurm node list; expected for example node[01-03,7]")
     prefix, numbers, rest = match.groups()
     if numbers is None:
         yield prefix
@@ -115,8 +116,12 @@ def _expanded(part: str) -> Iterator[str]:
 
 
 def task_counts(text: str) -> list[int]:
-    """Return the tasks of each node from Slurm's short form, such as 2(x3),1."""
-    found = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item) for item in text.split(",")]
-    if not all(found):
-        raise ValueError(f"{text!r} are no numbers of tasks; expected for example 2(x3),1")
-    return [int(match[1]) for match in found if match for _ in range(int(match[2] or 1))]
+    """Return the number of tasks on each node, from Slurm's short form, such as 2(x3),1.
+
+    Raises:
+        ValueError: If the text is not in that form.
+    """
+    matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item) for item in text.split(",")]
+    if not all(matches):
+        raise ValueError(f"{text!r} is not a list of task counts; expected for example 2(x3),1")
+    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]

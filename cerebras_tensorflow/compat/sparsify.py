@@ -1,18 +1,18 @@
-"""Sparsifiers for `CerebrasEstimator.train(sparsifier=...)`: which weights are taken out, by the names of the original.
+"""Sparsifiers for `CerebrasEstimator.train(sparsifier=...)`, under the original's names. They choose weights to remove.
 
 | name | weights that stay |
 |---|---|
 | topk | those with the largest magnitude at the first choice |
-| balanced-topk | the same, an equal number in each column |
-| constant | drawn once at random |
-| set | drawn at random; then the smallest are taken out and as many others let grow from zero (Mocanu et al., 2018) |
+| balanced-topk | the same, with an equal number in each column |
+| constant | a random choice, made once |
+| set | a random choice; each later choice replaces the smallest by others, from zero (Mocanu et al., 2018) |
 | checkerboard | every other one |
 | file | those that are not zero in a mask file |
 
-Biases and scales, embeddings and normalizations stay dense.
+Biases, scales, embeddings and normalizations stay dense.
 
-Only "set" changes its choice. The protocol hands over no dense copy of what was taken out and no gradients, so those
-weights are zero at the next choice of topk and balanced-topk, hence the smallest again, and never grow anew.
+Only "set" changes its choice. topk and balanced-topk cannot: a sparsifier gets no gradients and no dense copy of the
+removed weights. A removed weight is zero at the next choice, so it is among the smallest and is removed again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.estimator.training.sparsity import DENSE_PARTS
@@ -33,16 +34,16 @@ class Sparsifier:
     """Chooses weights each n_iter steps.
 
     Args:
-        n_iter: Steps between choices, the first of which is at step 0. Only "set" chooses other weights at later ones.
-        sparsity_level: Share of the weights that is taken out, 0 to 1.
-        sparsity_distribution: "uniform": that share of each variable; "er" and "erk" leave more to variables with few
-            rows and columns (erk: all dims), in the way of Evci et al. (2020), with that share taken out overall.
+        n_iter: Steps between choices. The first choice is at step 0. Only "set" chooses other weights later.
+        sparsity_level: Share of the weights to remove, from 0 to less than 1.
+        sparsity_distribution: "uniform" removes that share of each variable. "er" and "erk" remove that share overall,
+            and less of variables with few rows and columns (erk: small dims), as in Evci et al. (2020).
         erk_power_scale: Exponent of the "erk" density.
-        epsilon: Density factor in the place of sparsity_level, for "er" and "erk".
+        epsilon: For "er" and "erk": a density factor that replaces sparsity_level.
         zeta: Share of the weights that "set" exchanges at a choice.
-        seed: Of what is drawn.
-        mask_file: NPZ file of masks by variable name, for "file".
-        sparse_val: Value in the place of what is taken out, where the caller of get_masked_weights gives none.
+        seed: Seed of the random choices.
+        mask_file: For "file": an NPZ file of masks by variable name.
+        sparse_val: Value of removed weights, unless the caller of get_masked_weights gives one.
 
     Raises:
         SettingsError: If a value is out of range.
@@ -81,7 +82,7 @@ class Sparsifier:
         self._taken: dict[str, int] = {}
 
     def apply_sparsity(self, step: int) -> bool:
-        """Whether weights are chosen at a step."""
+        """Whether the sparsifier makes a choice at a step."""
         return step % self.n_iter == 0
 
     def should_sparsify_weight(self, name: str, weight: np.ndarray) -> bool:
@@ -91,7 +92,7 @@ class Sparsifier:
     def get_masked_weights(
         self, step: int, weights_dict: Mapping[str, np.ndarray], sparse_val: float | None = None
     ) -> dict[str, np.ndarray]:
-        """Return all weights, with sparse_val in the place of those that are taken out."""
+        """Return all weights, with sparse_val in place of the removed ones."""
         value = self.sparse_val if sparse_val is None else sparse_val
         chosen = {name: weight for name, weight in weights_dict.items() if self.should_sparsify_weight(name, weight)}
         densities = self._densities({name: weight.shape for name, weight in chosen.items()})
@@ -102,12 +103,16 @@ class Sparsifier:
             result[name] = np.where(stays, weight, np.asarray(value, weight.dtype))
         return result
 
-    def get_num_sparsified_values(self, v_name: str, sparse_val: float | None = None) -> int:
-        """Return how many weights of a variable the last choice has taken out."""
+    def get_num_sparsified_values(
+        self,
+        v_name: str,
+        sparse_val: float | None = None,  # noqa: ARG002 - the original's signature
+    ) -> int:
+        """Return the number of weights of a variable that the last choice removed."""
         return self._taken.get(v_name, 0)
 
     def expected_sparsity(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the share of each variable that a choice takes out, for those that may become sparse."""
+        """Return the share that a choice removes of each variable that may become sparse."""
         shapes = {name: value.shape for name, value in weights.items() if self.should_sparsify_weight(name, value)}
         return {name: 1 - density for name, density in self._densities(shapes).items()}
 
@@ -119,7 +124,7 @@ class Sparsifier:
             return {name: min(1.0, self.epsilon * density) for name, density in raw.items()}
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         dense: set[str] = set()
-        while True:  # variables whose density would be above 1 stay dense, and the others make up for them
+        while True:  # variables whose density would exceed 1 stay dense; the others get sparser to compensate
             rest = (1 - self.sparsity_level) * sum(sizes.values()) - sum(sizes[name] for name in dense)
             weight = sum(raw[name] * sizes[name] for name in raw if name not in dense)
             scale = max(0.0, rest) / weight if weight else 0.0
@@ -135,7 +140,7 @@ class Sparsifier:
         return float((sum(shape) / np.prod(shape, dtype=np.float64)) ** self.erk_power_scale)
 
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
-        """Return which weights stay: booleans in the shape of the weight."""
+        """Return which elements of a weight stay: booleans of the weight's shape."""
         raise NotImplementedError
 
     def _random(self, name: str, step: int = 0) -> np.random.Generator:
@@ -151,6 +156,7 @@ class Sparsifier:
 class TopK(Sparsifier):
     """The largest magnitudes stay."""
 
+    @override
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         return _largest(np.abs(weight).reshape(1, -1), density).reshape(weight.shape)
 
@@ -158,20 +164,22 @@ class TopK(Sparsifier):
 class BalancedTopK(Sparsifier):
     """The largest magnitudes of each column stay."""
 
+    @override
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         columns = np.abs(weight).reshape(-1, weight.shape[-1]).T
         return _largest(columns, density).T.reshape(weight.shape)
 
 
 class Constant(Sparsifier):
-    """What was drawn at random stays."""
+    """A random choice, made once, stays."""
 
+    @override
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         return self._drawn(name, weight.shape, density)
 
 
 class Evolutionary(Sparsifier):
-    """Sparse evolutionary training: the smallest make room for others."""
+    """Sparse evolutionary training: each choice replaces the smallest weights by random others."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -179,10 +187,11 @@ class Evolutionary(Sparsifier):
         self._taken_over_at: int | None = None
 
     def take_over(self, step: int, kept: Mapping[str, np.ndarray]) -> None:
-        """Go on from the choice of the run that is resumed; that of this step has been made."""
+        """Continue with the choice of a resumed run, which covers this step already."""
         self._current = dict(kept)
         self._taken_over_at = step
 
+    @override
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         before = self._current.get(name)
         if before is None:
@@ -206,23 +215,24 @@ class Checkerboard(Sparsifier):
     """Every other weight stays.
 
     Raises:
-        SettingsError: If another share than a half is to be taken out.
+        SettingsError: If sparsity_level is not 0.5.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.sparsity_level != 0.5:
-            raise SettingsError(f"sparsity_level is {self.sparsity_level}: a checkerboard has 0.5")
+            raise SettingsError(f"sparsity_level is {self.sparsity_level}: a checkerboard needs 0.5")
 
+    @override
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         return np.indices(weight.shape, sparse=False).sum(axis=0) % 2 == 0
 
 
 class FromFile(Sparsifier):
-    """What is not zero in a mask file stays; variables that it does not have stay dense.
+    """Weights that are not zero in a mask file stay. Variables that the file lacks stay dense.
 
     Raises:
-        SettingsError: If there is no mask file, or a mask has another shape than its variable.
+        SettingsError: If mask_file is missing, or the shape of a mask is not that of its variable.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -232,15 +242,19 @@ class FromFile(Sparsifier):
         with np.load(self.mask_file, allow_pickle=False) as masks:
             self._masks = {name: masks[name] != 0 for name in masks.files}
 
+    @override
     def expected_sparsity(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
         return {name: 1 - float(self._masks[name].mean()) for name in weights if name in self._masks}
 
+    @override
     def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
         mask = self._masks.get(name)
         if mask is None:
             return np.ones(weight.shape, bool)
         if mask.shape != weight.shape:
-            raise SettingsError(f"{self.mask_file}: the mask of {name} is {mask.shape}, the variable {weight.shape}")
+            raise SettingsError(
+                f"{self.mask_file}: the mask of {name} has shape {mask.shape}, the variable {weight.shape}"
+            )
         return mask
 
 
@@ -256,12 +270,12 @@ SPARSIFIER_MAP: dict[str, type[Sparsifier]] = {
 
 
 def get_AdamW_aware_sparsifier_class(base: type[Any]) -> type[Any]:
-    """Return the class, whose moments of AdamW are taken out with their weight."""
+    """Return a subclass of `base` that also removes the AdamW moments of removed weights."""
     return type(f"AdamWAware{base.__name__}", (base,), {"is_AdamW_aware": True})
 
 
 def _largest(rows: np.ndarray, density: float) -> np.ndarray:
-    """Return which values are among the largest of their row; of equal ones the first."""
+    """Return which values are among the largest of their row. Of equal values the first win."""
     count = round(rows.shape[1] * density)
     order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
     result = np.zeros(rows.shape, bool)

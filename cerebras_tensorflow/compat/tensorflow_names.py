@@ -1,4 +1,4 @@
-"""Names that tensorflow.python.framework.ops had in TensorFlow 2.2, and that have moved since: given back there."""
+"""Restores names that tensorflow.python.framework.ops had in TensorFlow 2.2 and that have moved since."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def restore(tensorflow: ModuleType) -> None:
-    """Give them back in a TensorFlow that has been imported; what it has stays as it is."""
-    from tensorflow.python.framework import ops  # private: the place where old code looks
+    """Restore the names in an imported TensorFlow. Names that it still has stay."""
+    from tensorflow.python.framework import ops  # private: old code imports from it
 
     tf: Any = tensorflow
     moved = {

@@ -1,4 +1,4 @@
-"""Helpers that model code calls inside model_fn: casts and summaries of single tensors, weights of a checkpoint."""
+"""Helpers for model code: casts and summaries of single tensors, and the weights of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import tensorflow as tf
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 CS_AUTOTUNE: int = tf.data.AUTOTUNE
-"""0.8: the value for num_parallel_calls, cycle_length and num_parallel_reads."""
+"""Release 0.8 passes it as num_parallel_calls, cycle_length and num_parallel_reads."""
 
 
-def boundary_cast(tensor: Any, name: str | None = None, back_cast: bool = True) -> Any:
-    """Return the tensor as it is: the cast belonged to the wafer's number formats, TensorFlow keeps the model's."""
+def boundary_cast(tensor: Any, name: str | None = None, back_cast: bool = True) -> Any:  # noqa: ARG001 - the original's
+    """Return the tensor unchanged. The original casts to the wafer's number formats, which do not exist here."""
     return tensor
 
 
 def summary_layer(tensor: Any) -> Any:
-    """Add a summary of a tensor's norm, if it has a floating type; return the tensor."""
+    """Add a summary of a floating-point tensor's norm; return the tensor."""
     summarize_tensor(tensor)
     return tensor
 
 
 def summarize_tensor(tensor: Any, is_gradient_tensor: bool = False, op_name_if_grad: str | None = None) -> None:
-    """Add a scalar summary of a tensor's norm, if it has a floating type."""
+    """Add a scalar summary of a floating-point tensor's norm. Other tensors get none."""
     if not tensor.dtype.is_floating:
         return
     name = op_name_if_grad if is_gradient_tensor and op_name_if_grad else tensor.op.name
@@ -34,7 +34,7 @@ def summarize_tensor(tensor: Any, is_gradient_tensor: bool = False, op_name_if_g
 
 
 class GetWeights:
-    """The variables of a checkpoint: iterates over (name, value), one value in memory at a time.
+    """The variables of a checkpoint. Iteration gives (name, value), with one value in memory at a time.
 
     Args:
         path: The checkpoint.

@@ -1,6 +1,6 @@
-"""tf.estimator.tpu without a TPU: TPUEstimator and its RunConfig with `use_tpu=False`, as scripts for TPUs use them.
+"""tf.estimator.tpu without a TPU: TPUEstimator and its RunConfig, for scripts that pass `use_tpu=False`.
 
-Its spec is in tpu_spec.py. TPUConfig and InputPipelineConfig are those of the wheel tensorflow-estimator.
+TPUEstimatorSpec is in tpu_spec.py. TPUConfig and InputPipelineConfig come from the wheel tensorflow-estimator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_TPU = (
 
 
 class RunConfig(run_config.RunConfig):
-    """A RunConfig with settings for a TPU, which are kept.
+    """A RunConfig that also keeps the settings for a TPU.
 
     Args:
         tpu_config: TPUConfig.
@@ -79,31 +79,31 @@ class RunConfig(run_config.RunConfig):
         return self._tpu_evaluation_master
 
     def replace(self, **kwargs: Any) -> RunConfig:
-        """Return a copy with other values; tpu_config may be one of them."""
+        """Return a copy with the given values changed. `tpu_config` may be among them."""
         tpu_config = kwargs.pop("tpu_config", self._tpu_config)
         result: Any = super().replace(**kwargs)
-        result._tpu_config = tpu_config
+        result._tpu_config = tpu_config  # noqa: SLF001 - a RunConfig of this class
         return result
 
 
 class TPUEstimator(Estimator):
-    """Estimator for scripts that can use a TPU: gives `params["batch_size"]` to input_fn and model_fn.
+    """Estimator for scripts that can use a TPU. It passes `params["batch_size"]` to input_fn and model_fn.
 
     Args:
         model_fn: model_fn(features, labels, mode, config, params) -> TPUEstimatorSpec or EstimatorSpec. It must take
             params.
         model_dir: As Estimator.
         config: RunConfig of this module.
-        params: Handed to model_fn and input_fn, with batch_size and use_tpu added.
+        params: Passed to model_fn and input_fn, with batch_size and use_tpu added.
         use_tpu: Must be False.
-        train_batch_size, eval_batch_size, predict_batch_size: batch_size in params of each mode.
+        train_batch_size, eval_batch_size, predict_batch_size: `params["batch_size"]` in each mode.
         batch_axis, eval_on_tpu, export_to_tpu, export_to_cpu, embedding_config_spec, export_saved_model_api_version:
-            Accepted; they steer a TPU only.
+            Accepted without effect: they configure a TPU.
         warm_start_from: As Estimator.
 
     Raises:
-        NotImplementedError: If use_tpu is True; says how to run here.
-        ValueError: If the config is not a RunConfig of this module, or params has one of the reserved keys.
+        NotImplementedError: If use_tpu is True. The text says how to run here.
+        ValueError: If the config is not a RunConfig of this module, or params has a reserved key.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class TPUEstimator(Estimator):
         train_batch_size: int | None = None,
         eval_batch_size: int | None = None,
         predict_batch_size: int | None = None,
-        batch_axis: Any = None,
-        eval_on_tpu: bool = True,
-        export_to_tpu: bool = True,
-        export_to_cpu: bool = True,
+        batch_axis: Any = None,  # noqa: ARG002 - TensorFlow's signature
+        eval_on_tpu: bool = True,  # noqa: ARG002
+        export_to_tpu: bool = True,  # noqa: ARG002
+        export_to_cpu: bool = True,  # noqa: ARG002
         warm_start_from: Any = None,
-        embedding_config_spec: Any = None,
-        export_saved_model_api_version: Any = None,
+        embedding_config_spec: Any = None,  # noqa: ARG002
+        export_saved_model_api_version: Any = None,  # noqa: ARG002
     ) -> None:
         if config is None or not isinstance(config, RunConfig):
             raise ValueError("`config` must be provided with type `tpu_config.RunConfig`")
@@ -141,7 +141,7 @@ class TPUEstimator(Estimator):
         super().__init__(self._with_params(model_fn), model_dir, config, dict(params or {}), warm_start_from)
 
     def _assert_members_are_not_overridden(self) -> None:
-        """Allow them: TPUEstimator itself overrides train, evaluate and predict."""
+        """Allow overrides: TPUEstimator itself overrides train, evaluate and predict."""
 
     def train(  # type: ignore[override]
         self,
@@ -185,7 +185,7 @@ class TPUEstimator(Estimator):
 
     @contextmanager
     def _running(self, mode: str) -> Iterator[None]:
-        """Remember the mode while input_fn feeds the model; an export has none, and so no batch size."""
+        """Record the mode while input_fn feeds the model. An export has no mode, so it gets no batch size."""
         before, self._running_mode = self._running_mode, mode
         try:
             yield
@@ -208,7 +208,7 @@ class TPUEstimator(Estimator):
         return wrapped
 
     def _with_params(self, model_fn: Any) -> Any:
-        """Return the model_fn that the Estimator calls: it adds batch_size to params and makes an EstimatorSpec."""
+        """Return a model_fn for Estimator: it adds batch_size to params and returns an EstimatorSpec."""
         if model_fn is None:
             return None
         taken = parameters_of(model_fn)

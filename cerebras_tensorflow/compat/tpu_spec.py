@@ -1,4 +1,4 @@
-"""TPUEstimatorSpec: what a model_fn for TPUs returns, made into an EstimatorSpec."""
+"""TPUEstimatorSpec: what a model_fn for TPUs returns, and its conversion to an EstimatorSpec."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
+from typing_extensions import override
 
 from cerebras_tensorflow.estimator.spec import EstimatorSpec
 
@@ -23,7 +24,7 @@ else:
 
 
 class TPUEstimatorSpec(_Fields):
-    """Ops and objects of one mode, in the form that runs on TPUs: functions with their tensors in place of metrics."""
+    """EstimatorSpec for TPUs: metrics and host calls are pairs of a function and its tensors."""
 
     def __new__(
         cls,
@@ -42,16 +43,22 @@ class TPUEstimatorSpec(_Fields):
         """Return a checked spec.
 
         Args:
-            mode, predictions, loss, train_op, export_outputs: As EstimatorSpec.
+            mode: As EstimatorSpec.
+            predictions: As EstimatorSpec.
+            loss: As EstimatorSpec.
+            train_op: As EstimatorSpec.
             eval_metrics: (fn, tensors); fn(*tensors) or fn(**tensors) returns name -> (value, update op).
+            export_outputs: As EstimatorSpec.
             scaffold_fn: Returns the Scaffold.
-            host_call: (fn, tensors); what fn returns runs with each step.
-            training_hooks, evaluation_hooks, prediction_hooks: SessionRunHooks.
+            host_call: (fn, tensors); the ops that fn returns run with each step.
+            training_hooks: SessionRunHooks.
+            evaluation_hooks: SessionRunHooks.
+            prediction_hooks: SessionRunHooks.
 
         Raises:
             ValueError: If eval_metrics or host_call is not a pair, or its tensors are not a list or dict.
-            TypeError: If its first element cannot be called, or a hook is not a SessionRunHook.
-            RuntimeError: If the function takes another number of arguments.
+            TypeError: If the first element of a pair cannot be called, or a hook is not a SessionRunHook.
+            RuntimeError: If the function of a pair does not take as many arguments as there are tensors.
         """
         for name, call in (("eval_metrics", eval_metrics), ("host_call", host_call)):
             if call is not None:
@@ -84,7 +91,7 @@ class TPUEstimatorSpec(_Fields):
 
 
 class HostCallHook(tf.compat.v1.train.SessionRunHook):
-    """Runs a host_call's ops with each step, and opens and flushes the summary writers that they write to."""
+    """Runs the ops of a host_call with each step. Opens and flushes the summary writers that they use."""
 
     def __init__(self, tensors: Any) -> None:
         self._tensors = tensors
@@ -93,17 +100,19 @@ class HostCallHook(tf.compat.v1.train.SessionRunHook):
 
     def begin(self) -> None:
         """Make the ops that open and flush the graph's summary writers."""
-        from tensorflow.python.ops import summary_ops_v2  # private: the only way to a graph's writers
+        from tensorflow.python.ops import summary_ops_v2  # private: nothing public gives a graph's writers
 
         self._init_ops = list(summary_ops_v2.summary_writer_initializer_op())
         self._flush_ops = [summary_ops_v2.legacy_raw_flush(writer=op.inputs[0]) for op in self._init_ops]
 
+    @override
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Open the writers."""
         session.run(self._init_ops)
 
+    @override
     def before_run(self, run_context: Any) -> Any:
-        """Ask for the host_call's tensors."""
+        """Add the host_call's tensors to the run."""
         return tf.compat.v1.train.SessionRunArgs(self._tensors)
 
     def end(self, session: Any) -> None:

@@ -1,8 +1,8 @@
 """Serves modules of the wheel tensorflow-estimator 2.15 (canned estimators, heads and their helpers) on our core.
 
-The wheel cannot be imported on TensorFlow 2.16 to 2.21 as it is: it takes `tf.keras` for Keras 2, and imports modules
-that TensorFlow no longer has. Its files are loaded unchanged; only what `import tensorflow as tf` gives them differs.
-What our table has (Estimator, EstimatorSpec, RunConfig, ...) they get from us.
+On TensorFlow 2.16 to 2.21 the wheel fails to import: it expects Keras 2 as `tf.keras`, and it imports modules
+that TensorFlow has dropped. Its files are loaded unchanged, but their `import tensorflow as tf` gives an adapted one.
+Names of our table (Estimator, EstimatorSpec, RunConfig, ...) come from us.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 NAME = "tensorflow_estimator"
 _ORIGINAL = "cerebras_tensorflow.compat.original_"
-"""Prefix of a module of the wheel that stands behind one of ours, for the names that ours does not have."""
+"""Prefix in sys.modules for a wheel module that supplies the names that our module of the same name lacks."""
 
 
 @functools.cache
@@ -33,12 +33,12 @@ def folder() -> str | None:
 
 
 def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module of the wheel under its own name, or None."""
+    """Return the spec of a wheel module under its own name; None if the wheel lacks it."""
     return _spec(name, name)
 
 
 def original(name: str) -> ModuleType | None:
-    """Return the wheel's own module of a name that our table has, or None; it is kept apart from ours."""
+    """Return the wheel's own version of a module of our table, loaded under another name; None if there is none."""
     hidden = _ORIGINAL + name.replace(".", "_")
     if hidden in sys.modules:
         return sys.modules[hidden]
@@ -71,7 +71,7 @@ def _spec(name: str, loaded_as: str) -> importlib.machinery.ModuleSpec | None:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Runs a file of the wheel with an `import` of its own."""
+    """Runs a file of the wheel with `_import_for_wheel` as its `import`."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the file."""
@@ -80,7 +80,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _import_for_wheel(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-    """Import as Python does, but tensorflow with Keras 2, and stand-ins for modules that TensorFlow has dropped."""
+    """Import as Python does, except: tensorflow has Keras 2, and modules that it has dropped get stand-ins."""
     if name == "tensorflow" and not fromlist:
         return tensorflow()
     module = builtins.__import__(name, globals, locals, fromlist, level)
@@ -108,9 +108,9 @@ DROPPED = {
 
 
 class _Dropped(ModuleType):
-    """A module that is no more. The distribute coordinator is never to be run; all else says that it is gone."""
+    """Stand-in for a dropped module. The distribute coordinator is reported as not in use; other names raise."""
 
-    def should_run_distribute_coordinator(self, config: Any) -> bool:
+    def should_run_distribute_coordinator(self, config: Any) -> bool:  # noqa: ARG002 - TensorFlow's signature
         """Return False."""
         return False
 
@@ -118,11 +118,11 @@ class _Dropped(ModuleType):
         """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{self.__name__}.{name} is not there any more: TensorFlow 2.16 dropped its module")
+        raise AttributeError(f"{self.__name__}.{name} does not exist: TensorFlow 2.16 dropped its module")
 
 
 class _Overlay(ModuleType):
-    """A module with some attributes replaced, each made when it is asked for."""
+    """A module with some attributes replaced. Each replacement is made on first use."""
 
     def __init__(self, module: Any, replaced: dict[str, Any]) -> None:
         super().__init__(getattr(module, "__name__", "tensorflow"))
@@ -142,7 +142,7 @@ class _Overlay(ModuleType):
 
 @functools.cache
 def tensorflow() -> ModuleType:
-    """Return TensorFlow as the wheel knows it: tf.keras, tf.compat.v1.keras and tf.compat.v1.layers are Keras 2."""
+    """Return TensorFlow as the wheel expects it: tf.keras, tf.compat.v1.keras and tf.compat.v1.layers are Keras 2."""
     import tensorflow as tf
 
     def keras_v1() -> Any:
@@ -167,10 +167,10 @@ def tensorflow() -> ModuleType:
 
 
 def legacy_layers() -> Any:
-    """Return the functions and classes of tf.compat.v1.layers, which Keras 2 has."""
+    """Return tf.compat.v1.layers, which Keras 2 implements."""
     return importlib.import_module("tf_keras.api._v1.keras.__internal__.legacy.layers")
 
 
 def legacy_rnn_cells() -> Any:
-    """Return the classes of tf.compat.v1.nn.rnn_cell, which Keras 2 has."""
+    """Return tf.compat.v1.nn.rnn_cell, which Keras 2 implements."""
     return importlib.import_module("tf_keras.api._v1.keras.__internal__.legacy.rnn_cell")

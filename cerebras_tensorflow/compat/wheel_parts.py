@@ -1,4 +1,4 @@
-"""Parts of the wheel tensorflow-estimator that we replace: usage counters, the decorator of its public names."""
+"""Replaces parts of the wheel tensorflow-estimator: usage counters, and the decorator of its public names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _T = TypeVar("_T")
 
 
 class _Gauge:
-    """Counts nothing: the original told Google's own monitoring which canned estimators are used."""
+    """Counts nothing. The original reports to Google's monitoring which canned estimators are used."""
 
-    def get_cell(self, *labels: Any) -> _Gauge:
+    def get_cell(self, *labels: Any) -> _Gauge:  # noqa: ARG002 - the original's signature
         """Return itself."""
         return self
 
@@ -22,6 +22,6 @@ class _Gauge:
 _canned_estimator_api_gauge = _Gauge()
 
 
-def estimator_export(*names: Any, **words: Any) -> Callable[[_T], _T]:
-    """Return a decorator that changes nothing; the original warns at each use that tf.estimator is deprecated."""
+def estimator_export(*names: Any, **words: Any) -> Callable[[_T], _T]:  # noqa: ARG001 - the original's signature
+    """Return a decorator without effect. The original's warns at each use that tf.estimator is deprecated."""
     return lambda value: value

@@ -1,1 +1,1 @@
-"""From the graph of one step to a Program for one execution mode."""
+"""Compiles the graph of one step to a Program for one execution mode."""

@@ -1,6 +1,7 @@
 """Compiled Programs on disk, in `<compile_dir>/tfcs_<checksum>/`. The checksum covers all inputs of the compilation.
 
-A Program is a graph, which may read and write files: only one that this user has signed is used (see signature.py).
+A Program is a graph, and a graph can read and write files. So only Programs that this user has signed are used (see
+signature.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, W
 
 logger = logging.getLogger(__name__)
 
-VERSION = 10  # raised whenever the compiler's output or the format changes, so that older Programs are not used
+VERSION = 10  # raise it when the compiler's output or the format changes, so that older Programs are not used
 _GRAPH, _MANIFEST, _SIGNATURE = "program.pb", "program.json", "program.sig"
 _MAX_MANIFEST_BYTES = 1 << 30
 
@@ -40,17 +41,17 @@ def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
 
 
 def folder(compile_dir: str | os.PathLike[str], key: str) -> Path:
-    """Return the folder of the Program with a checksum."""
+    """Return the folder of the Program with the given checksum."""
     return Path(compile_dir) / f"tfcs_{key}"
 
 
 def save(path: Path, program: Program, texts: dict[str, str]) -> None:
-    """Write a Program and its reports. The folder appears complete or not at all; the first of two writers wins.
+    """Write a Program and its reports. The folder appears complete or not at all. Of two writers the first wins.
 
     Args:
         path: From `folder`.
         program: The Program.
-        texts: File name -> content, of the reports beside it.
+        texts: File name -> content of each report.
     """
     graph = program.graph_def.SerializeToString()
     manifest = {
@@ -82,24 +83,24 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
     shutil.rmtree(path, ignore_errors=True)
     try:
         partial.rename(path)
-    except OSError:  # another run of the same model has just written the same Program
+    except OSError:  # another run has just written the same Program
         if not path.is_dir():
             raise
         shutil.rmtree(partial)
 
 
 def load(path: Path) -> Program | None:
-    """Return the Program of a folder; None if there is none, or if it cannot be read."""
+    """Return the Program in a folder; None if the folder has none, or if it cannot be read or trusted."""
     try:
         text = files.read_regular(path / _MANIFEST, _MAX_MANIFEST_BYTES)
         graph = (path / _GRAPH).read_bytes()
         if not signature.is_signed((path / _SIGNATURE).read_text(), path.name, graph, text):
-            raise ValueError("it is not signed by this user, or has changed since")
+            raise ValueError("it is not signed by this user, or was changed after signing")
         manifest = json.loads(text)
         if manifest["version"] != VERSION:
             raise ValueError(f"it has format {manifest['version']}, expected {VERSION}")
         if hashlib.sha256(graph).hexdigest() != manifest["graph_sha256"]:
-            raise ValueError(f"{_GRAPH} is not what was written")
+            raise ValueError(f"{_GRAPH} does not match its checksum")
         graph_def = GraphDef.FromString(graph)
         return Program(
             mode=manifest["mode"],

@@ -1,4 +1,4 @@
-"""How fast a CS-2 would run a Program, by a simple model of it. Every figure here is simulated."""
+"""Estimates the speed of a Program on a CS-2, with a simple model. Every figure here is simulated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.system import facts
 
-# Assumed. There is no public figure for the share of the peak that a model reaches; this one is rather low.
+# Share of the peak that a model reaches. Assumed, on the low side: there is no public figure.
 UTILIZATION = 0.3
 
 
@@ -19,7 +19,8 @@ class Estimate:
         batch_size: Samples in a step.
         flops: Floating-point operations of a step.
         transmitted_bytes: Bytes over the system's links in a step: the batch, and in weight streaming the weights.
-        compute_s, transmission_s: Simulated time of each [s]; they overlap.
+        compute_s: Simulated time of computation [s]. Computation and transmission overlap.
+        transmission_s: Simulated time of transmission [s].
         assumptions: Where the figures come from.
     """
 
@@ -32,18 +33,22 @@ class Estimate:
 
     @property
     def step_s(self) -> float:
+        """Simulated time of a step [s]: the longer of computation and transmission."""
         return max(self.compute_s, self.transmission_s)
 
     @property
     def samples_per_s(self) -> float:
+        """Simulated samples per second."""
         return self.batch_size / self.step_s if self.step_s else 0.0
 
     @property
     def compute_samples_per_s(self) -> float:
+        """Simulated samples per second if transmission took no time."""
         return self.batch_size / self.compute_s if self.compute_s else 0.0
 
     @property
     def transmission_samples_per_s(self) -> float:
+        """Simulated samples per second if computation took no time."""
         return self.batch_size / self.transmission_s if self.transmission_s else 0.0
 
 
@@ -51,12 +56,12 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
     """Return the simulated speed of a Program.
 
     Args:
-        program: The Program; its schedule says which weights cross the links.
+        program: The Program. Its schedule gives the weights that cross the links.
         batch_size: Samples in a step.
         batch_bytes: Bytes of a batch.
         num_flops: Floating-point operations of a step.
     """
-    # Only weights and gradients cross the links. MemoryX holds the optimizer's state and applies updates (published).
+    # Published: only weights and gradients cross the links. MemoryX holds the optimizer's state and applies updates.
     state = _optimizer_state(program)
     weights = sum(event.num_bytes for event in program.events if event.kind == "load" and event.weight not in state)
     read = {event.weight for event in program.events if event.kind != "update"} - state
@@ -77,9 +82,9 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
 
 
 def _optimizer_state(program: Program) -> set[int]:
-    """Return the weights that are slots of an optimizer, by their names: `kernel/Adam` is a slot of `kernel`.
+    """Return the indices of the weights that are optimizer slots. Names show it: `kernel/Adam` is a slot of `kernel`.
 
-    The events do not show it: an optimizer that is made of assigns reads its slots as a model reads its weights.
+    Events do not show it: an optimizer made of assigns reads its slots as a model reads its weights.
     """
     names = {spec.name for spec in (*program.streamed, *program.resident)}
     parts = {index: spec.name.split("/") for index, spec in enumerate(program.streamed)}

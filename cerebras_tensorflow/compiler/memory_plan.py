@@ -1,4 +1,4 @@
-"""How much memory a step needs: resident variables, streamed weights, values between ops, overhead."""
+"""The memory that a step needs: resident variables, streamed weights, values between ops, overhead."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from cerebras_tensorflow.graph.program import Program, Residence
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of memory that a step needs beside the process itself.
+    """Bytes of memory that a step adds to the process.
 
     Attributes:
         resident_bytes: Variables that stay in memory, and all of a store that is mapped into memory.
         window_bytes: Streamed weights, and values that are loaded ahead, at the busiest op.
         activation_bytes: Most bytes of values between ops.
-        overhead_bytes: What kernels, queues and allocators take beside these.
-        store_bytes: Streamed weights in the store, and values that are spilled to it.
-        spilled_bytes: Of these, values.
+        overhead_bytes: Memory of kernels, queues and allocators.
+        store_bytes: Streamed weights and spilled values in the store.
+        spilled_bytes: Spilled values in the store; part of store_bytes.
     """
 
     resident_bytes: int
@@ -29,7 +29,7 @@ class MemoryPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """All of these but the store: the memory that the step adds to that of the process."""
+        """The memory that the step adds to the process: all parts except the store."""
         return self.resident_bytes + self.window_bytes + self.activation_bytes + self.overhead_bytes
 
 

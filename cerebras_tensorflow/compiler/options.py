@@ -1,4 +1,4 @@
-"""What a user may choose about a weight-streaming schedule."""
+"""The user's options for weight streaming."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from cerebras_tensorflow.graph.program import Residence
 
 @dataclass(frozen=True)
 class StreamingOptions:
-    """What a user may choose about the schedule.
+    """The user's options for the schedule.
 
     Attributes:
         min_stream_bytes: Variables below this size stay resident: moving them costs more than it saves.
-        window_bytes: Bytes of weights in memory at a time. None: twice the size of the median weight by bytes (half of
-            all bytes are in smaller weights), at least 64 MB. A single larger weight (a vocabulary) is loaded alone.
-        slice_bytes: Most bytes of a variable that an element-wise update has in memory. A 32nd of the window if that is
-            more, since every slice costs nodes.
-        memory_budget: Most bytes of memory that the process may take. None: no limit, and values are spilled only as
-            far as this costs almost nothing (memory/budget.py).
+        window_bytes: Bytes of weights in memory at a time. A larger weight (a vocabulary) is loaded alone. None: twice
+            the size of the median weight by bytes (half of all bytes are in smaller weights), at least 64 MB.
+        slice_bytes: Most bytes of a variable that an element-wise update has in memory. If a 32nd of the window is
+            more, slices have that size, since every slice costs nodes.
+        memory_budget: Most bytes of memory that the process may take. None: no limit; values are spilled only where
+            this costs almost nothing (memory/budget.py).
         process_bytes: Memory of the process without the step.
-        spill_share: Without a budget, bytes that spilling may add, as a share of the bytes that the weights move.
+        spill_share: Most bytes that spilling may add without a budget, as a share of the bytes that the weights move.
         min_spill_bytes: Values below this size are not spilled: moving them costs more than it saves.
-        residence: Where the weights lie between their uses.
+        residence: Where the weights are between their uses.
     """
 
     min_stream_bytes: int = 64 * 1024

@@ -18,7 +18,7 @@ def compile_pipelined(graph_def: GraphDef, sources: Sequence[str], outputs: Mapp
     Args:
         graph_def: The step, stateless, with reads before writes.
         sources: Names of the batch's placeholders.
-        outputs: Of each op; without them the memory of values is not known.
+        outputs: Outputs of each op. If empty, the memory of values is unknown and counts as 0.
     """
     table = NodeTable(graph_def)
     resident = [variable for variable in find_variables(table).values() if variable.shape is not None]

@@ -1,4 +1,4 @@
-"""The compiler's results as text that a person reads: schedule, memory plan, compile report."""
+"""The compiler's results as readable text: schedule, memory plan, compile report."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def schedule_text(program: Program) -> str:
         f"Schedule ({program.mode})",
         "",
         f"{len(program.events)} moves of {len(program.streamed)} weights; {format_bytes(moved)} read and written in a "
-        f"step (rows that `gather` fetches not counted).",
-        "A move starts when, of the moves above it, all but the last "
-        f"{format_bytes(program.window_bytes)} have been used.",
-        "`load`: the step reads the weight. `update`: load, optimizer, store. `gather`: only the batch's rows. "
-        "`spill`: a value goes to the store until `fill` brings it back.",
+        f"step, not counting the rows that `gather` reads.",
+        "A move starts when the moves above it have been used, except for the last "
+        f"{format_bytes(program.window_bytes)} of them.",
+        "`load`: reads a weight. `update`: loads a weight, runs the optimizer, stores the weight. `gather`: reads only "
+        "the batch's rows. `spill`: stores a value. `fill`: loads that value again.",
         "",
         f"{'number':>6}  {'kind':6}  {'bytes':>9}  {'first op':>8}  {'last op':>8}  weight",
     ]
@@ -42,7 +42,7 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
         ("streamed weights, at most", plan.window_bytes, "with values loaded ahead, at the busiest op"),
         ("values between ops, at most", plan.activation_bytes, "from static shapes"),
         ("kernels, queues, allocators", plan.overhead_bytes, "estimated"),
-        ("peak, beside the process itself", plan.peak_bytes, "sum of the four"),
+        ("peak, without the process itself", plan.peak_bytes, "sum of the four"),
         ("values spilled to the store", plan.spilled_bytes, f"{len(program.spilled)} values, under the memory budget"),
         ("weight store", plan.store_bytes, f"{len(program.stored)} weights and values"),
     ]
@@ -72,5 +72,5 @@ def compile_report_text(estimate: Estimate) -> str:
 
 
 def _rate(per_s: float) -> str:
-    """Return a rate with one decimal, as in the original; small rates with two significant digits."""
+    """Return a rate with one decimal, as in the original. Small rates get two significant digits."""
     return f"{per_s:.1f}" if per_s >= 0.1 or not per_s else f"{per_s:.2g}"

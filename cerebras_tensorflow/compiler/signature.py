@@ -1,4 +1,4 @@
-"""Signatures of cached Programs: a graph may write files, so only one that this user compiled is run."""
+"""Signatures of cached Programs. A graph can write files, so only graphs that this user compiled are run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def sign(folder_name: str, *contents: bytes) -> str | None:
     """Return the signature of the files of one folder; None without a key.
 
     Args:
-        folder_name: The folder's name has the checksum of what was compiled, so that a Program stays in its folder.
-        contents: Of the files.
+        folder_name: Name of the folder. It is signed too, so that a Program cannot be moved to another folder.
+        *contents: Content of each file.
     """
     key = _key()
     if key is None:
@@ -36,13 +36,13 @@ def sign(folder_name: str, *contents: bytes) -> str | None:
 
 
 def is_signed(signature: str, folder_name: str, *contents: bytes) -> bool:
-    """Whether a signature is this user's."""
+    """Whether this user made a signature for these files."""
     own = sign(folder_name, *contents)
     return own is not None and hmac.compare_digest(own.encode(), signature.strip().encode())
 
 
 def _key() -> bytes | None:
-    """Return the user's key, made on first use; None if CEREBRAS_HOME cannot keep one that only the user reads."""
+    """Return the user's key, which is made on first use. None if CEREBRAS_HOME cannot keep it private."""
     path = env.read().home / KEY_FILE
     try:
         if not path.exists():

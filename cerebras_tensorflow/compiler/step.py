@@ -23,12 +23,12 @@ class Step:
     """One step as model_fn and the estimator define it.
 
     Attributes:
-        graph_def: What the roots and the train op need of the graph that model_fn built.
-        roots: Names of all ops that a run of the step may ask for.
+        graph_def: The part of model_fn's graph that the roots and the train op need.
+        roots: Names of all ops that a run of the step may fetch.
         train_node: Name of the train op; None in evaluation and prediction.
         sources: Names of the placeholders that take the batch.
         global_step: Name of the global step's VarHandleOp; None if the graph has none.
-        weights: Names of the VarHandleOps of what a checkpoint holds; nothing else is streamed.
+        weights: VarHandleOps of the variables in a checkpoint, by name. No other variable is streamed.
     """
 
     graph_def: GraphDef
@@ -44,15 +44,15 @@ def compile_step(
 ) -> Program:
     """Return the Program of a step.
 
-    In both modes sums and additions to rows get one order, random ops become functions of the step, and reads come
-    before writes, so that the two agree to the last bit.
+    Both modes fix the order of sums and of additions to rows, make random ops functions of the step, and put reads
+    before writes. So their results agree to the last bit.
 
     Args:
         step: The step.
         mode: Execution mode.
-        options: Of weight streaming.
-        outputs: Of each op of the graph that model_fn built (graph.cost.op_outputs); None: the memory that values
-            take is not known, and nothing is spilled.
+        options: Options of weight streaming.
+        outputs: Outputs of each op of model_fn's graph, from graph.cost.op_outputs. None: the memory of values is
+            unknown, and nothing is spilled.
 
     Raises:
         CompileError: If the graph cannot be compiled for the mode, or not within the memory budget.
@@ -71,7 +71,9 @@ def compile_step(
     if step.train_node:
         graph_def = reads_before_writes(graph_def, step.train_node, step.sources)
     if mode == WEIGHT_STREAMING:
-        weights = [weight for weight in step.weights if weight != step.global_step]  # every run reads and fetches it
+        weights = [
+            weight for weight in step.weights if weight != step.global_step
+        ]  # resident: every run reads and fetches it
         return compile_weight_streaming(
             graph_def, step.train_node, step.sources, weights, options, outputs or {}, frozenset(step.roots)
         )

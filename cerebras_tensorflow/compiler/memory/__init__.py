@@ -1,1 +1,1 @@
-"""Memory of a step: liveness, spilling, recomputing, the budget."""
+"""The memory of a step: liveness, spilling, recomputing, the budget."""

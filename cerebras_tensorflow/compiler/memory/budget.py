@@ -1,4 +1,4 @@
-"""The memory of a step, and how much of it has to be spilled.
+"""Adds up the memory of a step, and decides how much of it is spilled.
 
     peak = the process without the step
          + variables that stay
@@ -24,27 +24,27 @@ from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
-# Measured on GPT shapes from 10 million to 1.3 billion parameters by scripts/bench/bench_streaming.py. The session:
-# scratch memory of kernels, and its own. The store: its queue, and the buffers that it keeps for later use.
+# Measured by scripts/bench/bench_streaming.py on GPT shapes from 10 million to 1.3 billion parameters.
+# Session: its own memory and the scratch memory of kernels. Store: its queue, and the buffers that it keeps for reuse.
 _SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
 # On a CPU with oneDNN, TensorFlow's allocator keeps freed memory in a pool. A value takes the smallest free piece that
-# holds it. So the pool is larger than its content, and a value of the largest size may fit into no free piece.
+# holds it. So the pool is larger than its content, and the largest value may not fit into any free piece.
 _POOL_SHARE, _LARGEST_SHARE = 0.15, 0.25
-# Without gates, ops run further ahead of the order: by more than one value of the largest size.
+# Without gates, ops run further ahead of the order, and more than one value of the largest size exists at a time.
 _LARGEST_SHARE_IN_MEMORY = 2.0
-# Slices in memory at a time: those of three variables of one optimizer op, each twice, since the op copies its inputs.
+# Slices in memory at a time: one of each of an optimizer op's three variables, twice, since the op copies its inputs.
 _SLICES = 6
-# Share of a budget that a plan may fill. The rest covers the error of the plan, which is some percent.
+# Share of a budget that a plan may fill. The rest covers the plan's error of a few percent.
 _PLANNED_SHARE = 0.93
 _MOVES_OF_A_WEIGHT = 4  # forward, backward, and to and from its update
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the schedule of a step moves.
+    """The sizes of the weights that a step moves.
 
     Attributes:
-        window_bytes: Bytes of weights in memory at a time, where one does not exceed it.
+        window_bytes: Bytes of weights in memory at a time. A larger weight is in memory alone.
         slice_bytes: Most bytes of a variable that an element-wise update has in memory.
         weights: Size of each streamed variable.
     """
@@ -70,12 +70,12 @@ class Traffic:
 
 
 def overhead_bytes(values: Sequence[Value], peak_bytes: int, traffic: Traffic | None) -> int:
-    """Return the memory that a step takes beside its values and its weights.
+    """Return the memory that a step takes in addition to its values and its weights.
 
     Args:
-        values: Of the step.
+        values: Values of the step.
         peak_bytes: Most bytes of values at a time.
-        traffic: Of its weights; None: they stay in memory.
+        traffic: Traffic of its weights. None: the weights stay in memory.
     """
     largest = max((value.num_bytes for value in values), default=0)
     in_pool = peak_bytes + (traffic.update_bytes if traffic else 0)
@@ -93,16 +93,16 @@ def spill_within(
     resident_bytes: int = 0,
     most_value_bytes: int | None = None,
 ) -> SpillPlan:
-    """Choose what to spill. Whether the step then fits into the budget is for check_budget, when all moves are known.
+    """Choose what to spill. The caller checks the budget later, when all moves are known (Footprint).
 
     Args:
-        values: Of the step.
-        length: Of the step's order.
-        outputs: Of each op.
-        traffic: Of its weights.
-        options: The budget, and what else is chosen about spilling.
-        resident_bytes: Variables that stay in memory.
-        most_value_bytes: Most bytes of values at a time under a budget; None: what the budget leaves.
+        values: Values of the step.
+        length: Number of ops in the step's order.
+        outputs: Outputs of each op.
+        traffic: Traffic of the step's weights.
+        options: The budget and the other options of spilling.
+        resident_bytes: Bytes of the variables that stay in memory.
+        most_value_bytes: Most bytes of values at a time under a budget. None: what the budget leaves.
     """
     plan = partial(plan_spills, values, length, outputs, min_bytes=options.min_spill_bytes)
     least = plan(0)
@@ -120,10 +120,10 @@ class Footprint:
     """The memory of a step whose moves are known.
 
     Attributes:
-        process_bytes: The process without the step.
-        resident_bytes: Variables that stay.
-        value_bytes: Values between ops, at most.
-        moved_bytes: What moves add to these at the busiest op.
+        process_bytes: Memory of the process without the step.
+        resident_bytes: Variables that stay in memory.
+        value_bytes: Most bytes of values between ops.
+        moved_bytes: Bytes that moves add to the values at the busiest op.
         overhead_bytes: Kernels, queues and allocators.
     """
 
@@ -140,16 +140,16 @@ class Footprint:
         return sum(parts)
 
     def excess_bytes(self, memory_budget: int) -> int:
-        """Return by how much the step is above the share of a budget that may be planned for; at most 0 if it fits."""
+        """Return the bytes above the share of a budget that a plan may fill; 0 or less if the step fits."""
         return math.ceil(self.total_bytes - _PLANNED_SHARE * memory_budget)
 
 
 def budget_error(memory_budget: int, least: Footprint) -> CompileError:
-    """Return the refusal of a budget.
+    """Return the error for a budget that is too small.
 
     Args:
         memory_budget: The budget.
-        least: The footprint with everything spilled that can be.
+        least: The footprint with all spillable values spilled.
     """
     needed = least.total_bytes / _PLANNED_SHARE
     return CompileError(
@@ -157,13 +157,13 @@ def budget_error(memory_budget: int, least: Footprint) -> CompileError:
         f"{format_bytes(least.process_bytes)} for the process, {format_bytes(least.moved_bytes)} for weights on the "
         f"move, {format_bytes(least.value_bytes)} for the values of its largest ops with everything else spilled, "
         f"{format_bytes(least.resident_bytes)} for variables that stay, {format_bytes(least.overhead_bytes)} for "
-        "kernels, queues and allocators, and some to spare. Raise memory_budget to that, or make the batch or the "
+        "kernels, queues and allocators, plus a reserve. Raise memory_budget to that, or make the batch or the "
         "sequence smaller"
     )
 
 
 def _spill_little(plan: Callable[[int | None], SpillPlan], least: SpillPlan, free_bytes: int) -> SpillPlan:
-    """Return the plan of the lowest peak among those that move at most `free_bytes`."""
+    """Return the plan with the lowest peak that moves at most `free_bytes`."""
     if least.moved_bytes <= free_bytes:
         return least
     best = plan(None)

@@ -1,4 +1,4 @@
-"""Which values of a step live when: the buffers that its ops make, their uses in the step's order, and their sum."""
+"""Liveness: the buffers that a step's ops make, their uses in the step's order, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 
 # Ops that return the buffer of their first input, at most with another shape.
 ALIASES = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Snapshot"})
-# Ops of branches and loops pass a buffer on too, but not in every step.
+# Ops of branches and loops also pass a buffer on, but not in every step.
 _CONDITIONAL = frozenset({"Switch", "Merge", "Enter", "Exit", "NextIteration", "LoopCond"})
-# Ops whose output is counted elsewhere: with the session, the batch or the store.
+# Ops whose output is counted elsewhere: as part of the session, the batch or the store.
 OUTSIDE = frozenset({"ReadVariableOp", "VarHandleOp", "Const", "Placeholder", "PyFunc"})
 
 
@@ -28,7 +28,7 @@ class Use:
     Attributes:
         position: Of the op in the step's order.
         user: The op.
-        endpoint: The output by which it takes the value: the value's own or that of a Reshape of it.
+        endpoint: The output that the op takes: the value's own, or that of an alias such as Reshape.
     """
 
     position: int
@@ -45,7 +45,7 @@ class Value:
         num_bytes: Its size.
         made: Position of the op that made it.
         uses: In the step's order, without ops that only pass the buffer on.
-        is_conditional: Whether a branch or a loop makes or takes it. It may then exist never, or more than once.
+        is_conditional: Whether a branch or a loop makes or takes it. Then it may not exist at all, or more than once.
     """
 
     endpoint: Endpoint
@@ -73,7 +73,7 @@ def find_values(table: NodeTable, order: Sequence[str], outputs: Mapping[str, Se
     Args:
         table: The graph.
         order: All its nodes in the order in which they run.
-        outputs: Of each op; an op without an entry makes nothing.
+        outputs: Outputs of each op. An op without an entry makes no values.
     """
     position = {name: index for index, name in enumerate(order)}
     inside = _in_branches_and_loops(table, order)

@@ -1,7 +1,7 @@
-"""Recomputation: values that are computed again just before their late use, instead of being stored and loaded.
+"""Recomputation: computes a value again just before its late use, instead of storing and loading it.
 
-It pays if the ops that make a value are element-wise, and if their inputs are in memory at the late use anyway, because
-they are used there or later. The copy of an op is the same kernel on the same bits, so the result is the same.
+This pays if the ops that make the value are element-wise, and if their inputs are in memory at the late use because they
+are used there or later. A copy of an op runs the same kernel on the same bits, so it gives the same result.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ELEMENT_WISE = frozenset({
     "RealDiv", "Reciprocal", "Relu", "Relu6", "Rsqrt", "Select", "SelectV2", "Selu", "Sigmoid", "Softplus", "Sqrt",
     "Square", "SquaredDifference", "Sub", "Tanh",
 })  # fmt: skip
-_MOST_OPS = 6  # that are run again for one value
-_MOST_EARLIER = 64  # positions by which a spilled value may be loaded earlier, so that another can be computed from it
+_MOST_OPS = 6  # ops that run again for one value, at most
+_MOST_EARLIER = 64  # most positions by which a spilled value is loaded early so that another is computed from it
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Recomputation:
 
     Attributes:
         endpoint: The output.
-        ops: The ops to run again, each after those it needs; the last one makes the value.
-        trigger: An op that runs shortly before the late use, and that the copies wait for. None: they need not wait,
-            since one of their inputs is loaded only then.
+        ops: The ops to run again, in an order that can be run. The last one makes the value.
+        trigger: An op shortly before the late use. The copies wait for it. None: the copies need not wait, since one of
+            their inputs is loaded only then.
         late: Uses that take the new value.
-        shapes: Of the endpoints by which they take it.
+        shapes: Shape of each endpoint by which these uses take the value.
     """
 
     endpoint: Endpoint
@@ -52,10 +52,10 @@ class Restores:
     """How each value that leaves memory comes back.
 
     Attributes:
-        spills: Loaded from the store, in the order of their first late use.
-        recomputations: Computed again.
-        first_uses: Spilled value -> position at which it is loaded because another value is computed from it, if that
-            is before its own first late use.
+        spills: Values that are loaded from the store, in the order of their first late use.
+        recomputations: Values that are computed again.
+        first_uses: Spilled value -> position at which it is loaded early, before its own first late use, because
+            another value is computed from it.
         curve: Bytes of values between ops at each position of the order.
     """
 
@@ -77,15 +77,15 @@ def recompute_where_cheaper(
 
     Args:
         table: The graph.
-        order: Its nodes.
-        values: Of the step.
+        order: All its nodes in the order in which they run.
+        values: Values of the step.
         plan: The values that leave memory, and the memory that the others take.
-        outputs: Of each op.
-        streamed_reads: Reads of variables whose values are not in memory.
+        outputs: Outputs of each op.
+        streamed_reads: Reads of streamed variables, whose values are not in memory.
     """
     search = _Search(table, order, values, plan, outputs, streamed_reads)
     spills, recomputations = [], []
-    # In the order in which values are made, so that the inputs of a value have been decided on before it.
+    # In the order in which values are made, so that the inputs of a value are decided before the value.
     for spill in sorted(plan.spills, key=lambda spill: spill.made):
         recomputation = search.find(spill)
         if recomputation is None:
@@ -99,16 +99,16 @@ def recompute_where_cheaper(
 
 @dataclass
 class _Attempt:
-    """The ops that have been collected to compute one value again at a position."""
+    """One try to compute a value again at a position: the ops collected so far."""
 
     place: int
     chain: dict[str, None] = field(default_factory=dict)
-    earlier: list[Endpoint] = field(default_factory=list)  # spilled values that it needs to be loaded earlier
+    earlier: list[Endpoint] = field(default_factory=list)  # spilled values that must be loaded earlier for it
     is_loaded: bool = False  # whether one of its inputs comes from the store
 
 
 class _Search:
-    """A search for ways to compute spilled values again, with what was decided so far."""
+    """Finds ways to compute spilled values again, and keeps the decisions made so far."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Search:
         self.recomputed: set[Endpoint] = set()
 
     def find(self, spill: Spill) -> Recomputation | None:
-        """Return how to compute a value again; None if it costs much or needs a value that is not in memory."""
+        """Return how to compute a value again; None if that costs too much, or needs a value that is not in memory."""
         place = spill.late[0].position
         attempt = _Attempt(place)
         if not self._add(spill.endpoint, attempt, is_wanted=True):
@@ -148,7 +148,7 @@ class _Search:
         return Recomputation(spill.endpoint, tuple(attempt.chain), trigger, spill.late, spill.shapes)
 
     def _add(self, endpoint: Endpoint, attempt: _Attempt, is_wanted: bool = False) -> bool:
-        """Add the ops that make an endpoint to an attempt's chain; return whether that is possible."""
+        """Add the ops that make an endpoint to an attempt's chain. Return whether this is possible."""
         endpoint = owner_of(self._table, endpoint)
         node = self._table.nodes[endpoint.node]
         if node.op == "Const" or endpoint.node in attempt.chain:
@@ -168,7 +168,7 @@ class _Search:
         return len(attempt.chain) <= _MOST_OPS
 
     def _is_there(self, endpoint: Endpoint, attempt: _Attempt) -> bool:
-        """Whether a value is in memory at the attempt's position, or can be loaded a little earlier to be there."""
+        """Whether a value is in memory at the attempt's position, or can be loaded early enough to be."""
         place = attempt.place
         value = self._values.get(endpoint)
         if value is None or value.last < place or endpoint in self.recomputed:
@@ -191,7 +191,7 @@ class _Search:
         return sum(output.num_bytes for output in self._outputs.get(name, ()))
 
     def _trigger(self, spill: Spill) -> str | None:
-        """Return the last op before the first late use among those that this use needs anyway."""
+        """Return the last-running op among the inputs of the first late use, if it runs late enough to be a trigger."""
         first = spill.late[0]
         sources = [owner_of(self._table, endpoint).node for endpoint in self._table.data_inputs(first.user)]
         later = [name for name in sources if self._is_trigger(name, spill.endpoint.node, first.position)]

@@ -1,4 +1,4 @@
-"""The nodes for values that leave memory: spilled and loaded again, or computed again, for their late uses."""
+"""Makes the nodes for values that leave memory. For late uses they are loaded, or computed again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable
 from cerebras_tensorflow.graph.program import PRIVATE_LOAD_TOKEN, STORE_TOKEN, Event
 
 BEFORE_NEXT = 1 - 1e-6
-"""Added to the position of an op that is done in slices: the place after all its slices, before the next op."""
+"""Offset from the position of a sliced op to the place after all its slices and before the next op."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RestoreNodes:
     Attributes:
         nodes: The new nodes.
         events: Moves of spilled values.
-        inputs: (user, endpoint) -> what the user takes in place of the endpoint.
+        inputs: (user, endpoint) -> the tensor that the user takes in place of the endpoint.
     """
 
     nodes: tuple[NodeDef, ...]
@@ -49,8 +49,8 @@ def make_restore_nodes(
         outputs: Of each op.
         restores: How each value comes back.
         first_index: Index of the first spilled value in Program.stored.
-        sliced: Ops that are done in slices -> the op after which all slices are done. Slices lie between the position
-            of their uses and the next.
+        sliced: Op that is done in slices -> the op after which all slices are done. The slices' positions are between
+            that of the op and the next.
     """
     builder = _Builder(table, outputs, first_index, sliced)
     for number, spill in enumerate(restores.spills):
@@ -61,7 +61,7 @@ def make_restore_nodes(
 
 
 class _Builder:
-    """Collects the nodes; the arguments are those of make_restore_nodes."""
+    """Collects the nodes. Takes the arguments of make_restore_nodes."""
 
     def __init__(
         self, table: NodeTable, outputs: Mapping[str, Sequence[Output]], first_index: int, sliced: Mapping[str, str]
@@ -71,13 +71,15 @@ class _Builder:
         self._first_index = first_index
         self._sliced = sliced
         self._loads: dict[Endpoint, str] = {}  # spilled value -> its load
-        self._forms: dict[tuple[str, Endpoint], str] = {}  # (node, endpoint): the node's value in its shape
+        self._forms: dict[
+            tuple[str, Endpoint], str
+        ] = {}  # (node, endpoint) -> the node's value, reshaped like the endpoint
         self._nodes: list[NodeDef] = []
         self._events: list[Event] = []
         self._inputs: dict[tuple[str, Endpoint], str] = {}
 
     def result(self) -> RestoreNodes:
-        """Return what has been made."""
+        """Return the nodes made so far."""
         return RestoreNodes(tuple(self._nodes), tuple(self._events), self._inputs)
 
     def spill(self, spill: Spill, index: int, first_use: int | None) -> None:
@@ -86,7 +88,7 @@ class _Builder:
         Args:
             spill: The value.
             index: Of the value in Program.stored.
-            first_use: Position of its first late use, if that is not one of the spill's own.
+            first_use: Position at which it is loaded, if that is before its own first late use.
         """
         prefix = f"cs_spill/{index - self._first_index}"
         dtype = tf.as_dtype(spill.dtype).as_datatype_enum
@@ -108,7 +110,7 @@ class _Builder:
         self._events.append(Event("fill", index, load.name, size, first, finishers[-1][1], finishers))
 
     def recompute(self, recomputation: Recomputation) -> None:
-        """Run copies of the ops that make a value, for its late uses."""
+        """Add copies of the ops that make a value, and give their result to its late uses."""
         copies: dict[str, str] = {}
         for name in recomputation.ops:
             copy = NodeDef.FromString(self._table.nodes[name].SerializeToString())
@@ -122,7 +124,7 @@ class _Builder:
         self._redirect(recomputation.late, copies[recomputation.endpoint.node], recomputation.endpoint)
 
     def _source(self, endpoint: Endpoint, copies: Mapping[str, str]) -> str:
-        """Return what a copied op takes in place of an input of the original."""
+        """Return the tensor that a copied op takes in place of the original's input."""
         owner = owner_of(self._table, endpoint)
         if owner.node in copies:
             return self._form(copies[owner.node], owner, endpoint)
@@ -135,7 +137,7 @@ class _Builder:
             self._inputs[(use.user, use.endpoint)] = self._form(node, made, use.endpoint)
 
     def _form(self, node: str, made: Endpoint, endpoint: Endpoint) -> str:
-        """Return a node's value, which stands for the output `made`, in the shape of an alias of that output."""
+        """Return a node's value, which replaces `made`, with the shape of `endpoint`, an alias of `made`."""
         if endpoint == made:
             return node
         if (node, endpoint) not in self._forms:

@@ -1,9 +1,9 @@
 """Spilling: under a memory budget, values that wait long for their next use are stored and loaded again.
 
 Activations wait from the forward to the backward pass. Gradients that are clipped by their global norm wait for all
-other gradients. Where the values exceed the budget, the one with the furthest next use leaves memory first; of two with
-the same next use, the larger one. The whole order is known, and for that case Belady showed that this rule needs the
-fewest moves (doi:10.1147/sj.52.0078).
+other gradients. At an op where the values exceed the budget, the value with the furthest next use leaves memory first.
+Of two with the same next use, the larger one leaves. Belady showed that this rule needs the fewest moves if the whole
+order is known (doi:10.1147/sj.52.0078).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class Spill:
 
     Attributes:
         endpoint: The output that is stored.
-        shape, dtype: Of that output; dtype is NumPy's name.
+        shape: Shape of that output.
+        dtype: Its dtype, by NumPy's name.
         num_bytes: Its size.
         made: Position of the op that makes it.
-        late: Uses that take what is loaded again, in the step's order.
-        shapes: Of the endpoints by which late uses take it.
+        late: Uses that take the loaded value, in the step's order.
+        shapes: Shape of each endpoint by which late uses take it.
     """
 
     endpoint: Endpoint
@@ -44,7 +45,7 @@ class Spill:
 
 @dataclass(frozen=True)
 class SpillPlan:
-    """What to spill, and the memory that the values then take.
+    """The values to spill, and the memory that all values then take.
 
     Attributes:
         spills: In the order of their first late use.
@@ -73,14 +74,14 @@ def plan_spills(
     """Choose what to spill so that the values stay within a limit, or come as close to it as they can.
 
     Args:
-        values: Of the step.
-        length: Of the step's order.
-        outputs: Of each op, for the shapes.
-        limit: Bytes; None: nothing is spilled.
+        values: Values of the step.
+        length: Number of ops in the step's order.
+        outputs: Outputs of each op, for their shapes.
+        limit: Most bytes of values at a time. None: nothing is spilled.
         min_bytes: Size of the smallest value to spill.
 
     Returns:
-        The plan; its peak_bytes is above the limit if that cannot be reached.
+        The plan. Its peak_bytes is above the limit if the limit cannot be reached.
     """
     curve = memory_curve(values, length)
     if limit is None or not length:
@@ -91,7 +92,7 @@ def plan_spills(
     size = np.array([gap.value.num_bytes for gap in gaps], np.int64)
     free = np.ones(len(gaps), np.bool_)
     chosen: list[_Gap] = []
-    high = curve.copy()  # without the positions at which nothing more can be spilled
+    high = curve.copy()  # the curve, with -1 where nothing more can be spilled
     while True:
         worst = int(high.argmax())
         if high[worst] <= limit:
@@ -111,7 +112,7 @@ def plan_spills(
 
 @dataclass(frozen=True)
 class _Gap:
-    """A time in which a value only waits: after position `begin`, before position `end`."""
+    """A wait of a value: no op uses it after position `begin` and before position `end`."""
 
     value: Value
     begin: int
@@ -119,7 +120,7 @@ class _Gap:
 
 
 def _gaps(value: Value, outputs: Mapping[str, Sequence[Output]], min_bytes: int) -> list[_Gap]:
-    """Return the longest wait between two uses of a value, if the value may be spilled: none or one."""
+    """Return the longest wait of a value as a list of one gap; an empty list if the value cannot be spilled."""
     if value.is_conditional or value.num_bytes < min_bytes:
         return []
     if any(_output(endpoint, outputs) is None for endpoint in (value.endpoint, *(u.endpoint for u in value.uses))):

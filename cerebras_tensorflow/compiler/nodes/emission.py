@@ -1,4 +1,4 @@
-"""The graph of one Program while it is written: which nodes go, which are new, and who waits for whom."""
+"""The graph of one Program while it is rewritten: dropped nodes, new nodes, and control edges."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cerebras_tensorflow.graph.program import Event
 
 
 class Emission:
-    """The nodes of one Program as they are made. It changes through its verbs only.
+    """The nodes of one Program as they are made. It changes only through its methods.
 
     Args:
         table: The original graph.
         order: All its nodes in the order in which they run.
-        outputs: Of each op.
-        reads: Reads of streamed variables. They are dropped; loads take their places.
+        outputs: Outputs of each op.
+        reads: Reads of streamed variables. They are dropped; loads replace them.
         sliced: Ops and assigns that are done in slices.
-        replaced: (user, value) -> what the user takes instead of the value.
+        replaced: (user, endpoint) -> the tensor that the user takes in place of the endpoint.
 
     Attributes:
         table: The original graph.
-        outputs: Of each op.
-        position: Of each original op in the order.
-        sliced: As given.
-        deadness: Which nodes may not run, the new ones included, and how to wait for them.
+        outputs: Outputs of each op.
+        position: Position of each original op in the order.
+        sliced: Ops and assigns that are done in slices.
+        deadness: Knows which nodes, original or new, may not run, and how to wait for them.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Emission:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What the step has to wait for."""
+        """The nodes that the step has to wait for."""
         return tuple(self._ends)
 
     @property
     def inserted(self) -> Mapping[str, Sequence[str]]:
-        """Original node -> new ones before it in the order."""
+        """Original node -> new nodes before it in the order."""
         return self._inserted
 
     def schedule(self) -> list[Event]:
@@ -80,7 +80,7 @@ class Emission:
         return str(nodes[-1].name)
 
     def drop(self, *names: str) -> None:
-        """Leave original nodes out."""
+        """Leave out original nodes."""
         self._dropped.update(names)
 
     def take_load(self, user: str, read: str, load: str) -> None:
@@ -103,11 +103,11 @@ class Emission:
         self._events.extend(events)
 
     def place_before(self, original: str, names: Iterable[str]) -> None:
-        """Give new nodes places in the order, just before an original one and after those already placed there."""
+        """Put new nodes into the order just before an original node, after those already put there."""
         self._inserted.setdefault(original, []).extend(names)
 
     def switched(self, name: str, value: str, dtype: int, switches: Sequence[Endpoint]) -> str:
-        """Return a value that is dead where the branches it is for are not taken."""
+        """Pass a value through new Switch nodes, so that it is dead unless the given branches are taken."""
         for level, endpoint in enumerate(switches):
             predicate = self.table.data_inputs(endpoint.node)[1]
             switch = NodeDef(name=f"{name}/cs_switch_{level}", op="Switch", input=[value, str(predicate)])
@@ -120,14 +120,14 @@ class Emission:
         return int(self.table.nodes[handle].attr["dtype"].type)
 
     def input(self, user: str, endpoint: Endpoint) -> str:
-        """Return what an op takes in place of an input."""
+        """Return the tensor that an op takes in place of an input."""
         return self._replaced.get((user, endpoint)) or self._loads.get((user, endpoint.node)) or str(endpoint)
 
     def control_of(self, name: str) -> list[str]:
-        """Return what a node waits for that waited for `name`, or took its value.
+        """Return the nodes to wait for in place of `name`.
 
-        A read that is replaced stands for what the read itself waited for: its value is loaded whenever it fits. What
-        the read had to precede waits for the uses of its value already.
+        These are `name` itself, or, for a read that a load replaces, the nodes that the read waited for. The load itself
+        need not be waited for: a write that had to follow the read already waits for the uses of its value.
         """
         if name not in self._reads:
             return [name]
@@ -149,13 +149,13 @@ class Emission:
     def weight_call(
         self, name: str, token: str, uses: VariableUses, switches: Sequence[Endpoint], inputs: list[tuple[str, int]]
     ) -> NodeDef:
-        """Add a call into the weight store, dead where its branch is not taken; return its node.
+        """Add a call into the weight store, which is dead if its branch is not taken. Return its node.
 
         Args:
-            name: Of the new node.
-            token: Which call.
-            uses: Of the variable that it is about.
-            switches: The branches that it is in.
+            name: Name of the new node.
+            token: The call, one of the tokens in graph.program.
+            uses: Uses of the variable that the call moves.
+            switches: Switches of the branches that the call is in.
             inputs: Further arguments, with their dtypes.
         """
         index = self.switched(name, self.add(index_node(name, uses.index)), INT64, switches)
@@ -186,7 +186,7 @@ class Emission:
         return result
 
     def _rewritten_inputs(self, node: NodeDef) -> tuple[list[str], list[str]]:
-        """Return what an original node takes, and the nodes that it waits for."""
+        """Return the inputs of an original node, and the nodes that it waits for."""
         inputs: list[str] = []
         control: list[str] = []
         for text in node.input:

@@ -1,4 +1,4 @@
-"""Nodes that many rewrites need, each with its attributes set."""
+"""Makes the nodes that many rewrites need, with their attributes set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assign_node(name: str, handle: str, value: str, dtype: int) -> NodeDef:
 
 
 def barrier_node(name: str, others: Iterable[str]) -> NodeDef:
-    """Return an op that does nothing, after all others have run."""
+    """Return a NoOp that runs after all the other ops."""
     return NodeDef(name=name, op="NoOp", input=[f"^{other}" for other in others])
 
 
@@ -35,10 +35,11 @@ def slice_nodes(
     """Return the nodes that cut a piece out of a tensor; the last one is the piece.
 
     Args:
-        name: Of the piece.
+        name: Name of the piece.
         source: The tensor.
         bounds: Names of the constants for `begin` and `size`.
-        begin, size: Of the piece, one number for each dimension.
+        begin: First index of the piece in each dimension.
+        size: Size of the piece in each dimension.
         dtype: TensorFlow's number.
     """
     constants = [
@@ -53,7 +54,7 @@ def reshape_nodes(name: str, source: str, shape_name: str, shape: Sequence[int],
     """Return the nodes that give a tensor another shape; the last one is the result.
 
     Args:
-        name: Of the result.
+        name: Name of the result.
         source: The tensor.
         shape_name: Name of the constant for the shape.
         shape: The new shape.

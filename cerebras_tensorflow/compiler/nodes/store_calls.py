@@ -1,4 +1,4 @@
-"""The nodes by which a graph calls its weight store."""
+"""Makes the nodes by which a graph calls its weight store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INT64 = tf.int64.as_datatype_enum
 
 
 def index_node(name: str, stored: int) -> NodeDef:
-    """Return the constant that tells a call which entry of Program.stored it is about."""
+    """Return the constant with a call's index into Program.stored."""
     return constant_node(f"{name}/cs_weight", np.int64(stored))
 
 
@@ -20,10 +20,10 @@ def call_node(name: str, token: str, index: str, dtype: int, inputs: list[tuple[
     """Return a call into the store.
 
     Args:
-        name: Of the new node.
-        token: Which call.
-        index: The tensor that is the index into Program.stored.
-        dtype: Of the stored value, as TensorFlow's number.
+        name: Name of the new node.
+        token: The call, one of the tokens in graph.program.
+        index: Tensor with the index into Program.stored.
+        dtype: Dtype of the stored value, as TensorFlow's number.
         inputs: Further arguments, with their dtypes.
     """
     node = NodeDef(name=name, op="PyFunc", input=[index, *(text for text, _ in inputs)])

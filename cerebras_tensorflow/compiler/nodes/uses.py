@@ -14,7 +14,7 @@ class VariableUses:
     """The uses of one streamed variable.
 
     Attributes:
-        index: Of the variable in Program.stored.
+        index: Index of the variable in Program.stored.
         variable: The variable.
         before: Reads of the value that the step starts with.
         after: Reads of the updated value.
@@ -33,13 +33,13 @@ class VariableUses:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the variable; only variables of a known shape are streamed."""
+        """Shape of the variable. Only variables of a known shape are streamed."""
         assert self.variable.shape is not None
         return self.variable.shape
 
     @property
     def reads(self) -> list[VariableAccess]:
-        """Reads of the whole value that the step starts with. Loads take their places."""
+        """Reads of the whole value that the step starts with. Loads replace them."""
         return [access for access in self.before if access.op == "ReadVariableOp"]
 
     @property
@@ -67,5 +67,5 @@ class VariableUses:
         ]
 
     def row_bytes(self) -> int:
-        """Return the bytes of one row; only variables with rows are cut into slices."""
+        """Return the bytes of one row. The variable must not be a scalar."""
         return self.variable.num_bytes // self.shape[0]

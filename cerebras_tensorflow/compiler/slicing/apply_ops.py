@@ -1,8 +1,8 @@
 """Updates in slices: an element-wise optimizer changes a large weight a few rows at a time.
 
-An update then needs the memory of a few slices, whatever the size of the weight. The results have the bits of the whole
-update: each element's arithmetic is the same, and slices end at whole SIMD packets, so that TensorFlow's kernels use
-vector code and scalar code for the same elements as before.
+An update then needs the memory of a few slices, whatever the size of the weight. The results are the same to the last
+bit: each element's arithmetic is the same, and slices end at whole SIMD packets. So TensorFlow's kernels use vector code
+and scalar code for the same elements as in a whole update.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def find_slices(
         table: The graph.
         streamed: Variables that are streamed, by handle.
         slice_bytes: Most bytes of one variable in a slice.
-        is_whole_too: Whether to return also the ops that need one slice only.
+        is_whole_too: Whether to also return the ops that need only one slice.
     """
     fewest = 1 if is_whole_too else 2
     updates = []
@@ -98,7 +98,7 @@ def _root(table: NodeTable, name: str) -> str:
 
 
 def _is_free(variable: Variable, node: str, table: NodeTable) -> bool:
-    """Whether one op is a variable's only write, and nothing reads the result within the step."""
+    """Whether an op is a variable's only write, and nothing reads the result within the step."""
     later = table.descendants([node])
     return [access.node for access in variable.writes] == [node] and not any(
         access.node in later for access in variable.reads
@@ -109,7 +109,8 @@ def slice_bounds(shape: tuple[int, ...], num_bytes: int, slice_bytes: int) -> tu
     """Return the rows at which slices of a value begin, and its number of rows.
 
     Args:
-        shape, num_bytes: Of the value.
+        shape: Shape of the value.
+        num_bytes: Its size.
         slice_bytes: Size that a slice should have.
     """
     if not shape:

@@ -2,7 +2,7 @@
 
 Such an optimizer is a region of element-wise ops. Their inputs are the gradient and the old values; their results go
 into the assigns of a weight and its slots. Each slice of rows gets a copy of the region: it loads its rows, runs the
-ops, and stores its rows. The results have the bits of the whole update, for the reasons given in apply_ops.py.
+ops, and stores its rows. The results are the same to the last bit, for the reasons given in apply_ops.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 from cerebras_tensorflow.graph.variables import Variable
 
-# Assign -> the op that makes the new value from the old one and the assigned one; None: the assigned one is the new.
+# Assign op -> the op that computes the new value from the old and the assigned value. None: it is the assigned value.
 ASSIGNS: dict[str, str | None] = {
     "AssignVariableOp": None,
     "AssignAddVariableOp": "AddV2",
@@ -36,7 +36,7 @@ class SlicedAssign:
         writes: The assigns, in the step's order.
         handles: Names of the VarHandleOps they assign to, in the same order.
         inner: Element-wise ops that only the assigns need, in the step's order.
-        place: Position of the last assign: where all slices are done.
+        place: Position of the last assign, at which all slices are done.
         bounds: Rows at which slices begin, and the number of rows.
     """
 
@@ -67,7 +67,7 @@ def find_assign_slices(
         order: All its nodes in the order in which they run.
         streamed: Variables that are streamed, by handle.
         outputs: Of each op.
-        kept: Ops whose whole results a run may ask for.
+        kept: Ops whose whole results a run may fetch.
         slice_bytes: Most bytes of one variable in a slice.
     """
     position = {name: index for index, name in enumerate(order)}
@@ -94,7 +94,7 @@ def find_assign_slices(
 def values_between_ops(values: Iterable[Value], cuts: Sequence[SlicedAssign]) -> list[Value]:
     """Return the values of a step with sliced updates.
 
-    Values inside a region exist in slices only, and are left out. The inputs of a region live until its last slice.
+    Values inside a region exist only in slices, so they are left out. The inputs of a region live until its last slice.
     """
     place = {name: cut.place for cut in cuts for name in (*cut.inner, *cut.writes)}
     inner = {name for cut in cuts for name in cut.inner}
@@ -180,8 +180,8 @@ def _fits(
 ) -> bool:
     """Whether a slice can take its part of an input: a variable of the family, a tensor of their shape, or a scalar.
 
-    `read` maps a read op to the streamed variable that it reads. A read of a variable outside the family does not fit:
-    slices have no common load for it.
+    `read` maps a read op to the streamed variable that it reads. A variable outside the family does not fit, because
+    slices load only the family's variables.
     """
     if endpoint.node in read:
         is_own = read[endpoint.node] in {variable.handle for variable in family}

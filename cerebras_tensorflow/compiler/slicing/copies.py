@@ -1,4 +1,4 @@
-"""The nodes of one slice of an update that is made of ops and assigns."""
+"""Makes the nodes of one slice of an update that consists of ops and assigns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SliceCopy:
         emission: Where the nodes go.
         cut: The update.
         family: The variables that are assigned to, in the order of the cut's handles.
-        start, stop: Rows.
+        start, stop: First row, and the row after the last.
         after: Nodes that its loads wait for.
     """
 
@@ -60,10 +60,10 @@ class SliceCopy:
         return self._copies
 
     def assign(self, index: int, waits: Sequence[str]) -> tuple[str, str]:
-        """Add what one of the assigns does; return (its first call into the store, its store).
+        """Add the nodes that do one of the assigns. Return (first call into the store, store).
 
         Args:
-            index: Of the assign in the cut.
+            index: Index of the assign in the cut.
             waits: Control edges of its store.
         """
         table = self._emission.table
@@ -91,7 +91,7 @@ class SliceCopy:
         self._copies[name] = self._emission.add(copy)
 
     def _taken(self, user: str, endpoint: Endpoint) -> str:
-        """Return what the copy of an op takes in place of an input."""
+        """Return the tensor that the copy of an op takes in place of an input."""
         if endpoint.node in self._copies:
             return self._copies[endpoint.node]
         if endpoint.node in self._member_read:
@@ -109,13 +109,13 @@ class SliceCopy:
         return self._loads[index]
 
     def _call(self, name: str, token: str, uses: VariableUses, inputs: list[tuple[str, int]]) -> NodeDef:
-        """Add a call about rows of a variable, dead where its assign would be."""
+        """Add a call that moves rows of a variable. It is dead whenever the original assign would be dead."""
         write = uses.variable.writes[0]
         self._emission.deadness.inherit(name, write.node)
         return self._emission.weight_call(name, token, uses, write.switches, inputs)
 
     def _part(self, source: str, output: Output) -> str:
-        """Return the slice's rows of a tensor that is there as a whole."""
+        """Return the slice's rows of a tensor that exists as a whole."""
         if source not in self._parts:
             name = f"{self._prefix}/part_{len(self._parts)}"
             begin = [self._start, *[0] * (len(self._shape) - 1)]

@@ -1,8 +1,8 @@
-"""Initial values in slices: a large weight is drawn a few rows at a time, with the bits of a whole draw.
+"""Initial values in slices: draws a large weight a few rows at a time, with the same bits as a whole draw.
 
 A stateless random op of TensorFlow makes its output in groups of a few elements, each group from its own counter
-(Philox, Salmon et al. 2011, doi:10.1145/2063384.2063405). To draw the rows from `start` on, the op gets a counter that
-is advanced by the number of groups before them. The ops between the draw and the value are element-wise.
+(Philox, Salmon et al. 2011, doi:10.1145/2063384.2063405). To draw the rows from `start` on, the op gets the counter
+plus the number of groups before these rows. The ops between the draw and the value are element-wise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cerebras_tensorflow.compiler.memory.recomputing import ELEMENT_WISE
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64
 from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, parse_input
 
-_BEGIN_NODE, _SHAPE_NODE = "cs_rows/begin", "cs_rows/shape"  # placeholders: where a slice begins, and its shape
+_BEGIN_NODE, _SHAPE_NODE = "cs_rows/begin", "cs_rows/shape"  # placeholders for the beginning and shape of a slice
 _INNER_OPS = (ELEMENT_WISE - {"BiasAdd"}) | {"Identity"}
 _COUNTER_INPUT = 2
 # Counters that TensorFlow reserves for each element, because an element may be drawn more than once.
@@ -27,7 +27,7 @@ _RANDOM_OPS = {
     "StatelessRandomNormalV2": False,
     "StatelessTruncatedNormalV2": True,
 }
-_WORDS = 4  # 32-bit words that one counter gives
+_WORDS = 4  # 32-bit words from one counter
 _WIDE = frozenset({tf.float64.as_datatype_enum, tf.int64.as_datatype_enum})
 
 
@@ -48,25 +48,25 @@ class Counter:
     step: int
 
     def value(self, whole: np.ndarray, start: int) -> np.ndarray:
-        """Return the (2,) uint64 counter for the elements from `start`, a multiple of `group`, on.
+        """Return the counter for the elements from `start` on: shape (2,), uint64.
 
         Args:
             whole: The counter for a whole value.
-            start: Number of elements before the slice.
+            start: Number of elements before the slice, a multiple of `group`.
         """
         number = int(whole[0]) + (int(whole[1]) << 64) + start // self.group * self.step
         return np.array([number & (2**64 - 1), number >> 64 & (2**64 - 1)], np.uint64)
 
 
 class SlicedInitializers:
-    """Initializers, and copies of them that make only the rows that two placeholders ask for.
+    """Initializers, and copies of them that make only some rows. Two placeholders select the rows.
 
     Args:
         graph_def: The initializers, stateless.
 
     Attributes:
-        graph_def: The same with the copies.
-        outputs: Name of a value -> name of the tensor that has its rows.
+        graph_def: The initializers and the copies.
+        outputs: Name of a value -> name of the tensor with its selected rows.
     """
 
     def __init__(self, graph_def: GraphDef) -> None:
@@ -80,12 +80,12 @@ class SlicedInitializers:
         self._add_placeholder(_SHAPE_NODE, INT64)
 
     def add(self, name: str, tensor: str, shape: tuple[int, ...]) -> bool:
-        """Copy the initializer that makes a value, if it can be sliced; return whether it can.
+        """Copy the initializer of a value, if it can be sliced. Return whether it can.
 
         Args:
-            name: Of the value.
-            tensor: Name of the tensor that is the whole value.
-            shape: Of the value.
+            name: Name of the value.
+            tensor: Name of the tensor with the whole value.
+            shape: Shape of the value.
         """
         endpoint = parse_input(tensor)
         if not self._is_whole(endpoint, shape):
@@ -94,12 +94,12 @@ class SlicedInitializers:
         return True
 
     def feeds(self, whole: Mapping[str, np.ndarray], start: int, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """Return the feeds of a run that makes some rows.
+        """Return the feeds for a run that makes some rows.
 
         Args:
-            whole: Feeds of a run that makes whole values.
+            whole: Feeds for a run that makes whole values.
             start: First row.
-            shape: Of the slice.
+            shape: Shape of the slice.
         """
         before = start * int(np.prod(shape[1:], dtype=np.int64))
         drawn = {f"{c.node}:0": c.value(whole[f"{c.base}:0"], before) for c in self._counters.values()}

@@ -1,4 +1,4 @@
-"""Which variables of a step are streamed, why others stay in memory, and the order of the step's ops."""
+"""Chooses the variables that are streamed, notes why others are not, and orders the step's ops."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cerebras_tensorflow.graph.variables import Obstacle, Variable
 
 
 def is_large(variable: Variable, options: StreamingOptions) -> bool:
-    """Whether a variable is of a size that is streamed. One without elements never is: there is nothing to move."""
+    """Whether a variable is large enough to stream. An empty variable never is: there is nothing to move."""
     return variable.num_bytes >= max(1, options.min_stream_bytes)
 
 
 def choose_streamed(
     table: NodeTable, variables: Iterable[Variable], weights: Collection[str], options: StreamingOptions
 ) -> tuple[list[Variable], list[Note]]:
-    """Return the variables that can be streamed, and notes on large ones that cannot.
+    """Return the variables that can be streamed, and notes on large variables that cannot.
 
     Args:
         table: The graph.
         variables: All variables of the graph.
         weights: Names of the VarHandleOps that may be streamed.
-        options: The smallest size.
+        options: min_stream_bytes is the smallest size to stream.
     """
     streamed: list[Variable] = []
     notes: list[Note] = []
@@ -49,7 +49,7 @@ def order_without_cycles(
 ) -> tuple[list[VariableUses], list[str], list[Note]]:
     """Order the step's ops so that each use of a streamed variable comes before its update.
 
-    Variables for which there is no such order stay in memory.
+    Variables without such an order stay in memory.
 
     Args:
         table: The graph.
@@ -72,11 +72,11 @@ def order_without_cycles(
             if not tied:
                 raise
         variables = [variable for variable in variables if variable not in tied]
-        notes += [Note(v.name, v.num_bytes, "its uses and its update need each other") for v in tied]
+        notes += [Note(v.name, v.num_bytes, "its uses and its update depend on each other") for v in tied]
 
 
 def _find_obstacle(table: NodeTable, variable: Variable, loops: Container[str]) -> Obstacle | None:
-    """Return why a variable cannot be streamed, if its accesses show that."""
+    """Return the reason why a variable's accesses prevent streaming; None if they do not."""
     for access in variable.accesses:
         if access.op == "ResourceGather" and table.nodes[access.node].attr["batch_dims"].i:
             return Obstacle(f"{access.node} gathers with batch dimensions", (access.node,))
@@ -85,19 +85,19 @@ def _find_obstacle(table: NodeTable, variable: Variable, loops: Container[str]) 
     value_uses = VariableUses.of(0, variable, table).value_uses(table)
     for read, user in value_uses:
         if user in loops:
-            reason = f"{user} takes the value that {read.node} read into a loop"
+            reason = f"{user} takes the value of {read.node} into a loop"
             return Obstacle(reason, (user, read.node))
     writes = {access.node for access in variable.writes}
     later = table.descendants(writes)
     for read, user in value_uses:
         if user in later and user not in writes:
-            reason = f"{user} uses the value that {read.node} read before the update, after the update"
+            reason = f"{user} runs after the update and uses the value that {read.node} read before it"
             return Obstacle(reason, (user, read.node))
     return None
 
 
 def _order(table: NodeTable, all_uses: Sequence[VariableUses], sources: Sequence[str]) -> list[str]:
-    """Order the step's ops, updates early, every use of a weight before its update."""
+    """Order the step's ops: updates early, but after every use of their weight."""
     extra: dict[str, list[str]] = {}
     early: set[str] = set()
     for uses in all_uses:
@@ -110,7 +110,7 @@ def _order(table: NodeTable, all_uses: Sequence[VariableUses], sources: Sequence
 
 
 def _only_for(table: NodeTable, writes: Iterable[str]) -> set[str]:
-    """Return the writes, and the ops whose results go nowhere but into them."""
+    """Return the writes, and the ops whose results only they use, directly or through other such ops."""
     private = set(writes)
     pending = [endpoint.node for name in private for endpoint in table.inputs[name]]
     while pending:

@@ -1,7 +1,7 @@
-"""Weight streaming: a step's graph in which large variables are moved in for each use instead of staying in memory.
+"""Compiles a step for weight streaming: large variables are loaded for their uses instead of staying in memory.
 
-The steps are those of this package's README.md: choose the variables (choice.py), order the ops (choice.py), plan the
-memory (plan.py), rewrite the graph (rewriting.py).
+The compiler's README.md describes the four steps: choose the variables (choice.py), order the ops (choice.py), plan
+the memory (plan.py), rewrite the graph (rewriting.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cerebras_tensorflow.graph.program import Note, Program, Residence, WeightSp
 from cerebras_tensorflow.graph.variables import Variable, find_variables
 from cerebras_tensorflow.graph.weight_casts import cast_for_each_use
 
-_MOST_ATTEMPTS = 4  # at a plan within the memory budget; the last one spills everything
+_MOST_ATTEMPTS = 4  # to find a plan within the memory budget; the last one spills everything
 
 
 def compile_weight_streaming(
@@ -39,12 +39,12 @@ def compile_weight_streaming(
         train_node: Name of the train op; None when nothing is updated.
         sources: Names of the batch's placeholders.
         weights: Names of the VarHandleOps that may be streamed.
-        options: See StreamingOptions.
-        outputs: Of each op; without them nothing can be spilled.
-        roots: Names of all ops that a run may ask for.
+        options: The user's options.
+        outputs: Outputs of each op. If empty, nothing can be spilled.
+        roots: Names of all ops that a run may fetch.
 
     Raises:
-        CompileError: If the step cannot be done within the memory budget.
+        CompileError: If the step does not fit into the memory budget.
     """
     table = NodeTable(graph_def)
     large = {variable.handle for variable in find_variables(table).values() if is_large(variable, options)}
@@ -67,17 +67,17 @@ def compile_weight_streaming(
 def _within_budget(
     attempt: Callable[[int | None], tuple[StreamPlan, Rewritten]], options: StreamingOptions, resident_bytes: int
 ) -> tuple[StreamPlan, Rewritten]:
-    """Return the first of some attempts that fits into the memory budget, each with fewer bytes of values.
+    """Plan and rewrite with fewer and fewer bytes of values, until the step fits into the memory budget.
 
-    What moves hold beside the values is known only when the graph has been rewritten.
+    The bytes that moves hold in addition to the values are known only after the graph has been rewritten.
 
     Args:
-        attempt: From the most bytes of values (None: what the budget leaves) to a plan and its graph.
+        attempt: Takes the most bytes of values (None: what the budget leaves), returns a plan and its graph.
         options: The budget.
         resident_bytes: Variables that stay in memory.
 
     Raises:
-        CompileError: If the step does not fit with all values spilled that can be.
+        CompileError: If the step does not fit even with all spillable values spilled.
     """
     plan, rewritten = attempt(None)
     if options.memory_budget is None or plan.residence is not Residence.STORE:
@@ -111,7 +111,7 @@ def _program(
     dtypes = {variable.handle: plan.table.nodes[variable.handle].attr["dtype"].type for variable in in_session}
     graph_def = share_constants(rewritten.graph_def, roots)
     graph_def.node.extend(resident_access_nodes(in_session, dtypes))
-    # A new node in the order stands where the values are those of the original op that it comes before.
+    # A new node has the memory of the original op that it comes before.
     placed = [
         (name, value_bytes, held_bytes)
         for original, value_bytes, held_bytes in zip(

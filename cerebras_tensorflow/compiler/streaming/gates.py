@@ -1,4 +1,4 @@
-"""The gates of a schedule: nodes by which a move waits until enough of those before it have been used up."""
+"""Makes the gates of a schedule: nodes at which a move waits until enough of the earlier moves have been used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cerebras_tensorflow.compiler.streaming.schedule import find_waits, held_cur
 
 
 def add_gates(emission: Emission, window_bytes: int) -> tuple[int, NDArray[np.int64]]:
-    """Chain the moves by gates, and let each move wait for its gate.
+    """Add a chain of gates, and let each move wait for its gate.
 
     Args:
         emission: The graph, with all moves recorded.
         window_bytes: Bytes of weights in memory at a time.
 
     Returns:
-        Most bytes that the moves hold at a time, and the most while each op of the order runs.
+        The most bytes that moves hold at a time, and the most that they hold while each op of the order runs.
     """
     events = emission.schedule()
     waits, most_held_bytes = find_waits(events, window_bytes)

@@ -1,4 +1,4 @@
-"""The nodes that bring a streamed weight in for its uses: loads, gathers of rows, and its shape as a constant."""
+"""Makes the nodes for the uses of a streamed weight: loads, gathers of rows, and its shape as a constant."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cerebras_tensorflow.graph.program import (
 )
 from cerebras_tensorflow.graph.variables import VariableAccess
 
-# Ops that neither pass on nor overwrite the buffer of an input. Any other op may: TensorFlow lets an op overwrite an
-# input that nothing else refers to, and it cannot know that the memory of a slice belongs to the store.
+# Ops that neither pass on nor overwrite an input's buffer. All other ops may: TensorFlow lets an op overwrite an input
+# that nothing else refers to, and it does not know that the buffer of a load belongs to the store.
 _READERS = frozenset(
     {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "GatherV2", "Conv2D", "Shape", "L2Loss"}
 )
@@ -35,11 +35,11 @@ _Member = tuple[VariableAccess, str]  # (read, op that uses the value read)
 
 
 class LoadNodes:
-    """The emission of the loads.
+    """Adds the loads to an emission.
 
     Args:
         emission: Where the nodes go.
-        plan: What was decided about the step.
+        plan: The decisions about the step.
         demand: All uses of streamed weights.
     """
 
@@ -60,7 +60,7 @@ class LoadNodes:
             self._add_gather(uses, access)
         by_branch: dict[tuple[Endpoint, ...], list[_Member]] = {}
         for read, user in uses.value_uses(self._emission.table):
-            if user not in self._regions:  # slices of a region have loads of their own
+            if user not in self._regions:  # the slices of a region load for themselves
                 by_branch.setdefault(read.switches, []).append((read, user))
         for switches, members in by_branch.items():
             for group in self._groups(members):
@@ -72,7 +72,7 @@ class LoadNodes:
         self._emission.add(constant_node(access.node, np.array(uses.shape, out_type)))
 
     def _add_gather(self, uses: VariableUses, access: VariableAccess) -> None:
-        """Read only the rows that the batch names. In host memory the original op does that already."""
+        """Read only the rows that the batch selects. In host memory the original op does so already."""
         name = access.node
         if self._residence is not Residence.HOST_MEMORY:
             node = self._emission.table.nodes[name]
@@ -130,7 +130,7 @@ class LoadNodes:
         return UNCHECKED_LOAD_TOKEN if uses.index in self._checked else LOAD_TOKEN
 
     def _readers_of_buffer(self, uses: VariableUses, members: Sequence[_Member]) -> list[str] | None:
-        """Return the ops that read a load's memory beside the uses themselves; None if the load needs its own copy.
+        """Return the ops to which the uses pass a load's memory on; None if the load needs its own copy.
 
         A mapped store updates a weight in the memory that its loads refer to. So all readers run before the update.
         """
@@ -147,7 +147,7 @@ class LoadNodes:
 
 
 def _only_reads(table: NodeTable, user: str, source: str) -> bool:
-    """Whether an op, and those that it passes its input's buffer on to, never overwrite it."""
+    """Whether neither an op nor the ops to which it passes its input's buffer overwrite that buffer."""
     node = table.nodes[user]
     if node.op in _READERS:
         return True
@@ -159,7 +159,7 @@ def _only_reads(table: NodeTable, user: str, source: str) -> bool:
 
 
 def _readers(table: NodeTable, user: str) -> list[str]:
-    """Return an op that takes a value, and those that it passes the value's buffer on to."""
+    """Return an op that takes a value, and the ops to which it passes the value's buffer."""
     node = table.nodes[user]
     if node.op not in _PASS_ON or (node.op == "Cast" and node.attr["SrcT"].type != node.attr["DstT"].type):
         return [user]

@@ -1,4 +1,4 @@
-"""What weight streaming decides about a step before any node is made: sizes, slices, and what leaves memory."""
+"""Plans the memory of a weight-streaming step: the window, the slices, and the values that leave memory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class StreamPlan:
     Attributes:
         table: The graph.
         order: All its nodes in the order in which they run.
-        uses: Of the streamed variables, by their index in the Program.
-        outputs: Of each op.
-        residence: Where the weights lie between their uses.
+        uses: Uses of each streamed variable, in the order of Program.stored.
+        outputs: Outputs of each op.
+        residence: Where the weights are between their uses.
         window_bytes: Bytes of weights in memory at a time.
         applies: Optimizer ops that are done in slices.
         assigns: Groups of assigns that are done in slices.
         restores: How each value that leaves memory comes back.
-        overhead_bytes: What kernels, queues and allocators take beside values and weights.
-        is_least: Whether every value is spilled that can be.
+        overhead_bytes: Memory of kernels, queues and allocators.
+        is_least: Whether all spillable values are spilled.
     """
 
     table: NodeTable
@@ -54,16 +54,16 @@ class StreamPlan:
 
     @cached_property
     def regions(self) -> Mapping[str, str]:
-        """Assigns that are done in slices, and the ops that only they need -> the last of the assigns."""
+        """Assign that is done in slices, or op that only such assigns need -> the last of the group's assigns."""
         return {name: cut.writes[-1] for cut in self.assigns for name in (*cut.inner, *cut.writes)}
 
     @cached_property
     def sliced(self) -> Mapping[str, str]:
-        """All ops that are done in slices -> the op after which all slices are done."""
+        """Op that is done in slices -> the op after which all its slices are done."""
         return {cut.node: cut.node for cut in self.applies} | dict(self.regions)
 
     def family(self, handles: Sequence[str]) -> list[VariableUses]:
-        """Return the uses of some streamed variables, by the names of their VarHandleOps."""
+        """Return the uses of the streamed variables with the given VarHandleOps."""
         by_handle = {uses.variable.handle: uses for uses in self.uses}
         return [by_handle[handle] for handle in handles]
 
@@ -83,18 +83,18 @@ def plan_step_memory(
     Args:
         table: The graph.
         order: All its nodes in the order in which they run.
-        all_uses: Of the streamed variables.
-        outputs: Of each op; without them nothing can be spilled.
-        options: What the user chose.
-        roots: Names of all ops that a run may ask for.
-        resident_bytes: Variables that stay in memory.
-        most_value_bytes: Most bytes of values at a time under a budget; None: what the budget leaves.
+        all_uses: Uses of each streamed variable.
+        outputs: Outputs of each op. If empty, nothing can be spilled.
+        options: The user's options.
+        roots: Names of all ops that a run may fetch.
+        resident_bytes: Bytes of the variables that stay in memory.
+        most_value_bytes: Most bytes of values at a time under a budget. None: what the budget leaves.
     """
     sizes = tuple(uses.variable.num_bytes for uses in all_uses)
     window_bytes = options.window_bytes or max(_SMALLEST_WINDOW_BYTES, 2 * _median_by_bytes(sizes))
     slice_bytes = max(options.slice_bytes, window_bytes // _SLICES_IN_WINDOW)
     traffic = Traffic(window_bytes, slice_bytes, sizes) if options.residence is Residence.STORE else None
-    # In host memory the optimizer's own ops update the variables; there is nothing to cut.
+    # In host memory the original ops update the variables in place, so nothing is sliced.
     is_cut = options.residence is not Residence.HOST_MEMORY
     by_handle = {uses.variable.handle: uses.variable for uses in all_uses if is_cut}
     assigns = find_assign_slices(table, order, by_handle, outputs, roots, slice_bytes)
@@ -122,7 +122,7 @@ def plan_step_memory(
 
 
 def _median_by_bytes(sizes: Sequence[int]) -> int:
-    """Return the size of the weight at which half of all bytes are in smaller ones."""
+    """Return the median weight by bytes: half of all bytes are in weights of this size or smaller."""
     total, seen = sum(sizes), 0
     for size in sorted(sizes):
         seen += size

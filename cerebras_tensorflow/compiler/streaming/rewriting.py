@@ -1,4 +1,4 @@
-"""The rewriting of a step's graph for weight streaming: loads, updates and gates in place of reads of variables."""
+"""Rewrites a step's graph for weight streaming: loads, updates and gates replace accesses to variables."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Rewritten:
     Attributes:
         graph_def: Its graph.
         events: The schedule, in order.
-        window_bytes: Most bytes of weights that the schedule lets be in memory at a time.
+        window_bytes: Most bytes of weights that the schedule allows in memory at a time.
         held_curve: Most bytes that moves hold while each original node runs.
-        inserted: Original node -> new ones before it in the order.
+        inserted: Original node -> new nodes before it in the order.
     """
 
     graph_def: GraphDef

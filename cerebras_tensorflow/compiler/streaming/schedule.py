@@ -1,11 +1,11 @@
-"""The schedule of a weight-streaming step: which moves wait for which, so that a bounded number of bytes is in memory.
+"""The schedule of a weight-streaming step: which moves wait for which, to bound the bytes in memory.
 
 Every op of the step has a position in one total order (graph.nodes.order_nodes). A move has the position of its first
-use. It may start when, of the moves before it, all but the last `window_bytes` have been used: moves run ahead of the
-computation by that many bytes and no more. A move only ever waits for ops at earlier positions, so it cannot deadlock.
+use. It may start when all earlier moves have been used, except for the last `window_bytes` of them. So moves run ahead
+of the computation by at most that many bytes. A move waits only for ops at earlier positions, so it cannot deadlock.
 
-Backward passes need no rule of their own: the updates stand in the same sequence, so a layer's backward load waits for
-the updates of the layers before it.
+The backward pass needs no rule of its own. Updates are in the same sequence, so a layer's backward load waits for the
+updates of the layers that the backward pass has finished.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Demand:
 
 
 def split_uses(uses: Sequence[int], demand: Demand, window_bytes: int) -> list[list[int]]:
-    """Cut the uses of one weight into groups, each served by a load of its own.
+    """Cut the uses of one weight into groups. Each group has one load.
 
-    Two neighbouring uses share a load if the weights that others move between them fit into the window: the weight can
-    then stay in memory without delaying them. So a deep layer's weight is loaded once for the forward and once for the
-    backward pass, the last layer's weight once for both.
+    Two neighbouring uses share a load if the other weights that move between them fit into the window: then the weight
+    can stay in memory without delaying these moves. So a deep layer's weight is loaded once for the forward pass and once
+    for the backward pass. The last layer's weight is loaded once for both.
 
     Args:
         uses: Positions, ascending.
-        demand: Of all weights; this one has none between two neighbouring uses.
+        demand: Uses of all weights.
         window_bytes: Bytes of weights in memory at a time.
 
     Returns:
@@ -67,10 +67,10 @@ def split_uses(uses: Sequence[int], demand: Demand, window_bytes: int) -> list[l
 
 
 def _held_until(event: Event) -> tuple[float, list[str]]:
-    """Return the position, and the ops there, until which an event's bytes count against the window.
+    """Return the position until which an event's bytes count against the window, and the ops at that position.
 
-    A spilled value counts until its first late use only. From there on it is one of the values between ops, whose
-    memory is planned for; else a value with many late uses would let others be loaded long before they are used.
+    A spilled value counts only until its first late use. From then on it is one of the values between ops, which the
+    memory plan counts. If it counted until its last use, other moves could not wait for it, and would load too early.
     """
     if event.kind == "fill" and event.finishers:
         node, position = event.finishers[0]
@@ -79,15 +79,15 @@ def _held_until(event: Event) -> tuple[float, list[str]]:
 
 
 def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[str]], int]:
-    """Return what each event must wait for in addition to earlier events' waits, and the most bytes held at once.
+    """Return what each event waits for, in addition to the waits of earlier events, and the most bytes held at a time.
 
     Args:
         events: In order of first use.
-        window_bytes: Bytes of weights in memory at a time. A single larger weight is in memory alone.
+        window_bytes: Bytes of weights in memory at a time. A larger weight is in memory alone.
 
     Returns:
-        For each event, the ops to wait for; an event of no bytes (a gather) waits for nothing. And the most bytes that
-        events hold at a time.
+        The ops that each event waits for, and the most bytes that events hold at a time. An event without bytes (a
+        gather) waits for nothing.
     """
     waits: list[list[str]] = []
     open_events: list[Event] = []
@@ -112,16 +112,15 @@ def find_waits(events: Sequence[Event], window_bytes: int) -> tuple[list[list[st
 def held_curve(events: Sequence[Event], waits: Sequence[Sequence[str]], length: int) -> NDArray[np.int64]:
     """Return the most bytes that moves can hold while each op of the order runs: shape (length,), int64.
 
-    A move can start as soon as the computation has passed what it, or an earlier move, waits for. It then holds its
-    bytes until its last use; a spilled value only until its first late use, since from there on it is one of the values
-    between ops.
+    A move can start as soon as the ops have run that it, or an earlier move, waits for. It holds its bytes until its
+    last use. A spilled value holds them only until its first late use: from then on it is one of the values between ops.
 
     Args:
         events: In order of first use.
         waits: What each event waits for, from find_waits.
-        length: Of the step's order.
+        length: Number of ops in the step's order.
     """
-    # A move that waits for an op starts after it. The slices of an update lie before the next op.
+    # A move that waits for an op starts after it. The slices of an update are done before the next op.
     free_from = {
         node: int(position) + (event.kind != "update") for event in events for node, position in event.finishers
     }

@@ -1,4 +1,4 @@
-"""The nodes of weights' updates: in place, whole from a load to a store, or slice by slice."""
+"""Makes the nodes that update a weight: in place, as a whole with a load and a store, or slice by slice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cerebras_tensorflow.graph.program import (
 )
 from cerebras_tensorflow.graph.variables import REPLACING_OPS
 
-# Slices of an update made of assigns that are in memory at a time: one that is loaded, one that is worked on.
+# Slices in memory at a time, of an update made of assigns: one is being loaded while another is being computed.
 _SLICES_AT_A_TIME = 2
 
 
@@ -47,11 +47,11 @@ class _SliceVariable:
 
 
 class UpdateNodes:
-    """The emission of the updates.
+    """Adds the updates to an emission.
 
     Args:
         emission: Where the nodes go.
-        residence: Where the weights lie. A mapped file lends its memory to the optimizer.
+        residence: Where the weights are between their uses. A mapped file lends its memory to the optimizer.
     """
 
     def __init__(self, emission: Emission, residence: Residence) -> None:
@@ -59,7 +59,7 @@ class UpdateNodes:
         self._residence = residence
 
     def update(self, uses: VariableUses) -> None:
-        """Add what the update of a weight needs that is not done in slices."""
+        """Add the nodes that update a weight, unless its update is done in slices."""
         if not uses.variable.writes:
             return
         if self._residence is Residence.HOST_MEMORY:
@@ -76,13 +76,13 @@ class UpdateNodes:
         self._emission.record(Event("update", uses.index, users[0], size, first, last, ((users[-1], last),)))
 
     def _update_whole(self, uses: VariableUses) -> None:
-        """Create the variable by a load before its first write, and destroy it after a store of its last."""
+        """Load the variable before its first write, store it after its last write, and then destroy it."""
         variable, emission, alive = uses.variable, self._emission, self._emission.deadness.alive
         dtype = emission.dtype(variable.handle)
         writes = sorted(variable.writes, key=lambda access: emission.position[access.node])
         users = [access.node for access in (*writes, *uses.reads_after)]
         prefix = f"{variable.handle}/cs_update"
-        begun: list[str] = []  # if the write's branch is not taken, only this makes the value wait for its load
+        begun: list[str] = []  # makes the value wait for its load if the branch of the write is not taken
         if writes[0].op in REPLACING_OPS and not emission.deadness.branches(writes[0].node):
             start = writes[0].node
         else:
@@ -101,7 +101,7 @@ class UpdateNodes:
         emission.record(Event("update", uses.index, start, variable.num_bytes, first, last, ((end, last),)))
 
     def apply_in_slices(self, cut: SlicedApply, family: Sequence[VariableUses]) -> None:
-        """Run an optimizer op slice by slice. The variables of a slice exist from its loads to its stores.
+        """Run an optimizer op slice by slice. A slice's variables exist from its loads to its stores.
 
         Args:
             cut: The op and its slices.
@@ -131,7 +131,7 @@ class UpdateNodes:
         emission.add(barrier_node(cut.node, applies))
 
     def assign_in_slices(self, cut: SlicedAssign, family: Sequence[VariableUses]) -> None:
-        """Run a group of assigns, with the ops that only they need, slice by slice.
+        """Run a group of assigns slice by slice, with the ops that only they need.
 
         Args:
             cut: The assigns and their slices.
@@ -170,7 +170,7 @@ class UpdateNodes:
         variables: Sequence[_SliceVariable],
         control: Sequence[str],
     ) -> str:
-        """Add the optimizer op for one slice; return its name."""
+        """Add the optimizer op of one slice. Return its name."""
         node = self._emission.table.nodes[cut.node]
         apply = NodeDef.FromString(node.SerializeToString())
         apply.name = name
@@ -214,7 +214,7 @@ class UpdateNodes:
         return self._emission.add(*reshape_nodes(f"{base}/part_shaped", part, f"{base}/part_shape", shape, dtype))
 
     def _end_slice(self, uses: VariableUses, variable: _SliceVariable, done: str, dtype: int) -> str:
-        """Store a slice's variable and destroy it; return the op that destroys it."""
+        """Store a slice's variable, then destroy it. Return the op that destroys it."""
         handle = variable.handle
         value = self._emission.add(read_node(f"{handle}/value", handle, dtype))
         self._emission.wait_for(value, [variable.begin, done])

@@ -1,6 +1,6 @@
-"""Runs at the start of every Python of a launch: gives an old script the names that it expects.
+"""Runs at the start of every Python process of a launch, and restores the names that old scripts expect.
 
-Another sitecustomize, of the site or the virtual environment, runs as well.
+A sitecustomize of the site or the virtual environment, which this one hides, is run as well.
 """
 
 import importlib.machinery

@@ -1,14 +1,14 @@
-"""Start-up hook: a script that imports TensorFlow finds tf.estimator, also if it does not know us.
+"""Start-up hook: a script that imports TensorFlow finds tf.estimator, even if it does not import this package.
 
-A .pth file beside the packages imports this module when Python starts. Until TensorFlow is imported it only looks at
-the names of imported modules. CEREBRAS_TENSORFLOW_AUTOLOAD=0 switches it off.
+A .pth file in site-packages imports this module when Python starts. Until TensorFlow is imported, the hook only
+compares the names of imported modules. CEREBRAS_TENSORFLOW_AUTOLOAD=0 switches it off.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # typing is not imported: every start of Python would pay for it
+TYPE_CHECKING = False  # importing typing would slow down every start of Python
 if TYPE_CHECKING:
     from typing import Any
 
@@ -17,7 +17,7 @@ _NAMES = ("tensorflow", "tensorflow_estimator")
 
 class _Hook:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> object:
-        """Set up our names when TensorFlow is imported, then let the import go on."""
+        """Set up the compatibility imports when TensorFlow is imported, then continue with the import."""
         if name not in _NAMES:
             return None
         sys.meta_path.remove(_hook)

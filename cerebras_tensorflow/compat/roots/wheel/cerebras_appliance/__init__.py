@@ -1,4 +1,4 @@
-"""The appliance wheel of releases 1.6 to 1.8, on this port. Its modules are in cerebras_tensorflow/compat/names.py."""
+"""The appliance wheel of releases 1.6 to 1.8. Its modules are listed in cerebras_tensorflow/compat/names.py."""
 
 from cerebras_tensorflow.compat import activate, appliance
 

@@ -1,4 +1,4 @@
-"""Being importable says that this is weight streaming: scripts of releases 1.4 to 1.8 look for nothing else here."""
+"""Marks weight streaming: scripts of releases 1.4 to 1.8 only check whether this module can be imported."""
 
 from cerebras_tensorflow.compat import activate
 
