@@ -1,7 +1,7 @@
 """Recomputation: computes a value again just before its late use, instead of storing and loading it.
 
-This pays if the ops that make the value are element-wise, and if their inputs are in memory at the late use because they
-are used there or later. A copy of an op runs the same kernel on the same bits, so it gives the same result.
+This pays if the ops that make the value are element-wise, and if their inputs are in memory at the late use because
+they are used there or later. A copy of an op runs the same kernel on the same bits, so it gives the same result.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ class Emission:
     def control_of(self, name: str) -> list[str]:
         """Return the nodes to wait for in place of `name`.
 
-        These are `name` itself, or, for a read that a load replaces, the nodes that the read waited for. The load itself
-        need not be waited for: a write that had to follow the read already waits for the uses of its value.
+        These are `name` itself, or, for a read that a load replaces, the nodes that the read waited for. The load is
+        not among them: a write that had to follow the read already waits for the uses of its value.
         """
         if name not in self._reads:
             return [name]

@@ -1,8 +1,8 @@
 """Updates in slices: an element-wise optimizer changes a large weight a few rows at a time.
 
 An update then needs the memory of a few slices, whatever the size of the weight. The results are the same to the last
-bit: each element's arithmetic is the same, and slices end at whole SIMD packets. So TensorFlow's kernels use vector code
-and scalar code for the same elements as in a whole update.
+bit: each element's arithmetic is the same, and slices end at whole SIMD packets. So TensorFlow's kernels use vector
+code and scalar code for the same elements as in a whole update.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def split_uses(uses: Sequence[int], demand: Demand, window_bytes: int) -> list[l
     """Cut the uses of one weight into groups. Each group has one load.
 
     Two neighbouring uses share a load if the other weights that move between them fit into the window: then the weight
-    can stay in memory without delaying these moves. So a deep layer's weight is loaded once for the forward pass and once
-    for the backward pass. The last layer's weight is loaded once for both.
+    can stay in memory without delaying these moves. So a deep layer's weight is loaded once for the forward pass and
+    once for the backward pass. The last layer's weight is loaded once for both.
 
     Args:
         uses: Positions, ascending.
@@ -113,7 +113,8 @@ def held_curve(events: Sequence[Event], waits: Sequence[Sequence[str]], length: 
     """Return the most bytes that moves can hold while each op of the order runs: shape (length,), int64.
 
     A move can start as soon as the ops have run that it, or an earlier move, waits for. It holds its bytes until its
-    last use. A spilled value holds them only until its first late use: from then on it is one of the values between ops.
+    last use. A spilled value holds them only until its first late use. From then on it is one of the values between
+    ops.
 
     Args:
         events: In order of first use.

@@ -123,7 +123,7 @@ def test_an_old_value_used_after_the_update_keeps_the_variable_resident_with_a_n
 
     result = run_both(model)
     assert not result.streamed
-    assert "before the update, after the update" in note_on(result, "w")
+    assert "runs after the update and uses the value" in note_on(result, "w")
 
 
 def test_an_average_that_is_assigned_as_a_whole_is_streamed() -> None:
