@@ -28,7 +28,7 @@ def test_the_schedule_has_a_line_for_each_move_in_order() -> None:
     assert lines[0] == "Schedule (weight_streaming)"
     # The load once, the update in and out.
     assert "3 moves of 2 weights; 3.0 MB read and written in a step" in lines[2]
-    assert "all but the last 2.0 MB have been used" in "\n".join(lines)
+    assert "when the moves above it have been used, except for the last 2.0 MB" in "\n".join(lines)
     assert [line.split() for line in lines[-3:]] == [
         ["0", "gather", "rows", "1", "1", "table"],
         ["1", "load", "1.0", "MB", "2", "3", "layer/kernel"],
