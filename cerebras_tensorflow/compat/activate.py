@@ -4,7 +4,7 @@
 |---|---|
 | `names()`: cerebras_tensorflow | tf.estimator, if TensorFlow has none; the names of the appliance wheel; terminal.py |
 | `plain_script()`: roots/autoload, on importing TensorFlow | as `names()`; `old_script()` with Estimators |
-| `old_script()`: the root packages | as `names()`, Keras 2; old names in Keras, TensorFlow, protobuf |
+| `old_script()`: the packages of roots/ | as `names()`, Keras 2; old names in Keras, TensorFlow, protobuf |
 | `launched()`: roots/launched/sitecustomize.py | as `old_script()`; names that Python and NumPy dropped since 3.7 |
 """
 
