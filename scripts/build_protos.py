@@ -1,4 +1,4 @@
-"""Write the descriptor set of every .proto file beside it. Run it after changing one; needs grpcio-tools."""
+"""Write the descriptor set of every .proto file next to it. Run this after changing one; it needs grpcio-tools."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PROTOS = (
 
 
 def compiled(proto: str, target: Path) -> Path:
-    """Return the file, below a folder, that holds the descriptor set of a .proto file and of all that it imports."""
+    """Write the descriptor set of a .proto file and its imports below a folder; return its path."""
     path = (target / proto).with_suffix(".binpb")
     path.parent.mkdir(parents=True, exist_ok=True)
     options = [f"-I{ROOT}", "--include_imports", f"--descriptor_set_out={path}"]
-    # In a process of its own: loaded into one that has TensorFlow, the compiler's copy of Abseil crashes both.
+    # In a separate process: loaded into one that has TensorFlow, the compiler's copy of Abseil crashes both.
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, proto], check=True)
     return path
 

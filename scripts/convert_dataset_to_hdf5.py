@@ -5,9 +5,9 @@
     python scripts/convert_dataset_to_hdf5.py --max_seq_length 128 --output_dir train --dataset FOLDER --split train
     python scripts/convert_dataset_to_hdf5.py --model bert --max_seq_length 128 --output_dir train TEXT...
 
-What the files hold is in reference_implementations: common/data/token_files.py, and for TFRecords bert/records.py and
-t5/records.py. Nothing is fetched: a dataset is a folder that `Dataset.save_to_disk` wrote, or local files of JSON
-lines, CSV or Parquet.
+These modules in reference_implementations describe the files: common/data/token_files.py, and for TFRecords
+bert/records.py and t5/records.py. Nothing is downloaded. A dataset is a folder that `Dataset.save_to_disk` wrote, or
+local files of JSON lines, CSV or Parquet.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def convert_dataset_to_HDF5(
     data_collator: Callable[[list[Mapping[str, Any]]], Mapping[str, Any]] | None = None,
     samples_per_file: int = 100_000,
 ) -> list[str]:
-    """Write samples that are tokens already; return the paths.
+    """Write samples that are already tokens; return the paths.
 
     Args:
-        dataset: Gives mappings with input_ids, labels and, if some do not count, attention_mask or input_mask, all of
-            one length; a Hugging Face dataset does.
+        dataset: Yields mappings with input_ids, labels and optionally attention_mask or input_mask, all of one length,
+            as a Hugging Face dataset does.
         output_dir: Folder of the files.
-        data_collator: Called with a list of one sample, as Hugging Face's collators are; gives such a mapping.
+        data_collator: A Hugging Face collator; called with a list of one sample, it returns such a mapping.
         samples_per_file: Samples in each file but the last.
     """
     return write_hdf5(_rows(dataset, data_collator), output_dir, samples_per_file)
@@ -98,7 +98,7 @@ def tokens_of(texts: Iterable[str], tokenizer: str | None) -> Iterator[int]:
 
 
 def bert_samples(texts: Iterable[str], options: argparse.Namespace) -> Iterator[Mapping[str, np.ndarray]]:
-    """Yield BERT's samples, all anew for each duplicate."""
+    """Yield BERT's samples, with other masks and pairs for each duplicate."""
     tokens, encode = _encoder(options.tokenizer)
     vocabulary = pairs.vocabulary_of(tokens) if options.tokenizer else pairs.BYTES
     documents = [[encode(line) for line in text.splitlines()] for text in texts]
@@ -123,7 +123,7 @@ def t5_samples(texts: Iterable[str], options: argparse.Namespace) -> Iterator[Ma
 
 
 def _encoder(path: str | None) -> tuple[dict[str, int], Callable[[str], list[int]]]:
-    """Return a tokenizer's ids by token, and what gives the tokens of a text without special ones; or the bytes."""
+    """Return a tokenizer's ids by token, and a function from text to tokens; without a tokenizer bytes are tokens."""
     if path is None:
         return {}, lambda text: list(text.encode())
     from tokenizers import Tokenizer
@@ -149,23 +149,29 @@ RECORDS: dict[str, Callable[[Iterable[str], argparse.Namespace], Iterator[Mappin
 
 
 def main() -> int:
-    """Convert as the options say."""
-    parser = argparse.ArgumentParser(description="Texts or a Hugging Face dataset into files of samples.")
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text files, a document each")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Convert texts or a Hugging Face dataset to files of samples.")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text files; each is a document")
     parser.add_argument("--dataset", help="folder of Dataset.save_to_disk, or a .jsonl, .csv or .parquet file")
-    parser.add_argument("--split", default="train", help="of the dataset (default: train)")
+    parser.add_argument("--split", default="train", help="split of the dataset (default: train)")
     parser.add_argument("--text_field", default="text", help="column of the dataset (default: text)")
-    parser.add_argument("--tokenizer", help="tokenizer.json; without one a byte is a token")
+    parser.add_argument("--tokenizer", help="tokenizer.json; without it each byte is a token")
     parser.add_argument("--max_seq_length", type=int, required=True, help="tokens in a sample")
     parser.add_argument("--output_dir", required=True, help="folder of the files")
     parser.add_argument("--samples_per_file", type=int, default=100_000)
     parser.add_argument("--format", choices=("hdf5", "tfrecord"), help="default: hdf5; for bert and t5 tfrecord")
-    parser.add_argument("--model", choices=("gpt", *RECORDS), default="gpt", help="whose samples (default: gpt)")
-    parser.add_argument("--seed", type=int, default=0, help="of masks, pairs and spans (default: 0)")
+    parser.add_argument(
+        "--model", choices=("gpt", *RECORDS), default="gpt", help="model that reads the samples (default: gpt)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of masks, pairs and spans (default: 0)")
     bert = parser.add_argument_group("bert")
-    bert.add_argument("--max_predictions_per_seq", type=int, default=20, help="most masked tokens (default: 20)")
+    bert.add_argument(
+        "--max_predictions_per_seq", type=int, default=20, help="most masked tokens in a sample (default: 20)"
+    )
     bert.add_argument("--masked_lm_prob", type=float, default=0.15, help="share of masked tokens (default: 0.15)")
-    bert.add_argument("--dupe_factor", type=int, default=1, help="times the texts are gone through (default: 1)")
+    bert.add_argument(
+        "--dupe_factor", type=int, default=1, help="number of passes over the texts, each with other masks (default: 1)"
+    )
     t5 = parser.add_argument_group("t5")
     t5.add_argument("--noise_density", type=float, default=0.15, help="share of missing tokens (default: 0.15)")
     t5.add_argument("--mean_span_length", type=float, default=3.0, help="tokens in a span (default: 3)")

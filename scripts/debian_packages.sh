@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs Debian packages: scripts/debian_packages.sh PACKAGE...
-# Exit code 2, with a line that says why, where this user or this machine cannot.
+# If this user or this machine cannot install them, exits with 2 and prints the reason.
 set -uo pipefail
 
 cannot() {
@@ -19,6 +19,6 @@ export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 apt() { timeout 180 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@" </dev/null >>"$log" 2>&1; }
-# Without fresh lists too: they may be there already, and the package cached.
+# Go on if the update fails: the lists may exist already, and the packages may be cached.
 apt update || true
-apt install -y --no-install-recommends "$@" || { tail -n 3 "$log" >&2; cannot "the packages cannot be had"; }
+apt install -y --no-install-recommends "$@" || { tail -n 3 "$log" >&2; cannot "apt-get could not install the packages"; }

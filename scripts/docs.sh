@@ -4,11 +4,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# An environment that has the extra already stays as it is: CI installs all extras at once.
+# Skip the setup if the extra is installed already: CI installs all extras at once.
 .venv/bin/python -c 'import sphinx_book_theme, myst_nb, matplotlib' 2>/dev/null || scripts/setup_venv.sh docs
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 
-# The picture of a training step, by the compiler that this checkout has.
+# Draw the picture of a training step with this checkout's compiler.
 .venv/bin/python scripts/draw_timeline.py
 rm -rf docs/_build docs/api/generated
 .venv/bin/python -m sphinx -W --keep-going -q -b html "$@" docs docs/_build/html

@@ -3,8 +3,8 @@
 Usage: python scripts/draw_timeline.py [--check]
 
 The step trains six blocks of GPT-2 small, with a small vocabulary, whose weights are in a file. The machine's rates are
-fixed here, so that the picture does not depend on where it is made; it says that it is planned. step_timeline.json
-beside it holds the picture's figures; --check compares them with today's compiler and exits with 1 if they differ.
+fixed here, so that the picture is the same on every machine; its label says that it is planned. step_timeline.json next
+to it holds the figures of the picture. --check compares them with the current compiler and exits with 1 if they differ.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def planned() -> Any:
 
 
 def figures(line: Any) -> dict[str, Any]:
-    """Return what a timeline shows, in numbers that can be compared."""
+    """Return the figures of a timeline, to compare them."""
     from cerebras_tensorflow.perf.timeline import STREAMS
 
     spans = sorted((s.stream, s.name, round(s.begin_s, 4), round(s.end_s, 4), s.num_bytes) for s in line.spans)
@@ -70,7 +70,7 @@ def figures(line: Any) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Draw, or compare."""
+    """Draw the picture, or check its figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the committed figures; draw nothing")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with the published HDF5 checkpoint readers, for the tests marked interop.
-# It stands apart from ours because the wheel pins versions of NumPy and protobuf that TensorFlow cannot live with;
-# without those pins (--no-deps) the readers run on today's versions.
+# It is separate from ours because the package pins versions of NumPy and protobuf that conflict with TensorFlow.
+# Without those pins (--no-deps) the readers run on today's versions.
 set -euo pipefail
 folder=${1:?usage: scripts/interop_peer.sh FOLDER [PYTHON]}
 "${2:-python3}" -m venv "$folder"

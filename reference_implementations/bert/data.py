@@ -1,4 +1,4 @@
-"""Plain text -> batches for pre-training: pairs of pieces, some bytes masked, half of the pairs torn apart.
+"""Plain text -> batches for pre-training: pairs of pieces, some bytes masked; half of the pairs do not follow on.
 
 TFRecord files hold what the public Model Zoo's do, masked already: input_ids, input_mask, segment_ids (S int64),
 masked_lm_positions, masked_lm_ids (P int64), masked_lm_weights (P float), next_sentence_labels (1 int64). `records.py`
@@ -44,13 +44,13 @@ def _dataset(settings: BertTextInput, input_context: Any) -> tf.data.Dataset:
 
 
 def pair_dataset(settings: BertTextInput, input_context: Any = None) -> tf.data.Dataset:
-    """Return batches of [CLASS] A [SEPARATOR] C [SEPARATOR], the second piece in half of them from elsewhere.
+    """Return batches of [CLASS] A [SEPARATOR] C [SEPARATOR]; half of the second pieces come from elsewhere in the text.
 
-    What is masked and torn apart depends on the seed and the step alone, so that a resumed run draws the same.
+    Masks and second pieces depend only on the seed and the step, so a resumed run draws the same.
 
     Args:
         settings: What to read and how.
-        input_context: Where several readers share the data: its num_input_pipelines and input_pipeline_id.
+        input_context: A tf.distribute.InputContext, if several tasks share the data.
 
     Returns:
         (features, labels): input_ids, input_mask, segment_ids (B, S) int32; masked_lm_positions, masked_lm_ids (B, P)
@@ -93,7 +93,7 @@ def pair_dataset(settings: BertTextInput, input_context: Any = None) -> tf.data.
 
 
 def _mask(ids_BS: tf.Tensor, settings: BertTextInput, keys: list[tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Mask bytes as BERT does: of those drawn 80 % become MASK, 10 % another byte, 10 % stay."""
+    """Mask bytes as BERT does: 80 % of the drawn bytes become MASK, 10 % another byte, 10 % stay."""
     batch, sequence = ids_BS.shape.as_list()
     predictions = settings.max_predictions_per_seq
     drawn_BS = tf.random.stateless_uniform([batch, sequence], keys[0])
@@ -104,7 +104,7 @@ def _mask(ids_BS: tf.Tensor, settings: BertTextInput, keys: list[tf.Tensor]) -> 
     kind_BP = tf.random.stateless_uniform([batch, predictions], keys[1])
     other_BP = tf.random.stateless_uniform([batch, predictions], keys[2], maxval=256, dtype=tf.int32)
     new_BP = tf.where(kind_BP < 0.8, MASK, tf.where(kind_BP < 0.9, other_BP, original_BP))
-    # Fewer than P are masked where the rate asks for fewer; the rest keep their byte and weigh nothing.
+    # If masked_lm_prob asks for fewer than P masks, the other positions keep their byte and have weight 0.
     wanted = min(predictions, max(1, round((sequence - 3) * settings.masked_lm_prob)))
     rank_P = tf.range(predictions)
     weights_BP = tf.tile(tf.cast(rank_P < wanted, tf.float32)[None, :], [batch, 1])

@@ -1,4 +1,4 @@
-"""BERT's encoder (Devlin et al., arXiv 1810.04805): norms stand after attention and after feed-forward.
+"""BERT's encoder (Devlin et al., arXiv 1810.04805): norms follow attention and feed-forward.
 
     x = norm(x + attention(x));  x = norm(x + feed_forward(x))
 
@@ -7,7 +7,7 @@
 Variables: input_embedding/embedding_weights (V, H), position_embedding/position_embedding_weights (P, H),
 segment_embedding/segment_embedding_weights (2, H), pre_encoder_layer_norm; for block i under encoder/:
 self_attention_i/{q,k,v}_projection and output_transform (H, H), layer_normalization_layer_{2i}, ffn_i/dense_layer_{2i}
-(H, F) and dense_layer_{2i+1} (F, H), layer_normalization_layer_{2i+1}; names doubled, the number 0 left out.
+(H, F) and dense_layer_{2i+1} (F, H), layer_normalization_layer_{2i+1}; names are doubled, 0 is left out.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from reference_implementations.common.layers.transformer import feed_forward, se
 def encode(
     ids_BS: tf.Tensor, mask_BS: tf.Tensor, segments_BS: tf.Tensor, settings: BertSettings, is_training: bool
 ) -> tuple[tf.Tensor, tf.Variable]:
-    """Return the last block's output (B, S, H) of the compute type, and the embedding table (V, H).
+    """Return the last block's output (B, S, H) in the compute type, and the embedding table (V, H).
 
     Args:
         ids_BS: Tokens, int32.
         mask_BS: 1 at tokens, 0 at padding.
         segments_BS: 0 in the first piece, 1 in the second.
-        settings: The model.
-        is_training: Whether to drop.
+        settings: Section `model`.
+        is_training: Whether to apply dropout.
     """
     dtype = tf.bfloat16 if settings.mixed_precision else tf.float32
     initializer = normal(settings.initializer_range)

@@ -1,10 +1,10 @@
-"""Lines of tokens -> pre-training samples, masked once and for all (Devlin et al., arXiv 1810.04805, Appendix A.2).
+"""Lines of tokens -> pre-training samples with fixed masks (Devlin et al., arXiv 1810.04805, Appendix A.2).
 
-A sample is [CLASS] first piece [SEPARATOR] second piece [SEPARATOR]; each piece is whole lines of the text, cut where
-the sample is full. NumPy alone, so that the script that writes the files needs TensorFlow only to write.
+A sample is [CLASS] first piece [SEPARATOR] second piece [SEPARATOR]; each piece is whole lines of the text, cut if
+the sample is full. This module uses NumPy only; the script that calls it needs TensorFlow only to write files.
 
-Differs from the paper: what does not fit is cut from the first piece's start or the second's end; samples are as long
-as they can be.
+Differs from the paper: tokens that do not fit are cut from the start of the first piece or the end of the second, and
+samples are as long as possible.
 
 # S sequence, P predictions
 """
@@ -27,7 +27,7 @@ Line = Sequence[int]
 
 @dataclass(frozen=True)
 class PairVocabulary:
-    """The special tokens, and those that may stand in for a masked one."""
+    """The special tokens, and the tokens that may replace a masked one."""
 
     classify: int
     separator: int
@@ -63,19 +63,18 @@ def pair_records(
     masked_lm_prob: float = 0.15,
     seed: int = 0,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield samples under the names that `bert/data.py` reads; which ones depends on the seed alone.
+    """Yield samples under the names that `bert/data.py` reads; they depend only on the seed.
 
     Args:
-        documents: Lines of tokens; the second piece of a torn pair comes from another document, where there is one.
-        sequence: S; shorter samples are filled up.
+        documents: Lines of tokens. The second piece of a random pair comes from another document, if there is one.
+        sequence: S; shorter samples are padded.
         predictions: P, the most tokens that are masked.
         vocabulary: Special tokens.
-        masked_lm_prob: Share of the tokens that is masked.
-        seed: Of the pairs and the masks.
+        masked_lm_prob: Share of the tokens to mask.
+        seed: Seed of the pairs and the masks.
 
     Raises:
-        SettingsError: If S leaves no room for two tokens and as many as are to be predicted, or the documents hold
-            less than two lines.
+        SettingsError: If S is below 5, P is not between 1 and S - 3, or the documents hold less than two lines.
     """
     room = sequence - 3
     if room < 2 or not 1 <= predictions <= room:
@@ -83,7 +82,7 @@ def pair_records(
             f"max_seq_length is {sequence}, max_predictions_per_seq {predictions}; expected at least 5, and 1 to "
             f"max_seq_length - 3 = {room}"
         )
-    # A longer line would leave nothing for a second piece.
+    # A longer line would leave no room for a second piece.
     cut = [[piece for line in lines for piece in _pieces(line, room // 2)] for lines in documents]
     found = [lines for lines in cut if lines]
     if sum(map(len, found)) < 2:
@@ -109,11 +108,11 @@ def _pairs(
             if middle == end or generator.random() < 0.5:
                 others, start = _elsewhere(documents, number, middle, generator)
                 second = list(itertools.chain(*_filling(others[start:], room - len(first))))
-                label, position = IS_RANDOM, middle  # the lines that did not follow begin the next sample
+                label, position = IS_RANDOM, middle  # the unused lines begin the next sample
             else:
                 second, label, position = list(itertools.chain(*lines[middle:end])), IS_NEXT, end
             while len(first) + len(second) > room:
-                # So that pieces that follow each other still do.
+                # Cut at the outer ends, so that a second piece still follows its first.
                 if len(first) > len(second):
                     del first[0]
                 else:
@@ -122,7 +121,7 @@ def _pairs(
 
 
 def _filling(lines: Sequence[Line], room: int) -> list[Line]:
-    """Return the first lines, as many as fill the room; at least one."""
+    """Return as many of the first lines as fill the room; at least one."""
     sizes = itertools.accumulate((len(line) for line in lines), initial=0)
     count = sum(1 for _ in itertools.takewhile(lambda size: size < room, sizes))
     return list(lines[: max(1, min(count, len(lines)))])
@@ -131,7 +130,7 @@ def _filling(lines: Sequence[Line], room: int) -> list[Line]:
 def _elsewhere(
     documents: list[list[Line]], number: int, following: int, generator: np.random.Generator
 ) -> tuple[list[Line], int]:
-    """Return a document and one of its lines, never the line that follows."""
+    """Return a document and the number of one of its lines, never the line that follows the first piece."""
     if len(documents) > 1:
         other = int(generator.integers(len(documents) - 1))
         lines = documents[other + (other >= number)]
@@ -153,7 +152,7 @@ def _masked(
     masked_lm_prob: float,
     generator: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """Mask as BERT does: of the tokens drawn 80 % become MASK, 10 % another token, 10 % stay."""
+    """Return a sample, masked as BERT does: 80 % of the drawn tokens become MASK, 10 % another token, 10 % stay."""
     tokens = [vocabulary.classify, *first, vocabulary.separator, *second, vocabulary.separator]
     ids_S = np.full([sequence], vocabulary.padding, np.int64)
     ids_S[: len(tokens)] = tokens

@@ -34,7 +34,7 @@ class BertSettings:
 
 @dataclass(frozen=True)
 class BertTextInput:
-    """Pairs of pieces of a text, a byte a token, with four special ids after the 256 bytes; or TFRecord files."""
+    """Pairs of pieces of a text, where each byte is a token and ids 256 to 259 are special; or TFRecord files."""
 
     batch_size: int
     max_sequence_length: int
@@ -44,7 +44,7 @@ class BertTextInput:
     masked_lm_prob: float = 0.15
     shuffle: bool = False
     shuffle_seed: int = 0
-    shuffle_buffer: int = 10_000  # samples; of TFRecord files
+    shuffle_buffer: int = 10_000  # samples; for TFRecord files only
     repeat: bool = False
     skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
 

@@ -41,7 +41,7 @@ def image_dataset(settings: ImageInput, input_context: Any = None) -> tf.data.Da
 
     Raises:
         MissingDataError: If a file is missing.
-        SettingsError: If it is damaged, or holds less than one batch.
+        SettingsError: If a file is damaged, or the data holds less than one batch.
     """
     try:
         images, labels = load_images(settings)
@@ -91,7 +91,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_idx(folder: Path, name: str) -> np.ndarray:
-    """One of the MNIST files; format: yann.lecun.com/exdb/mnist."""
+    """Return the array in one of the MNIST files; format: yann.lecun.com/exdb/mnist."""
     path = folder / name
     content = _read(path if path.exists() else folder / f"{name}.gz")
     magic, header_bytes = _HEADER[name.split("-", 1)[1]]

@@ -55,7 +55,7 @@ def fc_logits(pixels_BI: tf.Tensor, settings: FcMnistSettings, is_training: bool
 
 
 def _dense(index: int, x_BI: tf.Tensor, num_outputs: int) -> tf.Tensor:
-    # The original opens a scope of this kind more often than it makes a layer: layers stand in 1, 3, 4, ...
+    # The original opens more such scopes than it has layers: the layers are in scopes 1, 3, 4, ...
     scope = f"km_disable_scope_{index + 2 if index else 1}/{numbered('dense', index)}"
     with tf.compat.v1.variable_scope(scope):
         kernel = variable("kernel", [int(x_BI.shape[-1]), num_outputs], tf.compat.v1.glorot_uniform_initializer())

@@ -27,9 +27,9 @@ class ImageInput:
     batch_size: int
     data_file: str | None = None  # CSV, gzipped or not: pixels, then the class, in each line
     data_dir: str | None = None  # train-images-idx3-ubyte and the three others of MNIST, gzipped or not
-    max_pixel: int = 255  # pixels are divided by it
+    max_pixel: int = 255  # pixels are divided by this value
     split: Literal["train", "test"] = "train"
-    num_test: int = 297  # data_file: the last so many are the test split
+    num_test: int = 297  # size of the test split, at the end of data_file
     shuffle: bool = False
     shuffle_seed: int = 0
     repeat: bool = False

@@ -6,8 +6,8 @@
 
 Variables: input_embedding/embedding_weights (V, H), position_embedding/position_embedding_weights (P, H); for block i
 under decoder/: layer_normalization_layer_{3i}, self_attention_i/{q,k,v}_projection and output_transform (H, H),
-layer_normalization_layer_{3i+2}, ffn_i/dense_layer_{2i} (H, F) and dense_layer_{2i+1} (F, H), each name doubled and the
-number 0 left out; post_decoder_layer_norm; where embeddings are not shared lm_output_layer (H, V).
+layer_normalization_layer_{3i+2}, ffn_i/dense_layer_{2i} (H, F) and dense_layer_{2i+1} (F, H), each name is doubled and
+the number 0 left out; post_decoder_layer_norm; if embeddings are not shared, lm_output_layer (H, V).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
 
 
 def gpt2_logits(input_ids_BS: tf.Tensor, settings: Gpt2Settings, is_training: bool) -> tf.Tensor:
-    """(B, S) int32 token ids -> (B, S, V) logits of the compute type."""
+    """(B, S) int32 token ids -> (B, S, V) logits in the compute type."""
     dtype = tf.bfloat16 if settings.mixed_precision else tf.float32
     initializer = normal(settings.initializer_range)
     sequence = int(input_ids_BS.shape[1])
@@ -76,7 +76,7 @@ def gpt2_logits(input_ids_BS: tf.Tensor, settings: Gpt2Settings, is_training: bo
 def _block(x_BSH: tf.Tensor, bias_11SS: tf.Tensor, index: int, settings: Gpt2Settings, is_training: bool) -> tf.Tensor:
     epsilon, rate = settings.layer_norm_epsilon, settings.dropout_rate
     initializer = normal(settings.initializer_range)
-    # Number 3i + 1 belongs to the norm before cross-attention, which a decoder alone does not have.
+    # Number 3i + 1 belongs to the norm before cross-attention, which a decoder without an encoder does not have.
     normed_BSH = layer_norm(numbered("layer_normalization_layer", 3 * index), x_BSH, epsilon)
     with tf.compat.v1.variable_scope(numbered("self_attention", index)):
         y_BSH = self_attention(

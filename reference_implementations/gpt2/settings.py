@@ -1,4 +1,4 @@
-"""The `model` section of GPT-2's and GPT-3's params.yaml; no TensorFlow here."""
+"""The sections of GPT-2's and GPT-3's params.yaml; no TensorFlow here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference_implementations.common.text_settings import EvalTextInput, TrainT
 
 @dataclass(frozen=True)
 class Gpt2Settings:
-    """Section `model`; the defaults are those of GPT-2 small (117 million parameters)."""
+    """Section `model`; the defaults are those of GPT-2 small (124 million parameters)."""
 
     vocab_size: int = 50257
     hidden_size: int = 768
@@ -21,7 +21,7 @@ class Gpt2Settings:
     filter_size: int = 3072
     max_position_embeddings: int = 1024
     nonlinearity: Literal["gelu", "gelu_new", "relu"] = "gelu_new"
-    dropout_rate: float = 0.1  # of embeddings and of what a block adds
+    dropout_rate: float = 0.1  # on embeddings and on the output of attention and feed-forward
     attention_dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-5
     initializer_range: float = 0.02

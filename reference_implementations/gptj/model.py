@@ -9,7 +9,7 @@ A block adds attention and feed-forward of the same normed input to its own inpu
 Variables: input_embedding/embedding_weights (V, H); for block i gptj_decoder/i/ln_1/ln_1/{gamma, beta} (H,),
 gptj_decoder/i/attn/{q,k,v,out}_proj/.../kernel (H, H), gptj_decoder/i/mlp/dense_layer_{2i}/.../{kernel (H, F), bias},
 dense_layer_{2i+1}/.../{kernel (F, H), bias}; post_decoder_layer_norm/.../{gamma, beta}; lm_head/lm_head/{kernel (H, V),
-bias (V,)}, or with shared embeddings only bias (V,).
+bias (V,)}, or, with shared embeddings, only bias (V,).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
 
 
 def gptj_logits(input_ids_BS: tf.Tensor, settings: GptjSettings, is_training: bool) -> tf.Tensor:
-    """(B, S) int32 token ids -> (B, S, V) logits of the compute type."""
+    """(B, S) int32 token ids -> (B, S, V) logits in the compute type."""
     dtype = tf.bfloat16 if settings.mixed_precision else tf.float32
     initializer = normal(settings.initializer_range)
     table_VH = embedding_table("input_embedding", settings.vocab_size, settings.hidden_size, initializer)

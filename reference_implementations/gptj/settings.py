@@ -1,4 +1,4 @@
-"""The `model`, `train_input` and `eval_input` sections of GPT-J's params.yaml; no TensorFlow here."""
+"""The sections of GPT-J's params.yaml; no TensorFlow here."""
 
 from __future__ import annotations
 

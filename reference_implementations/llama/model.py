@@ -6,7 +6,8 @@
 
 Variables: input_embedding/embedding_weights (V, H); for block i under decoder/i/: attention_norm (H,),
 attention/{q_proj (H, ND), k_proj, v_proj (H, GD), out_proj (ND, H)}, mlp_norm (H,), mlp/{gate_proj, up_proj (H, F),
-down_proj (F, H)}; post_decoder_norm (H,); lm_head (H, V). Names are doubled; kernels only, norms gamma only.
+down_proj (F, H)}; post_decoder_norm (H,); lm_head (H, V). Each name is doubled.
+Layers have a kernel and no bias, norms only gamma.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
 
 
 def llama_logits(input_ids_BS: tf.Tensor, settings: LlamaSettings, is_training: bool) -> tf.Tensor:
-    """(B, S) int32 token ids -> (B, S, V) logits of the compute type."""
+    """(B, S) int32 token ids -> (B, S, V) logits in the compute type."""
     dtype = tf.bfloat16 if settings.mixed_precision else tf.float32
     initializer = normal(settings.initializer_range)
     table_VH = embedding_table("input_embedding", settings.vocab_size, settings.hidden_size, initializer)
@@ -91,7 +92,7 @@ def _attention(x_BSH: tf.Tensor, bias_11SS: tf.Tensor, settings: LlamaSettings, 
     v_BGSD = split_heads(dense("v_proj", x_BSH, kv_size, initializer, use_bias=False), groups)
     q_BNSD = rotate_halves(q_BNSD, settings.rope_theta)
     k_BGSD = rotate_halves(k_BGSD, settings.rope_theta)
-    # Query head n looks through key-value head n // (N / G).
+    # Query head n uses key-value head n // (N / G).
     k_BNSD, v_BNSD = (tf.repeat(x, heads // groups, axis=1) if groups < heads else x for x in (k_BGSD, v_BGSD))
     y_BNSD = attend(q_BNSD, k_BNSD, v_BNSD, bias_11SS, settings.attention_dropout_rate, is_training)
     return dense("out_proj", merge_heads(y_BNSD), settings.hidden_size, initializer, use_bias=False)

@@ -1,4 +1,4 @@
-"""The `model` section of Llama's params.yaml; no TensorFlow here."""
+"""The sections of Llama's params.yaml; no TensorFlow here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LlamaSettings:
     hidden_size: int = 4096
     num_hidden_layers: int = 32
     num_heads: int = 32
-    num_kv_heads: int | None = None  # heads of keys and values, each shared by several of queries; None: num_heads
+    num_kv_heads: int | None = None  # key-value heads, each used by several query heads; None: num_heads
     filter_size: int = 11008
     max_position_embeddings: int = 2048
     rope_theta: float = 10000.0
@@ -40,7 +40,7 @@ class LlamaSettings:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key-value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
 

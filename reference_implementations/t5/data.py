@@ -1,7 +1,7 @@
 """Plain text -> batches with missing spans (Raffel et al., arXiv 1910.10683, Section 3.1.4).
 
-TFRecord files hold input_ids, decoder_input_ids and labels as int64, spans cut out already; `records.py` makes
-them.
+TFRecord files hold input_ids, decoder_input_ids and labels as int64, with the spans already cut out; `records.py`
+makes them.
 
 Differs from the paper: spans have one length, and one lies in each equal part of a sample, so that shapes are fixed.
 
@@ -44,11 +44,11 @@ def _dataset(settings: SpanInput, input_context: Any) -> tf.data.Dataset:
 def span_dataset(settings: SpanInput, input_context: Any = None) -> tf.data.Dataset:
     """Return batches: the text with a sentinel for each missing span, and the spans, each after its sentinel.
 
-    Where spans lie depends on the seed and the step alone, so that a resumed run draws the same.
+    The places of the spans depend only on the seed and the step, so a resumed run draws the same.
 
     Args:
         settings: What to read and how.
-        input_context: Where several readers share the data: its num_input_pipelines and input_pipeline_id.
+        input_context: A tf.distribute.InputContext, if several tasks share the data.
 
     Returns:
         (features, labels): input_ids (B, K (G - L + 1)), decoder_input_ids and labels (B, K (L + 1) + 1), int32.

@@ -4,8 +4,9 @@
 
 Variables: encoder_embedding/embedding_weights (V, H); {encoder,decoder}/relative_attention_bias (R, N); for block i
 under encoder/ and decoder/: self_attention_i, in the decoder encoder_decoder_attention_i, each {q,k,v}_projection
-(H, N D) and output_transform (N D, H), ffn_i/dense_layer (H, F), (F, H); names doubled, the number 0 left out. Norms
-and dense layers are numbered on from the encoder into the decoder. Embeddings not shared: lm_output_layer (H, V).
+(H, N D) and output_transform (N D, H), ffn_i/dense_layer (H, F), (F, H); each name is doubled, the number 0 left
+out. The numbers of norms and dense layers continue from the encoder to the decoder. If embeddings are not shared:
+lm_output_layer (H, V).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
 
     Args:
         features: input_ids (B, T), decoder_input_ids (B, S) int32.
-        labels: (B, S) int32, what the decoder has to say.
+        labels: (B, S) int32, the tokens that the decoder should predict.
         mode: 'train', 'eval' or 'infer'.
         params: Sections `model` and `optimizer`.
     """
@@ -66,7 +67,7 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
 
 
 def t5_logits(ids_BT: tf.Tensor, decoder_ids_BS: tf.Tensor, settings: T5Settings, is_training: bool) -> tf.Tensor:
-    """Encoder tokens (B, T) and decoder tokens (B, S) int32 -> (B, S, V) logits of the compute type."""
+    """Encoder tokens (B, T) and decoder tokens (B, S) int32 -> (B, S, V) logits in the compute type."""
     dtype = tf.bfloat16 if settings.mixed_precision else tf.float32
     rate = settings.dropout_rate
     table_VH = embedding_table("encoder_embedding", settings.src_vocab_size, settings.d_model, normal(1.0))
@@ -94,11 +95,11 @@ def t5_logits(ids_BT: tf.Tensor, decoder_ids_BS: tf.Tensor, settings: T5Settings
 def relative_buckets(
     num_queries: int, num_keys: int, num_buckets: int, max_distance: int, is_bidirectional: bool
 ) -> np.ndarray:
-    """Return the bucket of each distance, (S, T) int32: exact while short, then growing as the logarithm.
+    """Return the bucket of each distance, (S, T) int32: exact for short distances, logarithmic for long ones.
 
     Source:
-        Raffel et al., Section 2.1: half of the buckets for exact distances, the rest up to max_distance; one side's
-        distances get half of the buckets where both sides can be seen.
+        Raffel et al., Section 2.1: half of the buckets for exact distances, the rest up to max_distance. If
+        queries see both sides, each side gets half of the buckets.
     """
     distance = np.arange(num_queries)[:, None] - np.arange(num_keys)[None, :]  # how far back the key lies
     bucket = np.zeros_like(distance)
@@ -162,7 +163,7 @@ def _attention(
     q_BNSD = split_heads(dense("q_projection", x_BSH, heads * size, normal((hidden * size) ** -0.5), False), heads)
     k_BNTD = split_heads(dense("k_projection", keys_BTH, heads * size, normal(hidden**-0.5), False), heads)
     v_BNTD = split_heads(dense("v_projection", keys_BTH, heads * size, normal(hidden**-0.5), False), heads)
-    # T5 does not divide by sqrt(D): the initializer of q has it.
+    # T5 does not divide by sqrt(D): the initializer of q includes that factor.
     y_BNSD = attend(q_BNSD, k_BNTD, v_BNTD, bias, settings.dropout_rate, is_training, scale=1.0)
     return dense("output_transform", merge_heads(y_BNSD), hidden, normal((heads * size) ** -0.5), use_bias=False)
 

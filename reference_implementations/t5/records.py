@@ -1,8 +1,8 @@
-"""Tokens -> samples with missing spans, cut out once and for all (Raffel et al., arXiv 1910.10683, Section 3.1.4).
+"""Tokens -> samples with missing spans at fixed places (Raffel et al., arXiv 1910.10683, Section 3.1.4).
 
-The text is cut into pieces of equal length, so long that what is left of each, with its sentinels and the end, is S
-tokens; then no sample has to be filled up. NumPy alone, so that the script that writes the files needs TensorFlow only
-to write.
+The text is cut into pieces of equal length. The length is chosen so that the kept tokens of a piece, with sentinels and
+the end token, are S tokens; no sample needs padding. This module uses NumPy only; the script that calls it needs
+TensorFlow only to write files.
 
 # S sequence of the encoder, T of the decoder
 """
@@ -25,7 +25,7 @@ class SpanVocabulary:
     """The special tokens."""
 
     end: int
-    start: int  # of what the decoder reads
+    start: int  # first token of the decoder's input
     sentinels: Sequence[int]
 
 
@@ -33,7 +33,7 @@ BYTES = SpanVocabulary(END, START, range(FIRST_SENTINEL, FIRST_SENTINEL + 100))
 
 
 def vocabulary_of(tokens: Mapping[str, int]) -> SpanVocabulary:
-    """Return the vocabulary of a tokenizer, as a mapping from token to id; <pad> begins what the decoder reads.
+    """Return the vocabulary of a tokenizer, as a mapping from token to id; <pad> is the decoder's first token.
 
     Raises:
         SettingsError: If it lacks </s>, <pad> or <extra_id_0>.
@@ -54,7 +54,7 @@ def _sentinel(number: int) -> str:
 
 @dataclass(frozen=True)
 class SpanSizes:
-    """Tokens of a piece of text, those of them that are missing, in how many spans."""
+    """Numbers of a piece of text: its tokens, its missing tokens, and the spans that hold the missing ones."""
 
     text: int
     missing: int
@@ -62,12 +62,12 @@ class SpanSizes:
 
     @property
     def inputs(self) -> int:
-        """S: what is left, a sentinel for each span, the end."""
+        """S: the kept tokens, a sentinel for each span, the end token."""
         return self.text - self.missing + self.spans + 1
 
     @property
     def targets(self) -> int:
-        """T: the spans, each after its sentinel, the end."""
+        """T: the spans, each after its sentinel, and the end token."""
         return self.missing + self.spans + 1
 
 
@@ -87,7 +87,7 @@ def span_sizes(sequence: int, noise_density: float = 0.15, mean_span_length: flo
         missing = min(max(round(text * noise_density), 1), text - 1)
         return SpanSizes(text, missing, min(max(round(missing / mean_span_length), 1), text - missing))
 
-    # One token more of text makes one input token more, or none.
+    # One more token of text makes one more input token, or none.
     fitting = itertools.takewhile(lambda found: found.inputs <= sequence, map(sizes, itertools.count(2)))
     *_, longest = fitting
     return longest
@@ -96,13 +96,13 @@ def span_sizes(sequence: int, noise_density: float = 0.15, mean_span_length: flo
 def span_records(
     tokens: Iterable[int], sizes: SpanSizes, vocabulary: SpanVocabulary = BYTES, seed: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield samples under the names that `t5/data.py` reads; where spans lie depends on the seed alone.
+    """Yield samples under the names that `t5/data.py` reads; the places of spans depend only on the seed.
 
     Args:
-        tokens: Of the texts, one after the other; what does not fill a piece at the end is left out.
-        sizes: As `span_sizes` gives them.
+        tokens: The tokens of all texts. Tokens at the end that do not fill a piece are left out.
+        sizes: The result of `span_sizes`.
         vocabulary: Special tokens.
-        seed: Of the spans.
+        seed: Seed of the places of spans.
 
     Raises:
         SettingsError: If there are fewer sentinels than spans.

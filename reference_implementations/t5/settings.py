@@ -25,23 +25,23 @@ class T5Settings:
     nonlinearity: Literal["relu", "gelu", "gelu_new"] = "relu"
     dropout_rate: float = 0.1
     layer_norm_epsilon: float = 1e-6
-    use_t5_layer_norm: bool = True  # false: norms with mean and beta, as the public Model Zoo's TensorFlow T5 has them
+    use_t5_layer_norm: bool = True  # false: norms with mean and beta, as in the public Model Zoo's T5
     share_embedding_weights: bool = True
     mixed_precision: bool = False  # true: bfloat16 compute; variables, norms, softmax and loss stay float32
 
 
 @dataclass(frozen=True)
 class SpanInput:
-    """A text with missing spans, a byte a token, ids from 256 on special; or TFRecord files of samples."""
+    """A text with missing spans, where each byte is a token and ids from 256 are special; or TFRecord files."""
 
     batch_size: int
-    max_sequence_length: int  # bytes of text in a sample; of TFRecord files, tokens of input_ids
+    max_sequence_length: int  # bytes of text in a sample; for TFRecord files, tokens of input_ids
     data_file: str | None = None  # a text; relative to the folder of the params file
     num_spans: int = 1  # missing spans, one in each equal part of the sample
     span_length: int = 3
     data_dir: str | tuple[str, ...] | None = None  # folders of *.tfrecord* files; data.py has the names
-    max_target_length: int = 114  # of TFRecord files: tokens of the decoder
-    shuffle_buffer: int = 10_000  # samples; of TFRecord files
+    max_target_length: int = 114  # for TFRecord files: tokens of the decoder
+    shuffle_buffer: int = 10_000  # samples; for TFRecord files only
     shuffle: bool = False
     shuffle_seed: int = 0
     repeat: bool = False

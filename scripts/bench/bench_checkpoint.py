@@ -1,14 +1,14 @@
 """How fast, and in how much memory, are checkpoints converted, saved and loaded [GB/s, MB, ms]?
 
-Every rate stands beside that of a plain copy, write or read of the same bytes on the same disk, taken in turns in one
-run, in an order that changes from turn to turn, nothing waiting for the disk and the source in the page cache before
-each. Each conversion runs in a process of its own, whose peak resident set and processor time the kernel reports. Where
-other work shares the machine, wall times of single runs say little; then compare the least, and the processor times.
+Each rate is compared with a plain copy, write or read of the same bytes on the same disk. All measurements of a run
+take turns, in an order that changes from turn to turn. Before each, the disk is idle and the source is in the page
+cache. Each conversion runs in its own process; the kernel reports its peak resident set and processor time. If other
+work shares the machine, compare the least wall times and the processor times.
 
     python scripts/bench/bench_checkpoint.py --folder /some/disk
     python scripts/bench/bench_checkpoint.py --folder /some/disk --quick   # under five minutes on a quiet machine
 
-Lines that begin with `>` compare a figure with what issue and README ask for. Needs about four times the largest size.
+Lines that begin with `>` compare a figure with its target. The disk needs about four times the largest size.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tensors(num_bytes: int) -> list[tuple[str, tuple[int, int]]]:
 
 
 def pieces(num_bytes: int, scratch: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield random bytes, the same megabytes again and again from another start."""
+    """Yield random bytes: the same megabytes repeatedly, from varying offsets."""
     done = 0
     while done < num_bytes:
         count = min(PIECE, num_bytes - done)
@@ -74,7 +74,7 @@ def write_source(prefix: Path, num_bytes: int) -> None:
 
 
 def state_of_the_machine() -> str:
-    """Return what else could slow the figures down: load, memory that waits for the disk."""
+    """Return what else could slow the measurements: load, free memory, unwritten pages."""
     with open("/proc/meminfo", encoding="ascii") as file:
         sizes = {line.split(":")[0]: int(line.split()[1]) // 1024 for line in file}
     waiting = sizes["Dirty"] + sizes["Writeback"]
@@ -87,13 +87,13 @@ def resident_mb() -> int:
 
 
 def judge(what: str, figure: float, limit: float, unit: str, is_at_least: bool = False) -> None:
-    """Print a figure beside what is asked for."""
+    """Print a figure and its target."""
     holds = figure >= limit if is_at_least else figure <= limit
     print(f"> {what}: {figure:.3g} {unit}, asked {'>=' if is_at_least else '<='} {limit:g}: {'yes' if holds else 'NO'}")
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Return the wall time of a call, the disk quiet before [s]."""
+    """Return the wall time of a call [s]; first wait until the disk is idle."""
     os.sync()
     start = time.monotonic()
     run()
@@ -109,7 +109,7 @@ def timed_both(run: Callable[[], object]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process took: wall time [s], processor time [s], peak resident set [MB]."""
+    """Resources that a process used: wall time [s], processor time [s], peak resident set [MB]."""
 
     wall_s: float
     cpu_s: float
@@ -123,7 +123,7 @@ def conversion(function: str, *arguments: str) -> list[str]:
 
 
 def used(command: list[str], source: Path) -> Usage:
-    """Run a command that reads a file; return what it took, the disk quiet and the file cached before."""
+    """Run a command that reads a file; return what it used. First wait for the disk and cache the file."""
     os.sync()
     subprocess.run(["cat", str(source)], stdout=subprocess.DEVNULL, check=True)
     environment = dict(os.environ, PYTHONPATH=str(Path(__file__).resolve().parents[2]))
@@ -175,7 +175,7 @@ def convert(folder: Path, size_gb: float, repeats: int) -> None:
             f"processor {cpu_s[name]:5.2f} s  {wall_s[name] / wall_s['cp']:5.2f} x cp  "
             f"{wall_s[name] / wall_s['cp + fsync']:5.2f} x cp + fsync  peak {max(usage.peak_mb for usage in row)} MB"
         )
-    # What a process is forked from counts towards its peak.
+    # The peak of a process includes that of the process that forked it.
     print(f"  this process, which is the least that these peaks can be: {resident_mb()} MB")
     for name in ("tensorflow-to-h5", "h5-to-tensorflow"):
         base = f"{name}, {size_gb:g} GB"
@@ -187,7 +187,7 @@ def convert(folder: Path, size_gb: float, repeats: int) -> None:
 
 
 def plain_write(path: Path, arrays: dict[str, np.ndarray], write_bytes: int) -> None:
-    """Write the same bytes to one file, so many at a time, and make it durable."""
+    """Write the same bytes to one file in writes of a given size, then fsync."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for array in arrays.values():
         view = memoryview(array).cast("B")
@@ -221,7 +221,7 @@ def tensorflow_saver(folder: Path, arrays: dict[str, np.ndarray]) -> Callable[[]
     return lambda: saver.save(session, str(folder / "theirs"), write_meta_graph=False)
 
 
-# The published writer, in a process of its own that has the wheel; prints the time of writing and fsync.
+# The published writer, run in an environment that has it; prints the time of writing and fsync.
 PEER_WRITER = """
 import os, sys, time
 import numpy as np
@@ -252,7 +252,7 @@ def saving(folder: Path, size_gb: float, repeats: int, peer: str | None) -> None
         },
         "ours, TensorFlow": lambda: save_all(BundleWriter(folder / "ours"), arrays),
         "ours, HDF5": lambda: save_all(H5Writer(folder / "ours.h5"), arrays),
-        # TensorFlow's Saver does not wait for the disk, as ours do; sync makes the two comparable.
+        # TensorFlow's Saver, unlike ours, does not wait for the disk; sync makes the two comparable.
         "tf Saver": theirs,
         "tf Saver + sync": (lambda: (theirs(), os.sync())) if theirs else None,
         "h5py, LZ4, as published": lambda: published_writer(folder / "lz4.h5", arrays),
@@ -294,7 +294,7 @@ def saving(folder: Path, size_gb: float, repeats: int, peer: str | None) -> None
 
 
 def published_writer(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write as the published writer's default does: h5py, its own chunks, LZ4; then fsync."""
+    """Write with the published writer's defaults: h5py, its own chunks, LZ4; then fsync."""
     import h5py
     import hdf5plugin
 
@@ -358,7 +358,7 @@ def prepare(file: Path, is_cold: bool) -> None:
 
 
 def plain_read(path: Path, file: Path) -> None:
-    """Read the bytes of every tensor into an array of its own, in one call each, comparing nothing."""
+    """Read the bytes of each tensor into a new array with one call, without checksums."""
     with open_checkpoint(path) as reader, open(file, "rb", buffering=0) as source:
         for name in reader.names():
             entry, where = reader.entry(name), reader.extent(name)
@@ -375,14 +375,14 @@ def read_one(path: Path) -> None:
 
 
 def read_all(path: Path) -> None:
-    """Read every tensor against its checksum."""
+    """Read every tensor and compare its checksum."""
     with open_checkpoint(path) as reader:
         for name in reader.names():
             reader.read(name)
 
 
 def verify(path: Path) -> None:
-    """Read every tensor against its checksum, through one buffer as `cat` does."""
+    """Read every tensor through one buffer, as `cat` does, and compare its checksum."""
     with open_checkpoint(path) as reader:
         reader.verify()
 
@@ -417,7 +417,7 @@ def many(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the parts asked for."""
+    """Run the chosen parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="an empty or new folder on the disk to measure")
     parser.add_argument("--sizes", type=float, nargs="+", default=[4, 8], help="of the conversions [GB]")

@@ -1,10 +1,10 @@
-"""A step that does not fit: cold file store against computing alone and against the disk alone.
+"""How long does a step take that does not fit in memory, compared with computation alone and with the disk alone [s]?
 
     python scripts/bench/bench_cold_streaming.py --layers 24 --hidden 2048 --heads 16
 
 It runs bench_streaming.py as processes, in turns: weights in memory (compute alone), then a cold file store.
 Then it reads and writes, in order and past the page cache, as many bytes as the schedule moved, on the same disk (I/O
-alone). The last column is the step over the larger of the two. Everything is measured; nothing is simulated.
+alone). The last column is the step's time over the larger of these two. All figures are measured, none simulated.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _CHUNK_BYTES = 16 << 20
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; further ones go to bench_streaming.py."""
+    """Return the parser; options that it does not know go to bench_streaming.py."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--store-dir", type=Path, default=Path("/tmp/bench_cold_streaming"), help="on the disk to use")
-    options.add_argument("--steps", type=int, default=3, help="of each run; the first does not count")
+    options.add_argument(
+        "--store-dir", type=Path, default=Path("/tmp/bench_cold_streaming"), help="folder on the disk to use"
+    )
+    options.add_argument("--steps", type=int, default=3, help="steps of each run; the first does not count")
     options.add_argument("--rounds", type=int, default=1)
-    options.add_argument("--disk-gb", type=float, default=4.0, help="read and written to measure the disk's rates")
+    options.add_argument("--disk-gb", type=float, default=4.0, help="GB to read and write to measure the disk's rates")
     return options
 
 
@@ -43,7 +45,7 @@ def run(store: str, folder: Path, steps: int, rest: list[str]) -> dict[str, Any]
 
 
 def disk_rates(folder: Path, num_bytes: int) -> tuple[float, float]:
-    """Return what a plain sequential write and read reach past the page cache [B/s]."""
+    """Return the rates of a plain sequential write and read past the page cache [B/s]."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sequential"
     chunk = mmap.mmap(-1, _CHUNK_BYTES)  # page-aligned, as O_DIRECT needs it

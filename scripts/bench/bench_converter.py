@@ -1,9 +1,9 @@
-"""How much memory does convert_checkpoint take? Answer in megabytes at the peak, beside the bound.
+"""How much memory does convert_checkpoint take at its peak, compared with its bound [MB]?
 
     python scripts/bench/bench_converter.py [--gigabytes 4] [--dir FOLDER]
 
 Makes a GPT-J of that size in float32, in shards of safetensors, and converts it along each path. The bound is two of
-the largest tensors plus 200 MB. The peak is VmHWM of the converter's process; pages of files that it maps count too.
+the largest tensors plus 200 MB. The peak is VmHWM of the converter's process; mapped pages of files count too.
 The folder needs about three times the size.
 """
 
@@ -29,7 +29,7 @@ from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
 HIDDEN, HEADS, VOCABULARY, SHARDS = 2048, 16, 50400, 4
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1e6
-# As the entry point does, then tell the peak.
+# Runs the entry point, then prints the peak.
 STARTER = """
 import sys
 from cerebras_tensorflow.converter.cli import main
@@ -94,7 +94,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=4.0)
-    parser.add_argument("--dir", default=None, help="where the checkpoints lie (default: the system's)")
+    parser.add_argument(
+        "--dir", default=None, help="folder for the checkpoints (default: the system's temporary folder)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name).resolve()

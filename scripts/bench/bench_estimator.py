@@ -3,16 +3,15 @@
     python scripts/bench/bench_estimator.py --theirs /path/to/venv-with-tensorflow-2.15/bin/python
 
 The same script in two virtual environments: a GPT-2 of 124 M parameters in plain TensorFlow ops, Adam, no checkpoints,
-no summaries, the same seed and the default threads. Made for a machine with other work beside
-it:
-- both processes of a pair live at once, and take blocks of steps in turn, A B B A, while the other one waits;
-- the processes start one after the other, the order changing from pair to pair;
-- CPU seconds of the process, user and system, stand beside the wall's, and all figures are medians.
+no summaries, the same seed and the default threads. The method allows for other work on the machine:
+- both processes of a pair are alive and run blocks of steps in turn, A B B A, while the other one waits;
+- the processes start one after the other, in an order that changes from pair to pair;
+- CPU seconds of the process, user and system, are printed next to wall time, and all figures are medians.
 
 | phase | from, to |
 |---|---|
 | import | start of the process; TensorFlow and tf.estimator are there |
-| input | model_fn is called: input_fn, the step's placeholders |
+| input | model_fn starts; before it run input_fn and the making of placeholders |
 | model_fn | it returns |
 | graph | hooks begin: summaries, the step's graph |
 | session | hooks have a session: ours compiles the step (compile) and makes the initial values; theirs initializes |
@@ -21,7 +20,7 @@ it:
 `start` is their sum; `step` one later step. Ratios are ours / theirs: of the medians, and of each pair. Other sides, by
 --sides: `cerebras` is CerebrasEstimator, whose steps TensorFlow does not fuse, so that they agree with weight streaming
 to the last bit; `session` TensorFlow's own MonitoredSession on ours's TensorFlow, without our code; `checkpoints` is
-ours with the checkpoints of step 0 and of the end, which make part of session and of no step.
+ours with checkpoints at step 0 and at the end, which add to `session` but to no step.
 `VENV=... scripts/test_on_tensorflow.sh 2.15 --co` makes the environment for the other side. About 4 minutes, 6 GB.
 """
 
@@ -51,7 +50,7 @@ SIDES = ("ours", "theirs", "cerebras", "session", "checkpoints")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--theirs", help="Python of an environment with TensorFlow 2.15")
     options.add_argument(
@@ -124,24 +123,24 @@ class Moment:
 
     @staticmethod
     def now() -> Moment:
-        """This one."""
+        """Return the current moment."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return Moment(time.time(), usage.ru_utime + usage.ru_stime)
 
     def since(self, other: Moment) -> dict[str, float]:
-        """What has passed."""
+        """Return the wall and CPU time since another moment [s]."""
         return {"wall": self.wall_s - other.wall_s, "cpu": self.cpu_s - other.cpu_s}
 
 
 def tell(values: dict[str, Any]) -> None:
-    """Send a line to the process that compares."""
+    """Send a line to the comparing process."""
     print(json.dumps(values), flush=True)
 
 
 def steps_in_blocks(marks: dict[str, Moment], block: int) -> Any:
-    """Return a hook that marks the phases, then tells the times of a step for each line that comes in: a block of them.
+    """Return a hook that marks the phases. For each line on stdin it runs a block of steps and sends a step's time.
 
-    It stops the run where the lines end.
+    It stops the run at the end of stdin.
     """
     import tensorflow as tf
 
@@ -186,7 +185,7 @@ def train_in_session(made: Any, input_fn: Any, hook: Any, params: dict[str, Any]
 
 
 def measured(options: argparse.Namespace) -> None:
-    """Train in this process; tell its times."""
+    """Train in this process and send its times."""
     if options.side in ("ours", "cerebras", "checkpoints"):
         sys.path.insert(0, str(ROOT))
         import cerebras_tensorflow as ours  # makes tf.estimator ours
@@ -277,7 +276,7 @@ class Side:
 
 
 def pair(names: tuple[str, str], is_turned: bool, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Measure one process of each side; return what it told, with the times of a step of each block under "steps"."""
+    """Measure one process of each side; return its answer, with the step times of each block under "steps"."""
     order = names[::-1] if is_turned else names
     with tempfile.TemporaryFile("w+") as errors:
         live = {
@@ -321,7 +320,7 @@ def table(results: list[dict[str, dict[str, Any]]], names: tuple[str, str]) -> I
 
 
 def main() -> None:
-    """Compare."""
+    """Run the benchmark and print its tables."""
     options = parser().parse_args()
     if options.side is not None:
         measured(options)
@@ -335,7 +334,7 @@ def main() -> None:
     results: list[dict[str, dict[str, Any]]] = []
     for number in range(options.pairs):
         results.append(pair(names, number % 2 == 1, options))
-        print("\n".join(table(results, names)), flush=True)  # all pairs up to now: a long run may be broken off
+        print("\n".join(table(results, names)), flush=True)  # after each pair, because a long run may be interrupted
 
 
 if __name__ == "__main__":

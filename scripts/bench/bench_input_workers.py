@@ -2,8 +2,8 @@
 
     python scripts/bench/bench_input_workers.py [--workers 0 1 2] [--batches 60] [--runs 3]
 
-Each run is a launch, `csrun_wse --input-workers W`; the rate is that of the batches after the first five, so that
-starting TensorFlow in the workers is left out. On N cores the ratio cannot pass N.
+Each run is a launch, `csrun_wse --input-workers W`; the rate excludes the first five batches, and so the
+start of TensorFlow in the workers. On N cores the ratio cannot exceed N.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
     )
     print(f"{'workers':>7}  {'batches/s (median)':>18}  {'spread':>13}  ratio to the first")
     found: dict[int, list[float]] = {workers: [] for workers in arguments.workers}
-    # In turns, so that other work on the machine hits all alike.
+    # In turns, so that other work on the machine affects all equally.
     for _ in range(arguments.runs):
         for workers in arguments.workers:
             found[workers].append(rate(workers, arguments.batches))

@@ -2,8 +2,8 @@
 
     python scripts/bench/bench_launcher.py [--runs 15] [--jobs 10000]
 
-The home of all commands holds that many finished jobs. Each round runs every command once, so that other work on the
-machine hits all alike; CPU time depends on it least.
+CEREBRAS_HOME holds --jobs finished jobs. Each round runs every command once, so that other work on the machine affects
+all equally; it affects CPU time least.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CASES = {
 
 
 def fill(home: Path, count: int) -> None:
-    """Put finished jobs on record."""
+    """Add records of finished jobs."""
     first = jobs.submit(home, "cs2-embedded", "pipelined", labels={"model": "gptj"})
     first.finish(jobs.SUCCEEDED)
     names = "system, execution_mode, user, uid, host, pid, phase, description, labels, log, message, "

@@ -2,8 +2,8 @@
 
     python scripts/bench/bench_plan.py
 
-Runs `cs-plan` for GPT-J 6B, the shape of GPT-NeoX 20B and that of GPT-3 175B, each in a process of its own, and prints
-its report, wall time [s], processor time [s] and peak resident set [bytes].
+Runs `cs-plan` for GPT-J 6B and for the shapes of GPT-NeoX 20B and GPT-3 175B, each in its own process. Prints
+the report, wall time [s], processor time [s] and peak resident set [bytes].
 """
 
 from __future__ import annotations

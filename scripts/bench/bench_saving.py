@@ -3,9 +3,9 @@
     python scripts/bench/bench_saving.py --folder /some/disk --layers 6
 
 Blocks of steps without and with a save at their beginning take turns in one run, in both modes and both stores. `stop`
-is the time in which no step runs: the call that takes the snapshot, and the wait if the write before has not ended.
-The first save of a run (runs save before their first step) makes the memory for the copies, so it is told apart.
-Beside it stands what copying all variables in memory takes, and what the same save takes when training waits for it.
+is the time in which no step runs: the call that takes the snapshot, and the wait if the previous write has not ended.
+The first save of a run, before its first step, allocates the memory for the copies, so it is printed separately. For
+comparison: the time to copy all variables in memory, and the time of the same save when training waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shape = {"layers": 6, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1}
     for name, value in shape.items():

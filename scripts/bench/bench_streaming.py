@@ -3,8 +3,8 @@
     python scripts/bench/bench_streaming.py --layers 24 --hidden 2048 --heads 16 --vocabulary 50257 --sequence 128 \
         --batch 1 --mode weight_streaming --store file --steps 3
 
-Prints measured step time [s] (median), bytes that the store moved, the process's peak resident set [bytes] and what the
-memory plan predicted. `--plan` compiles only and prints the plan: no weight is made.
+Prints the measured step time [s] (median), the bytes that the store moved, the process's peak resident set [bytes] and
+the prediction of the memory plan. `--plan` only compiles and prints the plan, without weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     shape = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1, "steps": 3}
     for name, value in shape.items():

@@ -2,8 +2,8 @@
 
     python scripts/bench/bench_weight_store.py --folder /some/disk --gigabytes 4 --repeats 3
 
-In turns in one run, on one disk: a plain sequential read and write of one file (direct, 4 MB pieces), the store's reads
-and writes of weights of the same sizes, cold, past and through the page cache. Medians with the spread.
+These take turns in one run, on one disk: plain sequential reads and writes of one file (direct, 4 MB pieces), and the
+store's reads and writes of as many bytes of weights, cold, past and through the page cache. Prints medians and spread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def timed(action: Callable[[], object], num_bytes: int) -> tuple[float, float]:
 
 
 class Plain:
-    """One file, read and written from begin to end."""
+    """One file, read and written from beginning to end."""
 
     def __init__(self, folder: Path, num_bytes: int) -> None:
         self._path = folder / "plain"
@@ -55,31 +55,31 @@ class Plain:
         self._piece[:] = os.urandom(1 << 16) * (PIECE_BYTES >> 16)
 
     def write(self) -> None:
-        """Write it."""
+        """Write the file."""
         for place in range(0, self._num_bytes, PIECE_BYTES):
             os.pwritev(self._file, [self._piece], place)
         os.fdatasync(self._file)
 
     def read(self) -> None:
-        """Read it."""
+        """Read the file."""
         for place in range(0, self._num_bytes, PIECE_BYTES):
             os.preadv(self._file, [self._piece], place)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the file."""
         os.close(self._file)
         self._path.unlink()
 
 
 class Rates:
-    """Rates and costs by name, one of each for every time that something was done."""
+    """Rates and costs of actions by name, one pair for each repetition."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._taken: dict[str, list[tuple[float, float]]] = {}
 
     def note(self, name: str, action: Callable[[], object]) -> None:
-        """Do something and keep its rate."""
+        """Run an action and record its rate."""
         self._taken.setdefault(name, []).append(timed(action, self._num_bytes))
 
     def report(self) -> dict[str, dict[str, float]]:
@@ -110,7 +110,7 @@ def read_all(store: FileStore, count: int) -> None:
 
 
 def check_all(count: int, value: np.ndarray) -> None:
-    """Take the checksums of all weights."""
+    """Compute the checksums of all weights."""
     flat = value.reshape(-1).view(np.uint8)
     for _ in range(count):
         checksums(flat)

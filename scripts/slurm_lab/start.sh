@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Brings up a real Slurm on this one machine: munged, slurmctld and several slurmd, all on loopback, all in one folder.
+# Starts a real Slurm on this one machine: munged, slurmctld and several slurmd, all on loopback, all in one folder.
 # For tests and for people who want to try `csrun_wse --executor slurm`. Nothing under /etc is read or written.
 #
-#   eval "$(scripts/slurm_lab/start.sh)"      prints `export SLURM_CONF=...` once all nodes are idle; 2: no Slurm here
-#   scripts/slurm_lab/stop.sh                 ends it
+#   eval "$(scripts/slurm_lab/start.sh)"      prints `export SLURM_CONF=...` once all nodes are idle; exits with 2 if Slurm cannot be installed
+#   scripts/slurm_lab/stop.sh                 stops it
 #
 #   SLURM_LAB_DIR    folder of the lab, a short absolute path   (default: slurm_lab in $TMPDIR or /tmp)
 #   SLURM_LAB_NODES  nodes                                      (default: 4)
 #   SLURM_LAB_CPUS   CPUs that each node claims to have         (default: 8)
-#   SLURM_LAB_PORT   first TCP port; moves up while it is taken (default: 16800)
+#   SLURM_LAB_PORT   first TCP port; the next free ones if taken (default: 16800)
 set -euo pipefail
 dir=${SLURM_LAB_DIR:-${TMPDIR:-/tmp}/slurm_lab}
 nodes=${SLURM_LAB_NODES:-4}
@@ -23,7 +23,7 @@ for program in munged slurmctld slurmd srun; do
     break
 done
 if [ -e "$dir/slurmctld.pid" ] && kill -0 "$(cat "$dir/slurmctld.pid")" 2>/dev/null; then
-    echo "a lab runs in $dir already; end it with $here/stop.sh" >&2
+    echo "a Slurm already runs in $dir; stop it with $here/stop.sh" >&2
     exit 3
 fi
 
@@ -91,7 +91,7 @@ CONF
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
 } >"$dir/slurm.conf"
 echo "NodeName=node0 Name=cs Type=cerebras Count=1" >"$dir/gres.conf"
-# Slurm up to 22.05 needs no cgroup.conf and rejects this line; later releases want it where cgroups are not writable.
+# Slurm up to 22.05 needs no cgroup.conf and rejects this line; later releases need it if cgroups are not writable.
 case $(slurmd -V | grep -oE '[0-9]+' | head -1) in 2[0-2]) ;; *) echo "CgroupPlugin=disabled" >"$dir/cgroup.conf" ;; esac
 export SLURM_CONF=$dir/slurm.conf
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ends the lab that start.sh brought up: its jobs, then its daemons, each by the number in its own pid file.
+# Stops the Slurm that start.sh started: first its jobs, then each daemon by the process id in its pid file.
 set -uo pipefail
 dir=${SLURM_LAB_DIR:-${TMPDIR:-/tmp}/slurm_lab}
 [ -d "$dir" ] || exit 0

@@ -1,1 +1,1 @@
-"""BERT with a head for a task of its own, trained on from a pre-training checkpoint."""
+"""BERT with a head for one task, trained from a pre-training checkpoint."""

@@ -1,4 +1,4 @@
-"""Samples of a fine-tuning task -> batches, in an order that a run can pick up anywhere.
+"""Samples of a fine-tuning task -> batches, in an order that a run can resume at any batch.
 
 # B batch, S sequence
 """
@@ -26,14 +26,14 @@ from reference_implementations.common.settings import check_section
 Arrays = dict[str, np.ndarray]
 # (text, sequence length) -> arrays of samples, all of one length; `labels` among them.
 MakeSamples = Callable[[bytes, int], Arrays]
-# sequence length -> how each feature lies in a TFRecord.
+# sequence length -> shape and type of each feature in a TFRecord.
 Specification = Callable[[int], Mapping[str, Any]]
 
 
 def input_fns(make_samples: MakeSamples, specification: Specification) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the input_fns of sections `train_input` and `eval_input` of a task.
 
-    Each returns batches (features, labels): what `make_samples` makes of `data_file`, or what `data_dir` holds.
+    Each returns batches (features, labels): samples that `make_samples` makes from `data_file`, or those in `data_dir`.
     """
 
     def train_input_fn(params: Mapping[str, Any], input_context: Any = None) -> tf.data.Dataset:
@@ -50,10 +50,10 @@ def input_fns(make_samples: MakeSamples, specification: Specification) -> tuple[
 
 
 def encoded(pieces: list[bytes], sequence: int) -> Arrays:
-    """Return the features of [CLASS] first [SEPARATOR] (second [SEPARATOR]), filled up; each (S,) int32.
+    """Return the features of [CLASS] first [SEPARATOR] (second [SEPARATOR]), padded; each (S,) int32.
 
     Args:
-        pieces: One or two, short enough.
+        pieces: One or two pieces of text that fit into S.
         sequence: S.
     """
     ids = [CLASS]
@@ -71,7 +71,7 @@ def encoded(pieces: list[bytes], sequence: int) -> Arrays:
 
 
 def stacked(samples: list[Arrays]) -> Arrays:
-    """Return the arrays of samples under their names, one more axis in front."""
+    """Return the arrays of samples by name, stacked along a new first axis."""
     return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]} if samples else {}
 
 

@@ -9,7 +9,7 @@ from cerebras_tensorflow.errors import SettingsError
 
 @dataclass(frozen=True)
 class FineTuningInput:
-    """A text from which the task's samples are made, a byte a token; or folders of TFRecord files of samples."""
+    """A text to make the task's samples from, where each byte is a token; or folders of TFRecord files of samples."""
 
     batch_size: int
     max_sequence_length: int
@@ -17,7 +17,7 @@ class FineTuningInput:
     data_dir: str | tuple[str, ...] | None = None  # folders of *.tfrecord* files; data.py says what they hold
     shuffle: bool = False
     shuffle_seed: int = 0
-    shuffle_buffer: int = 10_000  # samples; of TFRecord files, a text's samples shuffle as a whole
+    shuffle_buffer: int = 10_000  # samples; for TFRecord files only: a text's samples are shuffled as a whole
     repeat: bool = False
     skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
 

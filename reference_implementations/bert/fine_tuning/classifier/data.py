@@ -1,4 +1,4 @@
-"""Lines of a text, as they are (1) or with their words in another order (0).
+"""Lines of a text, unchanged (1) or with their words in another order (0).
 
 TFRecord files hold input_ids, input_mask, segment_ids (S int64) and labels (1 int64).
 
@@ -22,8 +22,8 @@ _MIN_WORDS = 4
 def samples_of(text: bytes, sequence: int) -> Arrays:
     """Return two samples for each line that fits and has enough words: itself, and its words in another order.
 
-    Capitals and punctuation stay: they tell a small model where a line begins and ends. The order is drawn from the
-    line's number, so that a line is always shuffled in the same way.
+    Capitals and punctuation stay: they show a small model where a line begins and ends. The line's number is the seed
+    of the order, so a line is always shuffled in the same way.
 
     Returns:
         input_ids, input_mask, segment_ids (samples, S); labels (samples,); all int32.
@@ -37,13 +37,13 @@ def samples_of(text: bytes, sequence: int) -> Arrays:
         shuffled = [words[place] for place in order]
         if shuffled == words:
             continue
-        for label, found in ((ORIGINAL, words), (SHUFFLED, shuffled)):
-            samples.append(encoded([b" ".join(found)], sequence) | {"labels": np.array(label, np.int32)})
+        for label, ordered in ((ORIGINAL, words), (SHUFFLED, shuffled)):
+            samples.append(encoded([b" ".join(ordered)], sequence) | {"labels": np.array(label, np.int32)})
     return stacked(samples)
 
 
 def specification(sequence: int) -> Mapping[str, Any]:
-    """Return how the features lie in a TFRecord."""
+    """Return shape and type of each feature in a TFRecord."""
     names = ("input_ids", "input_mask", "segment_ids")
     features = {name: tf.io.FixedLenFeature([sequence], tf.int64) for name in names}
     return features | {"labels": tf.io.FixedLenFeature([], tf.int64)}

@@ -15,7 +15,7 @@ class ClassifierSettings(BertSettings):
     """Section `model`."""
 
     num_labels: int = 2
-    task_dropout: float = 0.1  # of the pooled output
+    task_dropout: float = 0.1  # on the pooled output
     problem_type: Literal["single_label_classification"] = "single_label_classification"
 
 

@@ -1,4 +1,4 @@
-"""Questions on a text: "which line begins with this letter?", asked of a few lines; the answer is the line.
+"""Questions about a text: "which of these lines begins with this letter?"; the answer is the line.
 
 TFRecord files hold input_ids, input_mask, segment_ids (S int64) and labels (2 int64: first and last position).
 
@@ -21,7 +21,7 @@ LINES = 3
 def samples_of(text: bytes, sequence: int) -> Arrays:
     """Return a sample for each group of lines that fits and whose first letters differ.
 
-    Which of its lines is asked for is drawn from the group's number.
+    The group's number is the seed that chooses the line to ask for.
 
     Returns:
         input_ids, input_mask, segment_ids (samples, S); labels (samples, 2); all int32.
@@ -29,7 +29,7 @@ def samples_of(text: bytes, sequence: int) -> Arrays:
     lines = [line for line in (line.strip() for line in text.splitlines()) if line]
     samples = []
     for number in range(len(lines) // LINES):
-        # Long lines are cut; three of them then always fit.
+        # Long lines are cut, so that three always fit.
         length = (sequence - 4 - LINES) // LINES
         group = [line[:length].rstrip() for line in lines[number * LINES : (number + 1) * LINES]]
         if len({line[0] for line in group}) < LINES:
@@ -43,7 +43,7 @@ def samples_of(text: bytes, sequence: int) -> Arrays:
 
 
 def specification(sequence: int) -> Mapping[str, Any]:
-    """Return how the features lie in a TFRecord."""
+    """Return shape and type of each feature in a TFRecord."""
     names = ("input_ids", "input_mask", "segment_ids")
     features = {name: tf.io.FixedLenFeature([sequence], tf.int64) for name in names}
     return features | {"labels": tf.io.FixedLenFeature([2], tf.int64)}

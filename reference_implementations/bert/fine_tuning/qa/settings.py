@@ -1,4 +1,4 @@
-"""The sections of the question answerer's params.yaml; no TensorFlow here."""
+"""The sections of params.yaml of the model that answers questions; no TensorFlow here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Truecasing: lines of a text in small letters; which letters were capitals (1), which were not (0)?
+"""Truecasing: given lines of a text in small letters, which letters were capitals (1) and which not (0)?
 
 TFRecord files hold input_ids, input_mask, segment_ids and labels (S int64; -1 at tokens that do not count).
 
@@ -38,7 +38,7 @@ def samples_of(text: bytes, sequence: int) -> Arrays:
 
 
 def specification(sequence: int) -> Mapping[str, Any]:
-    """Return how the features lie in a TFRecord."""
+    """Return shape and type of each feature in a TFRecord."""
     names = ("input_ids", "input_mask", "segment_ids", "labels")
     return {name: tf.io.FixedLenFeature([sequence], tf.int64) for name in names}
 

@@ -21,7 +21,7 @@ from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from reference_implementations.common.settings import check_section
 
-IGNORED = -1  # label of a token that does not count
+IGNORED = -1  # label of a token without weight in loss and metrics
 
 
 def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Mapping[str, Any]) -> Any:
@@ -29,7 +29,7 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: tf.Tensor, mode: str, pa
 
     Args:
         features: input_ids, input_mask, segment_ids (B, S) int32.
-        labels: (B, S) int32, the class of each token; IGNORED where none counts.
+        labels: (B, S) int32, the class of each token, or IGNORED.
         mode: 'train', 'eval' or 'infer'.
         params: Sections `model` and `optimizer`.
     """
@@ -57,7 +57,7 @@ def token_logits(features: Mapping[str, tf.Tensor], settings: TokenClassifierSet
 
 
 def _metrics(known_BS: tf.Tensor, label_BS: tf.Tensor, mask_BS: tf.Tensor) -> dict[str, Any]:
-    """Accuracy of all tokens that count; F1 of those that are not of class 0, whatever their class is."""
+    """Return the accuracy over tokens that are not ignored, and the micro-averaged F1 over all classes except 0."""
     metrics = tf.compat.v1.metrics
     is_marked_BS, is_found_BS = tf.not_equal(known_BS, 0), tf.not_equal(label_BS, 0)
     is_right_BS = tf.logical_and(is_marked_BS, tf.equal(known_BS, label_BS))
