@@ -26,18 +26,18 @@ def text_of(ids: np.ndarray) -> bytes:
 
 
 def test_pieces_are_separated_and_padded() -> None:
-    found = encoded([b"ab", b"c"], 8)
-    np.testing.assert_array_equal(found["input_ids"], [CLASS, 97, 98, SEPARATOR, 99, SEPARATOR, PADDING, PADDING])
-    np.testing.assert_array_equal(found["input_mask"], [1, 1, 1, 1, 1, 1, 0, 0])
-    np.testing.assert_array_equal(found["segment_ids"], [0, 0, 0, 0, 1, 1, 0, 0])
+    sample = encoded([b"ab", b"c"], 8)
+    np.testing.assert_array_equal(sample["input_ids"], [CLASS, 97, 98, SEPARATOR, 99, SEPARATOR, PADDING, PADDING])
+    np.testing.assert_array_equal(sample["input_mask"], [1, 1, 1, 1, 1, 1, 0, 0])
+    np.testing.assert_array_equal(sample["segment_ids"], [0, 0, 0, 0, 1, 1, 0, 0])
 
 
 def test_a_shuffled_line_has_the_same_words_and_follows_its_original() -> None:
-    found = classifier.samples_of(TEXT, 64)
-    assert len(found["labels"]) > 1000
-    np.testing.assert_array_equal(found["labels"][:4], [1, 0, 1, 0])
+    samples = classifier.samples_of(TEXT, 64)
+    assert len(samples["labels"]) > 1000
+    np.testing.assert_array_equal(samples["labels"][:4], [1, 0, 1, 0])
     lines = set(TEXT.splitlines())
-    for original, shuffled in zip(found["input_ids"][0::2], found["input_ids"][1::2], strict=True):
+    for original, shuffled in zip(samples["input_ids"][0::2], samples["input_ids"][1::2], strict=True):
         first, second = text_of(original), text_of(shuffled)
         assert sorted(first.split()) == sorted(second.split())
         assert first != second
@@ -45,18 +45,18 @@ def test_a_shuffled_line_has_the_same_words_and_follows_its_original() -> None:
 
 
 def test_capitals_are_marked_at_their_letters() -> None:
-    found = token_classifier.samples_of(b"As Eve, 9 Am\n\nlong" + b"g" * 90, 16)
-    assert text_of(found["input_ids"][0]) == b"as eve, 9 am"
+    samples = token_classifier.samples_of(b"As Eve, 9 Am\n\nlong" + b"g" * 90, 16)
+    assert text_of(samples["input_ids"][0]) == b"as eve, 9 am"
     ignored = token_classifier.IGNORED
     expected = [ignored, 1, 0, ignored, 1, 0, 0, ignored, ignored, ignored, ignored, 1, 0, ignored, ignored, ignored]
-    np.testing.assert_array_equal(found["labels"], [expected])
+    np.testing.assert_array_equal(samples["labels"], [expected])
 
 
 def test_the_marked_answer_is_the_line_of_the_question() -> None:
-    found = qa.samples_of(TEXT, 128)
-    assert len(found["labels"]) > 100
+    samples = qa.samples_of(TEXT, 128)
+    assert len(samples["labels"]) > 100
     asked = set()
-    for ids, (start, end) in zip(found["input_ids"], found["labels"], strict=True):
+    for ids, (start, end) in zip(samples["input_ids"], samples["labels"], strict=True):
         question, passage = ids[1], text_of(ids)[1:]
         answer = text_of(ids[start : end + 1])
         assert answer[0] == question
@@ -78,7 +78,7 @@ def test_records_of_a_task_give_the_batches_of_its_text(name: str, tmp_path: Pat
             }
             writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
     common: dict[str, Any] = {"batch_size": 4, "max_sequence_length": sequence, "skip_steps": 3}
-    found = []
+    first_batches = []
     for source in ({"data_file": str(path)}, {"data_dir": str(tmp_path)}):
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             batches = HEADS[name].eval_input_fn({"eval_input": common | source})
@@ -87,8 +87,8 @@ def test_records_of_a_task_give_the_batches_of_its_text(name: str, tmp_path: Pat
                 for spec in tf.nest.flatten(batches.element_spec)
             )
             iterator = tf.compat.v1.data.make_one_shot_iterator(batches)
-            found.append(session.run(iterator.get_next()))
-    for ours, theirs in zip(tf.nest.flatten(found[0]), tf.nest.flatten(found[1]), strict=True):
+            first_batches.append(session.run(iterator.get_next()))
+    for ours, theirs in zip(tf.nest.flatten(first_batches[0]), tf.nest.flatten(first_batches[1]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype == np.int32
 

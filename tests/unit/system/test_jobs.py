@@ -25,15 +25,15 @@ def test_ids_have_the_published_shape(home) -> None:
 def test_the_wafer_goes_to_the_first_in_the_queue(home) -> None:
     first, second = submit(home), submit(home)
     # A job later in the queue learns what it waits for, and waits until that job ends.
-    told: list[str] = []
+    messages: list[str] = []
 
     def on_wait(line: str) -> None:
-        told.append(line)
+        messages.append(line)
         first.wait_for_wafer(lambda: True)
         first.finish(jobs.SUCCEEDED)
 
     second.wait_for_wafer(lambda: True, on_wait)
-    assert len(told) == 1 and first.id in told[0] and "1 ahead" in told[0]
+    assert len(messages) == 1 and first.id in messages[0] and "1 ahead" in messages[0]
     assert second.record.phase == jobs.RUNNING
 
 
@@ -105,9 +105,9 @@ def test_a_write_that_is_killed_leaves_a_readable_state(home, tmp_path) -> None:
             while time.monotonic() < deadline:
                 continue
             child.send_signal(signal.SIGKILL)
-        found = registry.find_here().state
-        if found.is_standby:
-            registry.change(home, found.name, lambda s: activated(s, 0.0), "activate")
+        state = registry.find_here().state
+        if state.is_standby:
+            registry.change(home, state.name, lambda s: activated(s, 0.0), "activate")
         with sqlite3.connect(home / "systems.sqlite") as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
         connection.close()

@@ -16,14 +16,14 @@ def variant_of(make, seed: int | None = 1):
 def batches(dataset) -> list[bytes]:
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
     batch = iterator.get_next()
-    found = []
+    contents = []
     with tf.compat.v1.Session() as session:
         session.run(iterator.initializer)
         while True:
             try:
-                found.append(session.run(batch).tobytes())
+                contents.append(session.run(batch).tobytes())
             except tf.errors.OutOfRangeError:
-                return found
+                return contents
 
 
 def numbers():
@@ -134,9 +134,9 @@ def unordered():
 )
 def test_datasets_that_workers_cannot_repeat_stay_in_the_chief(make, seed: int | None, reason: str) -> None:
     with tf.Graph().as_default():
-        found = input_workers.why_not(variant_of(make, seed))
-    assert reason in found
-    assert bool(found) == bool(reason)
+        answer = input_workers.why_not(variant_of(make, seed))
+    assert reason in answer
+    assert bool(answer) == bool(reason)
 
 
 def test_without_workers_the_dataset_is_unchanged() -> None:

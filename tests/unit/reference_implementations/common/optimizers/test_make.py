@@ -110,7 +110,7 @@ def test_adafactor_follows_its_formula_on_a_vector_and_a_matrix() -> None:
         session.run(tf.compat.v1.global_variables_initializer())
         for _ in range(4):
             session.run(step)
-        found = dict(zip(start, session.run(variables), strict=True))
+        weights = dict(zip(start, session.run(variables), strict=True))
         slots = {item.op.name: item.shape.as_list() for item in tf.compat.v1.global_variables() if "/" in item.op.name}
     assert slots == {"matrix/Adafactor": [3], "matrix/Adafactor_1": [5], "vector/Adafactor": [4]}
 
@@ -128,7 +128,7 @@ def test_adafactor_follows_its_formula_on_a_vector_and_a_matrix() -> None:
             change /= max(1.0, np.sqrt((change**2).mean()))
             expected[name] = weight - 0.01 * max(1e-3, np.sqrt((weight**2).mean())) * change
     for name, weight in expected.items():
-        np.testing.assert_allclose(found[name], weight, rtol=1e-5)
+        np.testing.assert_allclose(weights[name], weight, rtol=1e-5)
 
 
 def test_accumulated_gradients_make_one_update_of_their_mean() -> None:
@@ -138,12 +138,12 @@ def test_accumulated_gradients_make_one_update_of_their_mean() -> None:
         slope = tf.compat.v1.placeholder(tf.float32, [])
         step = training_step(tf.reduce_sum(weight) * slope, settings)
         session.run(tf.compat.v1.global_variables_initializer())
-        found = []
+        after_each_step = []
         for value in (1.0, 2.0, 6.0, 30.0):
             session.run(step, {slope: value})
-            found.append(session.run(weight)[0])
+            after_each_step.append(session.run(weight)[0])
         others = {variable.op.name: session.run(variable) for variable in tf.compat.v1.global_variables()}
-    assert found == [START[0], START[0], START[0] - 3.0, START[0] - 3.0]
+    assert after_each_step == [START[0], START[0], START[0] - 3.0, START[0] - 3.0]
     assert (others["global_step"], others["accum_step_counter"]) == (1, 1)
     np.testing.assert_array_equal(others["w_grad_accum_0"], [30.0, 30.0, 30.0])
 
