@@ -1,4 +1,4 @@
-"""What a model_fn returns: EstimatorSpec, and CSEstimatorSpec with its host_call."""
+"""The result of a model_fn: EstimatorSpec, and CSEstimatorSpec with a host_call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ else:
 
 
 class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set attributes
-    """Ops and objects of one mode, checked as tf.estimator 2.15 checks them."""
+    """Ops and objects of one mode, with the checks of tf.estimator 2.15."""
 
     def __new__(
         cls,
@@ -61,13 +61,14 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             export_outputs: Signature -> ExportOutput.
             training_chief_hooks: Hooks of training on the chief.
             training_hooks: Hooks of training.
-            scaffold: How the session is made.
+            scaffold: Scaffold: initial values, Saver and summaries.
             evaluation_hooks: Hooks of evaluations.
             prediction_hooks: Hooks of predictions.
 
         Raises:
-            ValueError: If what the mode needs is missing, the loss is not a scalar, or a tensor is of another graph.
-            TypeError: If a value is of the wrong type.
+            ValueError: If a value that the mode requires is missing, the loss is not a scalar, or a tensor is from
+                another graph.
+            TypeError: If a value has the wrong type.
         """
         if train_op is None and mode == ModeKeys.TRAIN:
             raise ValueError("Missing train_op.")
@@ -100,7 +101,7 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
         """Return a copy with other values.
 
         Raises:
-            ValueError: If it would be of another mode.
+            ValueError: If the mode would change.
         """
         if changes.get("mode", self.mode) != self.mode:
             raise ValueError("mode of EstimatorSpec cannot be changed.")
@@ -108,7 +109,7 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
 
 
 class CSEstimatorSpec(EstimatorSpec):
-    """An EstimatorSpec with a host_call: metrics that run on the host from what the device computed."""
+    """An EstimatorSpec with a host_call: metrics that run on the host, on tensors from the device."""
 
     host_call: tuple[Callable[..., Any], list[Any]] | None
 
@@ -118,10 +119,10 @@ class CSEstimatorSpec(EstimatorSpec):
         Args:
             mode: One of ModeKeys.
             host_call: (fn, tensors); fn(*tensors) returns name -> (value, update op). Used in EVAL.
-            **kwargs: As EstimatorSpec.
+            **kwargs: As in EstimatorSpec.
 
         Raises:
-            ValueError: If both host_call and eval_metric_ops are given, or as EstimatorSpec.
+            ValueError: If both host_call and eval_metric_ops are given, or for the reasons of EstimatorSpec.
         """
         if host_call is not None:
             validate_host_call(host_call)
@@ -150,10 +151,10 @@ def _checked_loss(loss: Any) -> Any:
 
 
 def _check_graph(given: Mapping[str, Any]) -> None:
-    """Refuse tensors of another graph than the current one.
+    """Check that tensors are from the current graph.
 
     Raises:
-        ValueError: If there is one.
+        ValueError: If one is not.
     """
     if tf.executing_eagerly():
         return
@@ -202,7 +203,7 @@ def _checked_hooks(name: str, hooks: Any) -> tuple[Any, ...]:
 
 
 def _checked_exports(exports: Any, predictions: Any, mode: str) -> Any:
-    """Check export_outputs, which count in PREDICT; a single one becomes the default as well."""
+    """Check export_outputs in PREDICT mode. A single output also becomes the default."""
     if exports is None or mode != ModeKeys.PREDICT:
         return exports
     return tf_private.export_utils().get_export_outputs(exports, predictions)

@@ -1,4 +1,4 @@
-"""Whether a model's summaries are written: the contexts that old scripts put around a run."""
+"""Contexts in which runs write the model's summaries, or do not. Old scripts put them around a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _enabled: ContextVar[bool] = ContextVar("cerebras_summaries_enabled", default=Tr
 
 
 def are_enabled() -> bool:
-    """Whether the model's own summaries are written; the loss always is."""
+    """Whether to write the model's own summaries. The summary of the loss is always written."""
     return _enabled.get()
 
 

@@ -1,4 +1,4 @@
-"""Estimator: tf.estimator's own class, for scripts that know no CS system."""
+"""Estimator: the class of tf.estimator, for scripts without a CS system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cerebras_tensorflow.estimator.user_functions import parameters_of
 
 
 class _Kind(type):
-    """A CerebrasEstimator counts as an Estimator, as the original's did."""
+    """Makes a CerebrasEstimator an instance of Estimator, as in the original."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls.__dict__.get("_counts_all", False):
@@ -21,21 +21,21 @@ class _Kind(type):
 
 
 class Estimator(CerebrasEstimator, metaclass=_Kind):
-    """Runs a model_fn on this machine, as tf.estimator.Estimator 2.15 documents it.
+    """Runs a model_fn on this machine, as documented for tf.estimator.Estimator 2.15.
 
-    Unlike CerebrasEstimator it refuses labels of -1 (TensorFlow's op does), and a checkpoint to warm-start from that
-    lacks a trainable variable.
+    Unlike CerebrasEstimator, it raises an error for labels of -1 (TensorFlow's op does), and if the checkpoint of a
+    warm start lacks a trainable variable.
 
     Args:
-        model_fn: model_fn(features, labels, mode, params, config) -> EstimatorSpec; it may leave out all but features.
-        model_dir: Folder of checkpoints and event files; the config's, or a new temporary one.
+        model_fn: model_fn(features, labels, mode, params, config) -> EstimatorSpec. Only features is required.
+        model_dir: Folder of checkpoints and event files. Default: the config's, or a new temporary one.
         config: RunConfig.
-        params: Handed to model_fn and input_fn.
+        params: Passed to model_fn and input_fn.
         warm_start_from: Path or WarmStartSettings.
 
     Raises:
-        ValueError: If a subclass overrides a public member, if model_fn does not take features or takes what is not
-            handed over, or as CerebrasEstimator.
+        ValueError: If a subclass overrides a public member, if model_fn does not take features or has an unknown
+            parameter, or for the reasons of CerebrasEstimator.
     """
 
     _counts_all = True
@@ -63,10 +63,11 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> Estimator:
-        """Train, as CerebrasEstimator.train without a CS system.
+        """Like CerebrasEstimator.train, without a CS system.
 
         Raises:
-            ValueError: If TF_CONFIG makes this process an evaluator or a parameter server, or as it.
+            ValueError: If TF_CONFIG makes this process an evaluator or a parameter server, or for the reasons of
+                CerebrasEstimator.train.
         """
         if getattr(self.config, "task_type", None) in (EVALUATOR, "ps"):
             raise ValueError(
@@ -84,7 +85,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Evaluate, as CerebrasEstimator.evaluate without a CS system."""
+        """Like CerebrasEstimator.evaluate, without a CS system."""
         return super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
 
     def predict(  # type: ignore[override]
@@ -95,7 +96,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Predict, as CerebrasEstimator.predict without a CS system."""
+        """Like CerebrasEstimator.predict, without a CS system."""
         return super().predict(input_fn, predict_keys, hooks, checkpoint_path, yield_single_examples)
 
     def export_savedmodel(
@@ -107,13 +108,13 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         checkpoint_path: str | None = None,
         strip_default_attrs: bool = False,
     ) -> bytes:
-        """Export as export_saved_model does: its name in TensorFlow 1. Defaults are always stripped from the graph."""
+        """TensorFlow 1's name for export_saved_model. Default attributes are always stripped."""
         return self.export_saved_model(
             export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
         )
 
     def _assert_members_are_not_overridden(self) -> None:
-        """Refuse subclasses that override what they must not, as tf.estimator does."""
+        """Raise an error if a subclass overrides a public member, as tf.estimator does."""
         for kind in type(self).__mro__:
             if kind is Estimator:
                 return
@@ -125,10 +126,10 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
 
 
 def _check_arguments(model_fn: Callable[..., Any]) -> None:
-    """Check what a model_fn takes.
+    """Check the parameters of a model_fn.
 
     Raises:
-        ValueError: If it does not take features, or takes what no Estimator hands over.
+        ValueError: If it does not take features, or has an unknown parameter.
     """
     taken = parameters_of(model_fn)
     if "features" not in taken and "**" not in taken:

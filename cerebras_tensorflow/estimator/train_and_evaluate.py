@@ -1,4 +1,4 @@
-"""Training with evaluations in between, and the exports that follow them."""
+"""Training with evaluations and exports in between."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ else:
 
 
 class TrainSpec(_TrainFields):
-    """The training half: what CerebrasEstimator.train takes.
+    """The training half: arguments of CerebrasEstimator.train.
 
     Raises:
         ValueError: If max_steps is not positive.
-        TypeError: If input_fn is not callable, or a hook is none.
+        TypeError: If input_fn is not callable, or a hook is not a SessionRunHook.
     """
 
     def __new__(
@@ -48,18 +48,18 @@ class TrainSpec(_TrainFields):
 
 
 class EvalSpec(_EvalFields):
-    """The evaluating half.
+    """The evaluation half.
 
     Attributes:
-        steps: Batches of an evaluation; None: until the input ends.
-        name: Of the evaluation, for its event files.
-        exporters: Exporter, or several of them.
-        start_delay_secs: Seconds after which a separate evaluator begins; has no effect in one process.
-        throttle_secs: Seconds that pass at least between the beginnings of evaluations.
+        steps: Batches per evaluation; None: until the input ends.
+        name: Name of the evaluation, for its event files.
+        exporters: One or several Exporters.
+        start_delay_secs: Delay of a separate evaluator process [s]; no effect within the training process.
+        throttle_secs: Minimum time between the starts of evaluations [s].
 
     Raises:
-        ValueError: If a number is out of range, or two exporters have one name.
-        TypeError: If input_fn is not callable, or a hook, exporter or name is of another type.
+        ValueError: If a number is out of range, or two exporters have the same name.
+        TypeError: If input_fn is not callable, or a hook, exporter or name has the wrong type.
     """
 
     def __new__(
@@ -91,19 +91,18 @@ class EvalSpec(_EvalFields):
 def train_and_evaluate(
     estimator: CerebrasEstimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any] | None, list[Any] | None] | None:
-    """Train to train_spec.max_steps, evaluating after checkpoints, throttle_secs apart, and at the end.
+    """Train to train_spec.max_steps. Evaluate after checkpoints, at least throttle_secs apart, and at the end.
 
-    TF_CONFIG may divide the two between processes: its task "chief" then trains only, and "evaluator" evaluates the
-    checkpoints as they come. "master" does both.
+    TF_CONFIG may split the work between processes: task "chief" only trains, and task "evaluator" evaluates each new
+    checkpoint. "master" does both.
 
     Returns:
-        The last metrics, and what the exporters returned after the last evaluation; (None, None) if there was nothing
-        left to train. None if TF_CONFIG has a cluster.
+        The metrics of the last evaluation, and the results of its exporters. (None, None) if training had already
+        ended. None if TF_CONFIG has a cluster.
 
     Raises:
-        TypeError: If an argument is of another type.
-        ValueError: If TF_CONFIG makes this process a worker or a parameter server of a cluster: one process trains
-            here.
+        TypeError: If an argument has the wrong type.
+        ValueError: If TF_CONFIG makes this process a worker or a parameter server, since only one process trains here.
     """
     for value, kind, name in (
         (estimator, CerebrasEstimator, "estimator"),
@@ -141,9 +140,9 @@ def train_and_evaluate(
 
 
 def _task(config: Any) -> tuple[str, int, dict[str, Any]]:
-    """Return this process's task, its index and the cluster, by which tf.estimator's own divides the work.
+    """Return this process's task, its index and the cluster, which decide its part of the work.
 
-    Under a CSRunConfig the cluster of TF_CONFIG is the one of the input workers: it divides nothing.
+    Under a CSRunConfig, the cluster of TF_CONFIG lists only input workers, so we ignore it.
     """
     if not isinstance(config, RunConfig):
         return "worker", 0, {}
@@ -181,7 +180,7 @@ class _Evaluations(tf.compat.v1.train.CheckpointSaverListener):
         self.last: Evaluation | None = None
 
     def after_save(self, session: Any, global_step_value: int) -> None:
-        """Evaluate, unless this is the checkpoint that the run starts with, or the last evaluation is too near."""
+        """Evaluate, unless this is the first checkpoint of the run, or throttle_secs have not passed."""
         if self._is_first:
             self._is_first = False
             return
@@ -192,7 +191,7 @@ class _Evaluations(tf.compat.v1.train.CheckpointSaverListener):
             run_log.info("Skip the current checkpoint eval due to throttle secs (%s secs).", self._throttle_s)
 
     def end(self, session: Any, global_step_value: int) -> None:
-        """Evaluate the last checkpoint, if that has not been done."""
+        """Evaluate the last checkpoint, unless it has been evaluated."""
         if self._evaluated_step != global_step_value:
             self._evaluate(global_step_value, True)
 

@@ -1,4 +1,4 @@
-"""Calling a user's functions with the arguments that they take."""
+"""Call a user's function with only the arguments that it takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def parameters_of(function: Callable[..., Any]) -> set[str]:
-    """Names of the parameters that a function takes; with **kwargs, "**" is among them."""
+    """Names of a function's parameters, and "**" if it takes **kwargs or has no signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -20,6 +20,6 @@ def parameters_of(function: Callable[..., Any]) -> set[str]:
 
 
 def call_with(function: Callable[..., Any], offered: Mapping[str, Any], *positional: Any) -> Any:
-    """Call a function with those of the offered keyword arguments that it takes."""
+    """Call a function with the offered keyword arguments that it takes."""
     taken = parameters_of(function)
     return function(*positional, **{name: value for name, value in offered.items() if name in taken or "**" in taken})

@@ -1,4 +1,4 @@
-"""Hooks that end a training run early, by what its evaluations say or by a function of the user's."""
+"""Hooks that end a training run early, based on evaluation metrics or on a user's function."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> Any:
-    """Return a hook that asks a function from time to time whether to stop.
+    """Return a hook that stops the run when a function returns True.
 
     Args:
         estimator: The estimator.
-        should_stop_fn: Takes nothing.
-        run_every_secs: Seconds between two calls; this or run_every_steps.
+        should_stop_fn: Function without arguments that returns whether to stop.
+        run_every_secs: Seconds between two calls; give this or run_every_steps.
         run_every_steps: Steps between two calls.
 
     Raises:
         TypeError: If estimator is not an estimator.
-        ValueError: If both intervals are given, or none.
+        ValueError: If both or neither of the intervals are given.
     """
     if not hasattr(estimator, "model_dir") or not hasattr(estimator, "train"):
         raise TypeError(f"`estimator` must have type `tf.estimator.Estimator`. Got: {type(estimator)}")
@@ -44,12 +44,12 @@ def make_stop_at_checkpoint_step_hook(
     last_step: int,
     wait_after_file_check_secs: int = 30,  # noqa: ARG001
 ) -> Any:
-    """Return a hook that ends a run at a step. One process trains here: there are no others to wait for.
+    """Return a hook that ends a run at a step.
 
     Args:
         estimator: The estimator.
         last_step: Global step.
-        wait_after_file_check_secs: Accepted; nothing is waited for.
+        wait_after_file_check_secs: Ignored; one process trains, so there is nothing to wait for.
     """
     return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
 
@@ -111,14 +111,14 @@ def stop_if_no_decrease_hook(
 
 
 def read_eval_metrics(eval_dir: str, pattern: str = "*tfevents*") -> dict[int, dict[str, float]]:
-    """Return step -> metrics, by rising step, from the event files of evaluations."""
-    found: dict[int, dict[str, float]] = {}
+    """Return step -> metrics from the event files of evaluations, sorted by step."""
+    metrics_by_step: dict[int, dict[str, float]] = {}
     for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, pattern))):
         for event in tf.compat.v1.train.summary_iterator(path):
             values = {value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")}
             if values:
-                found.setdefault(event.step, {}).update(values)
-    return dict(sorted(found.items()))
+                metrics_by_step.setdefault(event.step, {}).update(values)
+    return dict(sorted(metrics_by_step.items()))
 
 
 def _crossed(
@@ -171,7 +171,7 @@ def _values(estimator: Any, metric: str, eval_dir: str | None, min_steps: int) -
 
 
 class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):
-    """Asks a function at an interval."""
+    """Calls a function at an interval and stops the run if it returns True."""
 
     def __init__(self, should_stop: Callable[[], bool], every_s: float | None, every_steps: int | None) -> None:
         self._should_stop = should_stop

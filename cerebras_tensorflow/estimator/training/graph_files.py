@@ -19,15 +19,15 @@ GRAPH_FILE = "graph.pbtxt"
 class GraphFiles:
     """Writes the graph of a pipelined training run, in the thread that writes its checkpoints.
 
-    The graph is the one in which model_fn was called, with placeholders `cs_input/N` for the batch, and it is final:
-    it is encoded once for all checkpoints. Of weight streaming nothing is written: its graph is not the one that runs,
-    and encoding it would take memory beyond the plan.
+    This is the graph of the call of model_fn, with placeholders `cs_input/N` for the batch. It no longer changes, so we
+    encode it once for all checkpoints. Weight streaming writes no graph: it runs another graph, and the encoding would
+    take more memory than planned.
 
     Args:
-        graph: The graph; nothing adds to it any more when the first checkpoint is written.
+        graph: The graph; it must not change after the first checkpoint.
         model_dir: Folder of graph.pbtxt and of the event file.
         saver: The graph's tf.compat.v1.train.Saver.
-        has_files: Whether graph.pbtxt and .meta are written; the event file has graph and saves in any case.
+        has_files: Whether to write graph.pbtxt and .meta. The event file always gets the graph and the saves.
     """
 
     def __init__(self, graph: tf.Graph, model_dir: str, saver: Any, has_files: bool = True) -> None:
@@ -39,28 +39,28 @@ class GraphFiles:
         self._is_encoded = False
 
     def write_beside(self, checkpoint: str) -> None:
-        """Write the .meta of a checkpoint in TensorFlow's format, and, the first time, graph.pbtxt.
+        """Write the .meta of a checkpoint in TensorFlow's format; the first call also writes graph.pbtxt.
 
         Raises:
             CheckpointError: If a file cannot be written.
         """
-        with self._graph.as_default():  # which an event file gets when it begins
+        with self._graph.as_default():  # a new event file starts with the current graph
             events = event_writer(self._model_dir)
         if self._has_files and not self._is_encoded:
             self._is_encoded = True
             try:
                 self._encode()
             except (ValueError, DecodeError) as error:  # beyond 2 GB
-                run_log.warning("The graph is not written beside the checkpoints: %s", error)
+                run_log.warning("Cannot write the graph with the checkpoints: %s", error)
         if self._meta is not None and not checkpoint.endswith(H5_SUFFIX):
             write_file(checkpoint + META_SUFFIX, self._meta)
         saved = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.CHECKPOINT, checkpoint_path=checkpoint)
         events.add_session_log(saved, step_of(checkpoint))
 
     def _encode(self) -> None:
-        saver_def = getattr(self._saver, "saver_def", None)  # a saver of objects has none
-        with self._graph.as_default():  # or TensorFlow 2 refuses
+        saver_def = getattr(self._saver, "saver_def", None)  # None for tf.train.Checkpoint
+        with self._graph.as_default():  # TensorFlow 2 requires it
             meta = tf.compat.v1.train.export_meta_graph(graph=self._graph, saver_def=saver_def)
-        # The protocol buffer's own text: text_format takes 7 times as long.
+        # str() of the message: text_format takes 7 times as long.
         write_file(os.path.join(self._model_dir, GRAPH_FILE), str(meta.graph_def).encode())
         self._meta = meta.SerializeToString()

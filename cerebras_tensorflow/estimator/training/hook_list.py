@@ -18,12 +18,12 @@ from cerebras_tensorflow.logs import run_log
 
 
 def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
-    """Return ours, then those of the spec for the chief, the caller's, and the other ones of the spec.
+    """Return our hooks, the spec's chief hooks, the caller's hooks, and the spec's other hooks.
 
-    The caller's come late, as in tf.estimator: they find the checkpoint, and what was evaluated, of their step.
+    As in tf.estimator, the caller's hooks run after ours, so they see the checkpoint and the evaluation of their step.
 
     Raises:
-        ValueError: If there are listeners, and the run is never saved.
+        ValueError: If there are listeners but the run saves no checkpoints.
     """
     request, settings, spec = run.request, run.request.settings, run.model.spec
     hooks: list[Any] = [watch]
@@ -61,7 +61,7 @@ def _sparsity(run: PreparedRun, sparsifier: Sparsifier) -> SparsityHook:
 
 
 class _QuietStepCounterHook(tf.compat.v1.train.StepCounterHook):
-    """Writes global_step/sec to the event file; our own line carries the speed in the log."""
+    """Writes global_step/sec to the event file only; our own log line has the speed."""
 
     def _log_and_record(self, elapsed_steps: int, elapsed_time: float, global_step: int) -> None:
         before = run_log.level

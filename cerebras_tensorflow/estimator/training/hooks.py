@@ -1,4 +1,4 @@
-"""The hooks of every training run of ours: stop, log, save, watch the loss."""
+"""The hooks of every training run: stop, log, save, check the loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
-    """The loss is not finite any more."""
+    """The loss is no longer finite."""
 
     def __init__(self, step: int, loss: float, checkpoint: str | None) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 
 class TrainingHook(SessionRunHook):
-    """Watches the loss, counts, logs and ends the run.
+    """Checks and logs the loss, counts steps, and ends the run.
 
     Args:
         run: The run.
-        signals: Asked after each step.
+        signals: Checked after each step.
 
     Attributes:
         step: Global step after the last run.
@@ -73,7 +73,7 @@ class TrainingHook(SessionRunHook):
             raise NanLossError(step, loss, self._newest_checkpoint())
         self.final_loss = loss
         self._run.meter.count_step()
-        # Batches that are accumulated leave the step where it is.
+        # With gradient accumulation, the global step does not change on every batch.
         if step != self._logged_step and self._is_due(step, step - self._first_step):
             self._log(step, loss)
             self._logged_step = step
@@ -103,10 +103,10 @@ class TrainingHook(SessionRunHook):
 
 
 class CheckpointHook(SessionRunHook):
-    """Saves at the start, at the interval and at the end of a run; training goes on while a file is written.
+    """Saves at the start, at intervals and at the end of a run. Training continues while a file is written.
 
     Args:
-        run: The run; its settings have the interval.
+        run: The run, with the interval in its settings.
     """
 
     def __init__(self, run: PreparedRun) -> None:
@@ -124,12 +124,12 @@ class CheckpointHook(SessionRunHook):
             listener.begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Save what the run starts with, unless that is a checkpoint of it already."""
+        """Save the first values of the run, unless they came from a checkpoint of it."""
         step = session.global_step
         self._last_due = step
         if self._saver.saved_step != step:
             self._save(session, step)
-        else:  # listeners hear of the checkpoint that a resumed run starts with, which tf.estimator writes again
+        else:  # tf.estimator saves again when a run resumes, so listeners expect these calls
             for listener in self._listeners:
                 listener.before_save(session, step)
                 listener.after_save(session, step)
@@ -147,7 +147,7 @@ class CheckpointHook(SessionRunHook):
                 run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        """Save what the run ends with, and wait for it."""
+        """Save the last values of the run, and wait for the write."""
         step = session.global_step
         if self._saver.saved_step != step:
             self._save(session, step)

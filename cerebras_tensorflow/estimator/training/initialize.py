@@ -29,14 +29,14 @@ from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import as_bytes
 
-_TOGETHER_BYTES = 16 << 20  # of values that are made in one run: TensorFlow prepares each kind of run
-_SLICE_BYTES = 16 << 20  # of a value that is made in slices
+_TOGETHER_BYTES = 16 << 20  # of values made in one session run, since TensorFlow prepares each new kind of run
+_SLICE_BYTES = 16 << 20  # of one slice of a large value
 
 
 def initialize(session: ProgramSession, model: Model, settings: WarmStartSettings | None) -> None:
-    """Set the variables that a checkpoint holds: by the initializers where that can be, in the session's own memory."""
+    """Set all variables of checkpoints, by running initializers in the session's own memory where possible."""
     made = _initializers(model, settings)
-    # An initializer that reads a variable would need those of this session, in their order.
+    # Initializers that read variables would need this session's variables, set in the right order.
     if not any(node.op == "VarHandleOp" for node in made.graph_def.node):
         rest = session.assign(made.graph_def, made.tensors, made.feeds)
         made = replace(made, variables={name: made.variables[name] for name in rest})
@@ -45,15 +45,15 @@ def initialize(session: ProgramSession, model: Model, settings: WarmStartSetting
 
 
 def initial_values(model: Model, settings: WarmStartSettings | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name, value) of each variable that a checkpoint holds; one large value is in memory at a time.
+    """Yield (name, value) of each variable in checkpoints, with one large value in memory at a time.
 
-    Random initializers draw by (seed, op), so a value does not depend on which others were drawn before it.
+    Random initializers draw by (seed, op), so the order of draws does not matter.
     """
     yield from _values(model, settings, _initializers(model, settings))
 
 
 def set_initial_values(session: ProgramSession, model: Model, names: Set[str]) -> None:
-    """Set variables that no checkpoint has to the values of their initializers."""
+    """Set the named variables to the values of their initializers."""
     if names:
         made = _initializers(model, None)
         chosen = {name: variable for name, variable in made.variables.items() if name in names}
@@ -62,9 +62,9 @@ def set_initial_values(session: ProgramSession, model: Model, names: Set[str]) -
 
 
 def initial_rows(model: Model, settings: WarmStartSettings | None) -> Iterator[NamedValue]:
-    """Yield what `initial_values` does, large values in slices where their initializers allow it: bit for bit the same.
+    """Like `initial_values` with the same bits, but make large values in slices if their initializers allow it.
 
-    Drawn whole, a vocabulary takes its size several times over.
+    Drawing a large embedding at once takes several times its size in memory.
     """
     made = _initializers(model, settings)
     slices, bounds = _slices(made)
@@ -83,7 +83,7 @@ def initial_rows(model: Model, settings: WarmStartSettings | None) -> Iterator[N
 
 
 def _slices(made: _Initializers) -> tuple[SlicedInitializers, Mapping[str, tuple[int, ...]]]:
-    """Return the initializers with copies that make slices, and where to cut the variables that have some."""
+    """Return the initializers with copies that make slices, and the bounds of slices by variable."""
     slices, bounds = SlicedInitializers(made.graph_def), {}
     for name, variable in made.variables.items():
         shape = tuple(variable.shape.as_list())
@@ -95,14 +95,14 @@ def _slices(made: _Initializers) -> tuple[SlicedInitializers, Mapping[str, tuple
 
 @dataclass(frozen=True)
 class _Initializers:
-    """What makes the values of variables that no warm start gives.
+    """The initializers of variables that the warm start does not set.
 
     Attributes:
         graph_def: The ops, stateless.
         variables: Checkpoint name -> variable.
         tensors: Checkpoint name -> name of the tensor with the value.
-        feeds: For a run of the graph.
-        warm: What the warm start gives.
+        feeds: Feeds for a run of the graph.
+        warm: Variables that the warm start sets.
     """
 
     graph_def: GraphDef
@@ -153,7 +153,7 @@ def _drawn(session: Any, made: _Initializers) -> Iterator[tuple[str, np.ndarray]
 
 
 def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name, value) of the variables that a warm start gives."""
+    """Yield (name, value) of the variables that the warm start sets."""
     if settings is not None and warm.sources:
         with open_checkpoint(checkpoint_of(settings)) as reader:
             for name, source in warm.sources.items():
@@ -163,7 +163,7 @@ def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> 
 
 
 def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the names of variables whose values are made in one run: few bytes together, or one variable."""
+    """Yield groups of names whose values are made in one run: several small variables, or one large one."""
     group: list[str] = []
     group_bytes = 0
     for name, variable in variables.items():
@@ -184,7 +184,7 @@ def _num_bytes(variable: Any) -> int:
 def _by_vocabulary(
     variables: Mapping[str, Any], settings: WarmStartSettings, names: Sequence[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (name, value) of variables whose rows are those of the checkpoint that belong to the same words."""
+    """Yield (name, value) of variables whose rows come from the checkpoint's rows for the same words."""
     with tf.Graph().as_default():
         made = {
             name: tf.compat.v1.get_variable(name, variables[name].shape, variables[name].dtype.base_dtype)

@@ -29,7 +29,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
 
     Attributes:
         compiled: The compiled step.
-        programming_s: Time that setting up took [s]; 0 before the session is made.
+        programming_s: Setup time of the session [s]; 0 before it is made.
     """
 
     def __init__(self, run: PreparedRun) -> None:
@@ -40,7 +40,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         self.programming_s = 0.0
 
     def create_session(self) -> ProgramSession:
-        """Return the session."""
+        """Make the session."""
         run = self._run
         self._take_over_from_hooks()
         scaffold, model = run.model.scaffold, run.model
@@ -79,13 +79,13 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         return session
 
     def _take_over_from_hooks(self) -> None:
-        """Compile the step again if hooks have made variables, which a checkpoint holds as all others."""
+        """Compile the step again if hooks have made variables, since checkpoints hold them too."""
         run = self._run
         variables, program = run.model.saved_names(), self.compiled.program
         self._new = set(variables) - {spec.name for spec in (*program.resident, *program.streamed)}
         if not self._new:
             return
-        run_log.info("Compiling again with %d variables of hooks.", len(self._new))
+        run_log.info("Compiling again: hooks have made %d variables.", len(self._new))
         step = run.model.step(run.ops.roots)
         settings = run.request.settings.cs
         self.compiled = compile_model(run.model, step, run.target.mode, settings, run.request.compile_dir)

@@ -1,4 +1,4 @@
-"""What a training run asks of the graph beside the train op and the loss."""
+"""Ops of a training run in addition to the train op and the loss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cerebras_tensorflow.estimator.model.model_call import Model, graph_semantic
 
 @dataclass(frozen=True)
 class TrainingOps:
-    """What a training run asks for beside the train op and the loss.
+    """Ops of a training run in addition to the train op and the loss.
 
     Attributes:
-        summary: Merged summaries, the loss among them.
-        local_init: Initializes what no checkpoint holds.
-        local_vars: Names of the initializers that it runs, unless the Scaffold has its own.
-        roots: What a run of the step may ask for.
+        summary: Merged summaries, including the loss.
+        local_init: Initializes local variables and tables, which checkpoints do not hold.
+        local_vars: Names of the initializers in local_init, unless it is the Scaffold's.
+        roots: Tensors and ops that a run of the step may fetch.
         step: The step to compile.
     """
 
@@ -32,7 +32,7 @@ class TrainingOps:
 
 
 def training_ops(model: Model) -> TrainingOps:
-    """Add to a model's graph what a training run needs."""
+    """Add the ops of a training run to a model's graph."""
     with model.graph.as_default(), graph_semantics():
         if not summaries.are_enabled():
             model.graph.clear_collection("summaries")

@@ -1,4 +1,4 @@
-"""What the caller of train asked for."""
+"""The arguments of a call of train."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
 
 @dataclass(frozen=True)
 class TrainingRequest:
-    """What the caller of CerebrasEstimator.train asked for.
+    """The arguments of CerebrasEstimator.train, with the settings of the estimator.
 
     Attributes:
-        model_fn, input_fn, params, settings, model_dir, compile_dir, warm_start: The estimator's.
-        hooks, listeners: The caller's.
-        steps: Steps to take from where the run starts; None: see last_step.
+        model_fn, params, settings, model_dir, compile_dir, warm_start: From the estimator.
+        input_fn, hooks, listeners: From the caller.
+        steps: Number of steps to train; None: see last_step.
         last_step: Global step at which to stop; None: when the input ends.
-        is_cerebras: Whether labels of -1 give no loss and no gradient, and the run is saved whatever the interval.
-        sparsifier: Chooses weights that are zero after each step; None: all stay.
+        is_cerebras: Whether labels of -1 give no loss and no gradient, and the run is saved even without an interval.
+        sparsifier: Chooses weights to keep at zero; None: no sparsity.
     """
 
     model_fn: Callable[..., Any]

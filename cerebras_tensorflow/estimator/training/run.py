@@ -1,4 +1,4 @@
-"""One training run, from the checkpoint it starts at to the one it ends with."""
+"""One training run, from its first checkpoint to its last."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(request: TrainingRequest, target: Target) -> None:
 
     Raises:
         NanLossError: If the loss is not finite; the last checkpoint stays.
-        SystemExit: 130 or 143 after Ctrl-C or SIGTERM, when the run has been saved.
+        SystemExit: 130 or 143 after Ctrl-C or SIGTERM, after the run is saved.
     """
     start = checkpoints.newest_whole(request.model_dir)
     if start is not None and request.warm_start is not None:
@@ -56,8 +56,10 @@ def _run(
                 _take_steps(run, watch, creator)
             _finish(run, watch, creator)
     except CorruptCheckpointError as error:
-        # It was read through before the input was set to its step; going on with another would mix the two up.
-        raise CorruptCheckpointError(f"{error} The run stops here; started again, it looks for a whole one.") from error
+        # The input is already at the step of this checkpoint, so this run cannot fall back to another one.
+        raise CorruptCheckpointError(
+            f"{error} The run stops here. Start it again: it then looks for an undamaged checkpoint."
+        ) from error
 
 
 def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator) -> None:
@@ -71,10 +73,10 @@ def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionC
 
 
 def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator) -> None:
-    """Say how the run ended, and write performance.json."""
+    """Log how the run ended, and write performance.json."""
     if run.pipeline.is_exhausted:
         run_log.warning(
-            "The input ended at step %d%s; training stops here. Repeat the dataset to go on.",
+            "The input ended at step %d%s; training stops here. Repeat the dataset to train longer.",
             watch.step,
             f", before step {run.last_step}" if run.last_step else "",
         )

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step in progress ends, the run saves, the process exits as the signal asks (130, 143)."""
+"""Ctrl-C and SIGTERM: finish the current step, save, and exit with the signal's status (130 or 143)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cerebras_tensorflow.logs import run_log
 
 
 class StopSignals:
-    """While it is entered, the first SIGINT or SIGTERM asks the run to stop; a second one stops it at once.
+    """A context manager: the first SIGINT or SIGTERM asks the run to stop, a second one stops it at once.
 
-    Outside the main thread it does nothing: Python delivers signals there only.
+    Outside the main thread it does nothing, since Python delivers signals only to the main thread.
 
     Attributes:
-        received: Number of the first signal; None as long as there is none.
+        received: Number of the first signal; None before one arrives.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def exit_if_received(self) -> None:
-        """End the process as the signal asks.
+        """Exit with the signal's status, if one was received.
 
         Raises:
             SystemExit: With 128 + the signal's number, if one was received.
@@ -49,6 +49,6 @@ class StopSignals:
             raise SystemExit(128 + number)
         self.received = number
         run_log.info(
-            "%s received: finishing the step, saving, then stopping. Once more stops at once, without saving.",
+            "%s received: finishing the step, saving, then stopping. A second signal stops at once, without saving.",
             signal.Signals(number).name,
         )

@@ -1,13 +1,13 @@
-"""Sparse training: the weights that a sparsifier takes out are zero after each step, until it chooses anew.
+"""Sparse training: weights that a sparsifier masks are zero after each step, until it chooses again.
 
-A sparsifier is the caller's object, with the protocol of release 1.6: `apply_sparsity(step)` says whether it chooses at
-a step, `get_masked_weights(step, weights, sparse_val)` returns the weights with sparse_val in the place of those that
-it takes out. It is asked with NaN, as no weight is NaN, and the choice is kept as one bit a weight. What it has taken
-out is given back to it as zeros: it sees no dense copy, nor gradients.
+A sparsifier is the caller's object, with the protocol of release 1.6. `apply_sparsity(step)` returns whether it chooses
+weights at a step. `get_masked_weights(step, weights, sparse_val)` returns the weights, with sparse_val for each masked
+one. We pass NaN as sparse_val, since no weight is NaN, and keep the mask as one bit per weight. The sparsifier sees
+masked weights as zeros. It sees no dense copy and no gradients.
 
-The choice is saved beside each checkpoint (sparsity_masks.py), and a resumed run goes on with it. A checkpoint of
-another origin has no such file: there the zeros of a variable count as taken out where they are about as many as the
-sparsifier would take.
+Each checkpoint has a file with the masks (sparsity_masks.py), and a resumed run continues with them. Checkpoints of
+other programs have no such file. Then the zeros of a variable count as masked if their share is close to the share that
+the sparsifier would mask.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from cerebras_tensorflow.runtime.session import ProgramSession
 SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
 DENSE_PARTS = ("embedding", "norm")
 """Parts of the names of variables that sparsifiers leave dense."""
-_SHARE_TOLERANCE = 0.05  # between the zeros of a foreign checkpoint and the share that is asked for
+_SHARE_TOLERANCE = 0.05  # between the share of zeros in such a checkpoint and the expected share
 
 
 class Sparsifier(Protocol):
-    """What release 1.6 calls on the object that `train(sparsifier=...)` takes.
+    """The methods that release 1.6 calls on the object of `train(sparsifier=...)`.
 
-    It may have more, which ours in compat/sparsify.py have: `take_over(step, kept)`, told at the start of a resumed run
-    with booleans by variable; and `expected_sparsity(weights)`, the share by variable that it takes out. Instead of the
-    latter, a number `sparsity_level` counts for all variables but embeddings, normalizations and vectors.
+    Optional methods, as in compat/sparsify.py: `take_over(step, kept)` receives the masks as booleans by variable when
+    a run resumes. `expected_sparsity(weights)` returns the masked share by variable. Without it, the number
+    `sparsity_level` is the share of all variables except embeddings, normalizations and vectors.
     """
 
     def apply_sparsity(self, step: int) -> bool:
-        """Whether weights are chosen at a step."""
+        """Whether to choose weights at a step."""
 
     def get_masked_weights(
         self, step: int, weights: Mapping[str, np.ndarray], sparse_val: float
     ) -> Mapping[str, np.ndarray]:
-        """Return the weights, with sparse_val in the place of what is taken out."""
+        """Return the weights, with sparse_val for each masked one."""
 
 
 class SparsityHook(SessionRunHook):
-    """Asks the sparsifier, and keeps at zero what it has taken out.
+    """Calls the sparsifier, and keeps masked weights at zero.
 
     Args:
         sparsifier: The caller's.
-        trainable: Names of the variables that it may choose among.
-        shapes: Shapes of all variables of a checkpoint; an AdamW-aware sparsifier's moments are zero with their weight.
-        start: Checkpoint that the run goes on from; None for a new run.
+        trainable: Names of the variables that it may mask.
+        shapes: Shapes of all variables in checkpoints. With an AdamW-aware sparsifier, the moments of masked weights
+            are zero too.
+        start: Checkpoint to resume from; None for a new run.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class SparsityHook(SessionRunHook):
         self._step = -1
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Go on with the last choice, or choose."""
+        """Restore the masks of a resumed run, and choose if it is time."""
         self._running = session
         self._step = session.global_step
         if self._start is not None:
@@ -86,7 +87,7 @@ class SparsityHook(SessionRunHook):
             self._choose(self._step)
 
     def write_masks(self, checkpoint: str) -> None:
-        """Write what is taken out beside a checkpoint.
+        """Write the masks beside a checkpoint.
 
         Raises:
             CheckpointError: If it cannot be written.
@@ -94,10 +95,10 @@ class SparsityHook(SessionRunHook):
         sparsity_masks.write(checkpoint, self._kept)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Keep at zero what is taken out, and choose anew when it is time."""
+        """Set masked weights to zero, and choose again if it is time."""
         step = self._session().global_step
         if step == self._step:
-            return  # a batch that is accumulated changes no weight
+            return  # gradient accumulation: no weight has changed
         self._step = step
         self._clear()
         if self._sparsifier.apply_sparsity(step):
@@ -113,7 +114,7 @@ class SparsityHook(SessionRunHook):
         masked = self._sparsifier.get_masked_weights(step, weights, np.nan)
         unknown = sorted(set(masked) - set(weights))
         if unknown:
-            raise CerebrasError(f"the sparsifier returned {unknown[0]}, which is no trainable variable of the model")
+            raise CerebrasError(f"the sparsifier returned {unknown[0]}, which is not a trainable variable of the model")
         self._kept = {}
         for name, value in masked.items():
             if np.shape(value) != weights[name].shape:
@@ -128,7 +129,7 @@ class SparsityHook(SessionRunHook):
         self._tell(step, weights)
 
     def _take_over(self, start: str) -> None:
-        """Go on with what was taken out in the checkpoint that the run starts from."""
+        """Restore the masks of the checkpoint that the run starts from."""
         weights = {name: self._session().read(name) for name in self._trainable}
         kept = sparsity_masks.read(start, {name: weight.size for name, weight in weights.items()})
         if kept is None:

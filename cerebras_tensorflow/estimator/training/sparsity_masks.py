@@ -1,7 +1,8 @@
-"""Which weights a sparsifier has taken out, in a file beside each checkpoint: CHECKPOINT.masks.npz.
+"""The masks of a sparsifier, in a file beside each checkpoint: CHECKPOINT.masks.npz.
 
-A zero does not tell it: a weight that stays may be zero as well. The file is an NPZ without pickled objects: `names` of
-the variables, and for number i of them `kept_i`, one bit a weight (numpy.packbits of the flat array), 1 where it stays.
+Zeros in the checkpoint are not enough, since an unmasked weight may be zero too. The file is an NPZ without pickled
+objects. `names` lists the variables. `kept_i` holds one bit per weight of variable i (numpy.packbits of the flat
+array), 1 for unmasked.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from cerebras_tensorflow.saver.names import masks_path
 
 
 def write(checkpoint: str, kept: Mapping[str, np.ndarray]) -> None:
-    """Write the file of a checkpoint as a whole.
+    """Write the masks of a checkpoint atomically.
 
     Args:
-        checkpoint: Its path, which need not exist yet.
+        checkpoint: Its path. The checkpoint need not exist yet.
         kept: Packed bits by variable.
 
     Raises:
@@ -36,11 +37,11 @@ def write(checkpoint: str, kept: Mapping[str, np.ndarray]) -> None:
 
 
 def read(checkpoint: str, sizes: Mapping[str, int]) -> dict[str, np.ndarray] | None:
-    """Return the packed bits by variable; None where the checkpoint has no such file.
+    """Return the packed bits by variable; None if the checkpoint has no such file.
 
     Args:
         checkpoint: Its path.
-        sizes: Numbers of weights of the variables that may be in it.
+        sizes: Variable -> number of its weights.
 
     Raises:
         CheckpointError: If the file is damaged, or does not fit the variables.
@@ -54,12 +55,12 @@ def read(checkpoint: str, sizes: Mapping[str, int]) -> dict[str, np.ndarray] | N
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
         raise CheckpointError(
             f"{path}: the masks of the sparse weights cannot be read: {exc}. Choose another checkpoint, or remove the "
-            "file to take out what is zero."
+            "file to mask all weights that are zero."
         ) from exc
     for name, bits in kept.items():
         if name not in sizes or bits.shape != (-(-sizes[name] // 8),):
             raise CheckpointError(
                 f"{path}: the mask of {name} has {bits.size} bytes; the model has "
-                f"{sizes.get(name, 'no')} weights of this name. Remove the file to take out what is zero."
+                f"{sizes.get(name, 'no')} weights of this name. Remove the file to mask all weights that are zero."
             )
     return kept

@@ -84,7 +84,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         return v1.train.SessionRunArgs(None, options=self._recorder.options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Write what was recorded."""
+        """Write the recorded timeline."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
@@ -92,7 +92,7 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         path = self._folder / f"step_{self._step}.json"
         try:
             write_chrome_trace(path, timeline)
-            # The trace holds everything; the picture is a convenience that needs matplotlib.
+            # The picture is optional and needs matplotlib; the trace holds all data.
             with contextlib.suppress(SettingsError):
                 write_picture(path.with_suffix(".png"), timeline)
         except OSError as error:  # such as a full disk: a trace is not worth a run

@@ -1,4 +1,4 @@
-"""Warm starts: which variables take their first value from a checkpoint, and from which of its tensors."""
+"""Warm starts: which variables start from a checkpoint, and from which of its tensors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class WarmStartSettings:
     Attributes:
         ckpt_to_initialize_from: A checkpoint of any kind that we read, a folder with a `checkpoint` file, or a
             SavedModel.
-        vars_to_warm_start: A regular expression, matched from the start of the names (which end in ":0") of trainable
-            variables; or a list of such, for all variables, or of variables. None: none. Default: all trainable ones.
-        var_name_to_vocab_info: Name in the model -> tf.compat.v1.train.VocabInfo: rows are found by their words.
-            The checkpoint is then one of TensorFlow's.
+        vars_to_warm_start: A regular expression for trainable variables, a list of regular expressions for all
+            variables, or a list of variables. Expressions match from the start of a name; names end in ":0". None: no
+            variable. Default: all trainable variables.
+        var_name_to_vocab_info: Name in the model -> tf.compat.v1.train.VocabInfo, to match rows by their words. This
+            requires a checkpoint in TensorFlow's format.
         var_name_to_prev_var_name: Name in the model -> name in the checkpoint.
-        is_lenient: Ours: whether variables that the checkpoint lacks, or holds in another shape, keep their initial
-            value.
+        is_lenient: Our own setting: whether variables keep their initial values if the checkpoint lacks them or has
+            another shape.
 
     Raises:
         ValueError: If there is no checkpoint.
@@ -52,7 +53,7 @@ class WarmStart:
 
     Attributes:
         sources: Variable -> tensor of the checkpoint.
-        by_vocabulary: Variables whose rows are found by their words.
+        by_vocabulary: Variables whose rows are matched by their words.
     """
 
     sources: Mapping[str, str]
@@ -64,10 +65,10 @@ def warm_start_settings(value: Any, is_lenient: bool = False) -> WarmStartSettin
 
     Args:
         value: A path, WarmStartSettings of ours or of tf.estimator, or None.
-        is_lenient: Whether a path alone loads what matches and reports the rest.
+        is_lenient: For a path: whether to load all matching variables and log the others.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If value has another type.
     """
     if value is None or isinstance(value, WarmStartSettings):
         return value
@@ -84,7 +85,7 @@ def warm_start_settings(value: Any, is_lenient: bool = False) -> WarmStartSettin
 
 
 def checkpoint_of(settings: WarmStartSettings) -> str:
-    """Return the checkpoint of a warm start; that of a SavedModel lies in it."""
+    """Return the checkpoint of a warm start; for a SavedModel, the one inside it."""
     path = os.fspath(settings.ckpt_to_initialize_from)
     if os.path.isfile(os.path.join(path, "saved_model.pb")):
         return os.path.join(path, "variables", "variables")
@@ -95,9 +96,9 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
     """Find the tensors of a checkpoint for the variables of a model.
 
     Raises:
-        ValueError: If the checkpoint lacks one that was asked for, or holds it in another shape, with the texts of
-            TensorFlow; or if a name of the settings is no variable's.
-        CheckpointError: If the checkpoint cannot be read, or a lenient start finds nothing in it.
+        ValueError: If the checkpoint lacks a requested variable or has another shape, with the texts of TensorFlow. Or
+            if a name in the settings is not a variable.
+        CheckpointError: If the checkpoint cannot be read, or a lenient start finds no matching variable.
     """
     variables = model.saved_names()
     path = checkpoint_of(settings)
