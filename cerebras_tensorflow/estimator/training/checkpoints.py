@@ -1,4 +1,4 @@
-"""Which checkpoint a run starts from, and how its variables get in and out of one."""
+"""The checkpoint that a run starts from; loading and saving its variables."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from cerebras_tensorflow.units import format_bytes
 
 _CONDS = re.compile(r"(cond(_\d+)?/)+")  # scopes of tf.cond
 _BOOKKEEPING = {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter"}  # of tf.train.Checkpoint
-_MEMORY_SHARE = 0.5  # of the free memory, that the copies of a save may take
+_MEMORY_SHARE = 0.5  # of free memory, for the copies of a save
 
 # Name, dtype, shape, and an array or the pieces of its bytes.
 NamedValue: TypeAlias = tuple[str, np.dtype, tuple[int, ...], np.ndarray | Iterator[np.ndarray]]
 
 
 def newest_whole(model_dir: str) -> str | None:
-    """Return the newest checkpoint of a model_dir whose values are undamaged; says which ones are not.
+    """Return the newest undamaged checkpoint of a model_dir; log a warning for each damaged one.
 
-    Every checksum is compared, since the step that this returns also decides from which sample a resumed run goes on.
+    We compare every checksum, since the step of this checkpoint also decides at which sample a resumed run continues.
     """
     for path in checkpoints_newest_first(model_dir):
         problem = integrity.find_damage(path)
@@ -55,13 +55,13 @@ def newest_whole(model_dir: str) -> str | None:
 
 
 def step_in(path: str) -> int:
-    """Return the global step that a checkpoint holds; 0 if it holds none, as one that was converted."""
+    """Return the global step of a checkpoint; 0 if it has none, for example after a conversion."""
     with open_checkpoint(path) as reader:
         return int(reader.read("global_step")) if "global_step" in reader else 0
 
 
 def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None:
-    """Set variables of a session from a checkpoint, one at a time; a file store leaves them where they are.
+    """Set variables of a session from a checkpoint, one at a time. A file store may use the checkpoint's file directly.
 
     Args:
         session: The session.
@@ -69,14 +69,14 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         keys: Variable -> its name in the checkpoint.
 
     Raises:
-        CheckpointError: If the checkpoint lacks one or holds it in another shape; lists them, and what is left over.
+        CheckpointError: If the checkpoint lacks a variable or has it in another shape.
         CorruptCheckpointError: If a value is damaged.
     """
     specs = {spec.name: spec for spec in session.weights() if spec.name in keys}
     with open_checkpoint(path) as reader, contextlib.ExitStack() as stack:
         present = {name: reader_key(reader, keys[name]) for name in specs}
         if "global_step" in present and present["global_step"] is None:
-            del present["global_step"]  # a checkpoint that no training wrote starts at 0
+            del present["global_step"]  # no training run wrote this checkpoint: start at step 0
             session.load("global_step", np.zeros((), np.int64))
         missing = [keys[name] for name, key in present.items() if key is None]
         if missing:
@@ -112,9 +112,9 @@ def warn_of_left_over(path: str, keys: Mapping[str, str]) -> None:
 
 
 def reader_key(reader: TensorReader, key: str) -> str | None:
-    """Return the name of a checkpoint's tensor, or the one that earlier versions gave it; None if there is neither.
+    """Return the name of a tensor in a checkpoint, or its name in earlier versions; None if there is neither.
 
-    Earlier versions called an optimizer's scalars by the tf.cond around them: cond/beta1_power.
+    Earlier versions put the scope of a tf.cond before the names of an optimizer's scalars: cond/beta1_power.
     """
     if key in reader:
         return key
@@ -123,7 +123,7 @@ def reader_key(reader: TensorReader, key: str) -> str | None:
 
 
 def _other_model(path: str, missing: list[str], there: list[str], wanted: set[str]) -> str:
-    """Return the error about a checkpoint of another model."""
+    """Return the error text for a checkpoint of another model."""
     text = (
         f"{path} lacks {len(missing)} of this model's variables: {', '.join(missing[:5])}"
         f"{' ...' if len(missing) > 5 else ''}."
@@ -141,26 +141,26 @@ def _other_model(path: str, missing: list[str], there: list[str], wanted: set[st
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of one run while it trains on, and retires old ones. A context manager.
+    """Writes the checkpoints of one run in the background, and removes old ones. A context manager.
 
-    Left normally, or by an error, it waits for the checkpoint being written; left by SystemExit or KeyboardInterrupt,
-    it drops it. One checkpoint is written at a time; a save that comes earlier waits.
+    On a normal exit or an error, it waits for the checkpoint being written. On SystemExit or KeyboardInterrupt, it
+    drops that checkpoint. It writes one checkpoint at a time; the next save waits for the last one.
 
-    The values are kept as they are at the save until they are written: resident variables as copies, whose memory stays
-    for the next save where there is twice as much free, streamed ones as runtime/weight_store/snapshot.py says. If the
-    copies might take more than half of the free memory, or the disk of the weight store has no room, training waits for
-    the write instead, which then takes the memory of one variable.
+    A save keeps the current values until they are written. Resident variables are copied, and the memory of the copies
+    is kept for the next save if twice as much is free. For streamed variables see runtime/weight_store/snapshot.py. If
+    the copies might take more than half of free memory, or the disk of the weight store is full, training waits for the
+    write. The write then needs the memory of one variable.
 
     Args:
-        model_dir: Where they go.
-        mode: Execution mode; decides the name: model.ckpt-N pipelined, model-ckpt-N weight streaming.
+        model_dir: Folder of the checkpoints.
+        mode: Execution mode. It decides the name: model.ckpt-N if pipelined, model-ckpt-N in weight streaming.
         keys: Variable to save -> its name in the checkpoints.
-        settings: Of the run; checkpoint_format decides the format.
+        settings: Settings of the run, with checkpoint_format.
 
     Attributes:
-        write_masks: Writes what a sparsifier has taken out beside the checkpoint of the path it gets; None: nothing is.
-        write_graph: Writes the graph beside the checkpoint of the path it gets, in the thread that wrote that.
-        saved_step: Step of the last save, perhaps still being written; None before the first.
+        write_masks: write_masks(path) writes a sparsifier's masks beside the checkpoint; None: no sparsifier.
+        write_graph: write_graph(path) writes the graph beside the checkpoint, in the same thread.
+        saved_step: Step of the last save, which may still be running; None before the first.
     """
 
     def __init__(self, model_dir: str, mode: str, keys: Mapping[str, str], settings: RunSettings) -> None:
@@ -182,13 +182,13 @@ class CheckpointSaver:
         return self._keys
 
     def use_keys(self, keys: Mapping[str, str]) -> None:
-        """Save other variables, or by other names, from now on."""
+        """Change the variables to save, or their names."""
         if dict(keys) != self._keys:
             self._keys = dict(keys)
             self.forget_initial()
 
     def forget_initial(self) -> None:
-        """Write the checkpoint of step 0 anew when it is saved: values have changed since `prewrite`."""
+        """Make the save of step 0 write again, since values have changed since `prewrite`."""
         self._prewritten_step = None
 
     @property
@@ -203,7 +203,7 @@ class CheckpointSaver:
     def prewrite(self, values: Iterable[NamedValue]) -> str:
         """Write initial values as the checkpoint of step 0, one at a time; return its path.
 
-        `save` of step 0 enters it in the state file; until then a run that dies has saved nothing.
+        It counts only after `save` of step 0 enters it in the state file.
         """
         path = self.path(0)
         with open_writer(path) as writer:
@@ -213,14 +213,14 @@ class CheckpointSaver:
         return path
 
     def save(self, session: ProgramSession, step: int) -> str:
-        """Begin to write the checkpoint of a step, and return its path; `wait` returns when it is there.
+        """Start writing the checkpoint of a step and return its path. `wait` returns when it is written.
 
         Raises:
             CheckpointError: If it, or the one before, cannot be written.
         """
         path, saved_at_s = self.path(step), time.time()
         self._writer.wait()
-        # Before the checkpoint, which is never there without them; and those of an earlier run are not its own.
+        # Masks come before the checkpoint, so that it never exists without them. Remove the masks of an earlier run.
         if self.write_masks is not None:
             self.write_masks(path)
         else:
@@ -241,14 +241,14 @@ class CheckpointSaver:
         return path
 
     def check(self) -> None:
-        """Raise the error of a write that has ended, without waiting."""
+        """Raise the error of a finished write, without waiting."""
         self._writer.check()
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written.
 
         Raises:
-            CheckpointError: If it cannot be.
+            CheckpointError: If the write fails.
         """
         self._writer.wait()
 
@@ -263,7 +263,7 @@ class CheckpointSaver:
     def _snapshot(self, session: ProgramSession) -> SessionSnapshot | None:
         if not self._fits(session):
             needed, free = session.snapshot_bytes(self._keys), free_memory_bytes()
-            self._say_waiting(f"{format_bytes(needed)} of copies for {format_bytes(free)} of free memory")
+            self._say_waiting(f"its copies would take {format_bytes(needed)} of {format_bytes(free)} free memory")
             return None
         try:
             return session.snapshot(self._keys)
@@ -311,11 +311,11 @@ class CheckpointSaver:
 
 
 def is_h5(settings: RunSettings, mode: str) -> bool:
-    """Whether a run writes HDF5 checkpoints, as its config's checkpoint_format says.
+    """Whether a run writes HDF5 checkpoints, from checkpoint_format.
 
-    "auto" means HDF5 for weight streaming through the appliance's interface (a config that names the execution mode
-    itself), where scripts of 1.8 read with CheckpointReader, and TensorFlow's format under csrun, where scripts read
-    with tf.train's readers, as well as for everything pipelined.
+    "auto" means HDF5 for weight streaming through the appliance's interface (the config sets the execution mode), since
+    scripts of 1.8 read with CheckpointReader. Under csrun and in pipelined mode it means TensorFlow's format, since
+    scripts read with tf.train.
     """
     if settings.checkpoint_format != "auto":
         return settings.checkpoint_format == "h5"
