@@ -60,12 +60,12 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
     program = cache.load(folder) if folder else None
     if program is not None:
-        _tell_notes(program, model)
+        _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, _estimate(model, program))
     program = compile_step(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
-    _tell_notes(program, model)
+    _warn_of_notes(program, model)
     plan = plan_memory(program)
     _check_budget(mode, options, plan)
     speed = _estimate(model, program)
@@ -79,7 +79,7 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
     return Compiled(program, compiled_s, folder, speed)
 
 
-def _tell_notes(program: Program, model: Model) -> None:
+def _warn_of_notes(program: Program, model: Model) -> None:
     notes: list[Note | InexactOp] = [*program.notes, *find_inexact_ops(program.graph_def)]
     for note in notes:
         run_log.warning("%s.", with_source_line(note, model.graph))

@@ -23,7 +23,7 @@ _PARAMS = (
     ("runconfig", "use_cs_grad_accum", "each batch is computed at once, with the same sums"),
     ("model", "precision_opt_level", "tensors keep the dtypes of the model"),
 )
-_told: set[str] = set()
+_logged_params: set[str] = set()
 
 
 def check_settings(settings: RunSettings, mode: str, is_cs: bool, execution_mode: str) -> None:
@@ -117,8 +117,8 @@ def note_params(params: Any) -> None:
     for section, key, why in _PARAMS:
         given = params.get(section) if isinstance(params, Mapping) else None
         value = given.get(key) if isinstance(given, Mapping) else None
-        if value and key not in _told:
-            _told.add(key)
+        if value and key not in _logged_params:
+            _logged_params.add(key)
             run_log.info(
                 "params: noted, without effect on the simulated system: %s.%s=%r (%s).", section, key, value, why
             )

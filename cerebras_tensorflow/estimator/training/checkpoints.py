@@ -263,18 +263,18 @@ class CheckpointSaver:
     def _snapshot(self, session: ProgramSession) -> SessionSnapshot | None:
         if not self._fits(session):
             needed, free = session.snapshot_bytes(self._keys), free_memory_bytes()
-            self._say_waiting(f"its copies would take {format_bytes(needed)} of {format_bytes(free)} free memory")
+            self._log_waiting(f"its copies would take {format_bytes(needed)} of {format_bytes(free)} free memory")
             return None
         try:
             return session.snapshot(self._keys)
         except StoreError as error:
-            self._say_waiting(str(error))
+            self._log_waiting(str(error))
             return None
 
     def _fits(self, session: ProgramSession) -> bool:
         return session.snapshot_bytes(self._keys) <= _MEMORY_SHARE * free_memory_bytes()
 
-    def _say_waiting(self, reason: str) -> None:
+    def _log_waiting(self, reason: str) -> None:
         run_log.info("Training waits while the checkpoint is written: %s.", reason)
 
     def _write_snapshot(self, path: str, saved_at_s: float, snapshot: SessionSnapshot) -> None:

@@ -160,14 +160,14 @@ def _stalled(
 
 def _values(estimator: Any, metric: str, eval_dir: str | None, min_steps: int) -> list[tuple[int, float]]:
     folder = eval_dir if eval_dir is not None else estimator.eval_dir()
-    found = {step: metrics for step, metrics in read_eval_metrics(folder).items() if step >= min_steps}
-    for step, metrics in found.items():
+    metrics_by_step = {step: metrics for step, metrics in read_eval_metrics(folder).items() if step >= min_steps}
+    for step, metrics in metrics_by_step.items():
         if metric not in metrics:
             raise KeyError(
                 f"{metric}: the evaluation at step {step} in {folder} has no such metric; it has "
                 f"{', '.join(sorted(metrics))}"
             )
-    return [(step, metrics[metric]) for step, metrics in found.items()]
+    return [(step, metrics[metric]) for step, metrics in metrics_by_step.items()]
 
 
 class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):

@@ -126,7 +126,7 @@ class SparsityHook(SessionRunHook):
                 self._keep(name, kept)
                 session.load(name, np.where(kept, value, 0).astype(weights[name].dtype))
         self._clear_slots()
-        self._tell(step, weights)
+        self._log_choice(step, weights)
 
     def _take_over(self, start: str) -> None:
         """Restore the masks of the checkpoint that the run starts from."""
@@ -140,7 +140,7 @@ class SparsityHook(SessionRunHook):
         tell_sparsifier = getattr(self._sparsifier, "take_over", None)
         if tell_sparsifier is not None:
             tell_sparsifier(self._step, {name: self._kept_of(name, weights[name].shape) for name in self._kept})
-        self._tell(self._step, weights)
+        self._log_choice(self._step, weights)
 
     def _take_zeros(self, weights: Mapping[str, np.ndarray]) -> None:
         for name, expected in self._expected_sparsity(weights).items():
@@ -182,7 +182,7 @@ class SparsityHook(SessionRunHook):
         bits = np.unpackbits(self._kept[name], count=int(np.prod(shape)))
         return bits.astype(bool).reshape(shape)
 
-    def _tell(self, step: int, weights: Mapping[str, np.ndarray]) -> None:
+    def _log_choice(self, step: int, weights: Mapping[str, np.ndarray]) -> None:
         taken = sum(weights[name].size - int(np.unpackbits(kept).sum()) for name, kept in self._kept.items())
         total = sum(weight.size for weight in weights.values())
         run_log.info(

@@ -107,7 +107,7 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
     by_vocabulary = [name for name in settings.var_name_to_vocab_info if name in variables]
     _check_all_used("var_name_to_prev_var_name", settings.var_name_to_prev_var_name, [*wanted, *by_vocabulary])
     _check_all_used("var_name_to_vocab_info", settings.var_name_to_vocab_info, list(variables))
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     problems = []
     with open_checkpoint(path) as reader:
         for name in wanted:
@@ -123,17 +123,17 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
                     f"({list(reader.entry(source).shape)}) from checkpoint reader."
                 )
             else:
-                found[name] = source
+                sources[name] = source
         if problems and not settings.is_lenient:
             shapes = {name: list(reader.entry(name).shape) for name in reader.names()}
             lacks = problems[0].startswith("Tensor")
             raise ValueError(f"{problems[0]} {shapes}" if lacks else problems[0])
-    if wanted and not found and settings.is_lenient:
+    if wanted and not sources and settings.is_lenient:
         raise CheckpointError(f"cannot warm-start from {path}: it shares no variable with the model")
-    run_log.info("Warm-started %d variables.", len(found) + len(by_vocabulary))
+    run_log.info("Warm-started %d variables.", len(sources) + len(by_vocabulary))
     for problem in problems:
         run_log.info("Not warm-started: %s", problem)
-    return WarmStart(found, by_vocabulary)
+    return WarmStart(sources, by_vocabulary)
 
 
 def _selected(model: Model, settings: WarmStartSettings) -> list[str]:

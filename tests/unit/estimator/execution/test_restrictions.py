@@ -24,7 +24,7 @@ REPLICAS_TEXT = "Multi-replica training is not possible in weight_streaming exec
 @pytest.fixture(autouse=True)
 def visible_log() -> None:
     tf.get_logger().propagate = True
-    restrictions._told.clear()
+    restrictions._logged_params.clear()
 
 
 def test_an_evaluation_on_the_system_needs_steps(cs_ip: str, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_params_without_effect_are_logged_once(tmp_path: Path, caplog: pytest.Lo
     assert caplog.text.count("runconfig.use_cs_grad_accum=True") == 1
     assert caplog.text.count("model.precision_opt_level=1") == 1
     caplog.clear()
-    restrictions._told.clear()
+    restrictions._logged_params.clear()
     restrictions.note_params({"runconfig": {"use_cs_grad_accum": None}, "model": None})
     restrictions.note_params(None)
     assert not caplog.text
