@@ -66,8 +66,8 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             prediction_hooks: Hooks of predictions.
 
         Raises:
-            ValueError: If a value that the mode requires is missing, the loss is not a scalar, or a tensor is from
-                another graph.
+            ValueError: If a value that the mode requires is missing, the loss is not a scalar, a tensor is from
+                another graph, or a Keras metric was not updated.
             TypeError: If a value has the wrong type.
         """
         if train_op is None and mode == ModeKeys.TRAIN:
@@ -76,8 +76,7 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             raise ValueError("Missing loss.")
         if predictions is None and mode == ModeKeys.PREDICT:
             raise ValueError("Missing predictions.")
-        if train_op is not None and not isinstance(train_op, (tf.Tensor, tf.Operation, tf.Variable)):
-            raise TypeError(f"train_op must be Operation or Tensor, given: {train_op}")
+        train_op = _checked_train_op(train_op)
         hooks = {
             "training_chief_hooks": training_chief_hooks,
             "training_hooks": training_hooks,
@@ -98,14 +97,16 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
         )
 
     def _replace(self, **changes: Any) -> Any:
-        """Return a copy with other values.
+        """Return a copy with other values, checked as a new spec is; names of no field are ignored.
 
         Raises:
-            ValueError: If the mode would change.
+            ValueError: If the mode would change, or as the constructor.
+            TypeError: As the constructor.
         """
         if changes.get("mode", self.mode) != self.mode:
             raise ValueError("mode of EstimatorSpec cannot be changed.")
-        return super()._replace(**changes)
+        fields = {name: changes.get(name, value) for name, value in zip(FIELDS, self, strict=True)}
+        return type(self)._make(EstimatorSpec(**fields))
 
 
 class CSEstimatorSpec(EstimatorSpec):
@@ -138,6 +139,16 @@ class CSEstimatorSpec(EstimatorSpec):
         return spec
 
 
+class _MetricTypeError(TypeError, AttributeError):
+    """A part of a metric is neither tensor nor op; tf.estimator 2.15 raises AttributeError for it."""
+
+
+def _checked_train_op(train_op: Any) -> Any:
+    if train_op is not None and not isinstance(train_op, (tf.Tensor, tf.Operation, tf.Variable)):
+        raise TypeError(f"train_op must be Operation or Tensor, given: {train_op}")
+    return train_op.op if isinstance(train_op, tf.Variable) else train_op
+
+
 def _checked_loss(loss: Any) -> Any:
     if not isinstance(loss, (tf.Tensor, tf.Variable)):
         raise TypeError(f"loss must be Tensor, given: {loss}")
@@ -160,13 +171,14 @@ def _check_graph(given: Mapping[str, Any]) -> None:
         return
     current = tf.compat.v1.get_default_graph()
     for name, value in given.items():
-        for key, tensor in value.items() if isinstance(value, Mapping) else [(None, value)]:
-            if isinstance(tensor, (tf.Tensor, tf.Operation)) and tensor.graph is not current:
-                shown = f"{name}[{key}]" if key is not None else name
-                raise ValueError(
-                    f'{shown} with "{tensor.name}" must be from the default graph. Make it in the call of model_fn '
-                    "that returns the spec, outside any other graph's as_default()."
-                )
+        for key, item in value.items() if isinstance(value, Mapping) else [(None, value)]:
+            for tensor in tf.nest.flatten(item):
+                if isinstance(tensor, (tf.Tensor, tf.Operation)) and tensor.graph is not current:
+                    shown = f"{name}[{key}]" if key is not None else name
+                    raise ValueError(
+                        f'{shown} with "{tensor.name}" must be from the default graph. Make it in the call of model_fn '
+                        "that returns the spec, outside any other graph's as_default()."
+                    )
 
 
 def _checked_predictions(predictions: Any) -> Any:
@@ -186,12 +198,27 @@ def _checked_metrics(metrics: Any) -> dict[str, Any]:
     if not isinstance(metrics, Mapping):
         raise TypeError(f"eval_metric_ops must be a dict, given: {metrics}")
     for key, value in metrics.items():
-        is_keras = hasattr(value, "result") and hasattr(value, "update_state")
-        if not is_keras and (not isinstance(value, tuple) or len(value) != 2):
-            raise TypeError(
-                f"Values of eval_metric_ops must be (metric_value, update_op) tuples, given: {value} for key: {key}"
-            )
+        if hasattr(value, "result") and hasattr(value, "update_state"):
+            if not getattr(value, "updates", True):  # Keras 3 keeps no list of them
+                raise ValueError(f'Please call update_state(...) on the "{value.name}" metric')
+        else:
+            _check_metric(key, value)
+    _check_graph({"eval_metric_ops": metrics})
     return dict(metrics)
+
+
+def _check_metric(key: Any, metric: Any) -> None:
+    if not isinstance(metric, tuple) or len(metric) != 2:
+        raise TypeError(
+            f"Values of eval_metric_ops must be (metric_value, update_op) tuples, given: {metric} for key: {key}"
+        )
+    for name, part in zip(("value", "update"), metric, strict=True):
+        for item in tf.nest.flatten(part):
+            if not isinstance(item, (tf.Operation, tf.Variable)) and not tf.is_tensor(item):
+                raise _MetricTypeError(
+                    f"eval_metric_ops[{key}] {name} must be Operation or Tensor, given: {item}. "
+                    "Give the pair (value tensor, update op), as the functions of tf.compat.v1.metrics return it."
+                )
 
 
 def _checked_hooks(name: str, hooks: Any) -> tuple[Any, ...]:
@@ -203,10 +230,20 @@ def _checked_hooks(name: str, hooks: Any) -> tuple[Any, ...]:
 
 
 def _checked_exports(exports: Any, predictions: Any, mode: str) -> Any:
-    """Check export_outputs in PREDICT mode. A single output also becomes the default."""
-    if exports is None or mode != ModeKeys.PREDICT:
+    """Check export_outputs in PREDICT mode.
+
+    A single output also becomes the default; without any, the predictions are the default.
+    """
+    if mode != ModeKeys.PREDICT:
         return exports
+    if exports is None and not _is_dense(predictions):
+        return None  # tf.estimator refuses such predictions; ours predicts them and cannot export them
     return tf_private.export_utils().get_export_outputs(exports, predictions)
+
+
+def _is_dense(predictions: Any) -> bool:
+    values = predictions.values() if isinstance(predictions, Mapping) else [predictions]
+    return not any(isinstance(value, (tf.SparseTensor, tf.RaggedTensor)) for value in values)
 
 
 def _checked_scaffold(scaffold: Any) -> Any:

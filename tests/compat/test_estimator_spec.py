@@ -126,12 +126,22 @@ def test_train_op_must_be_an_op_or_a_tensor(value: Any) -> None:
         lambda: tf.constant([1.0]),
         lambda: {"a": tf.constant([1.0])},
         lambda: {"a": tf.constant([1]), "b": tf.constant(["x"])},
-        lambda: {"s": tf.SparseTensor([[0]], [1.0], [1])},
     ],
-    ids=["tensor", "dict", "two", "sparse"],
+    ids=["tensor", "dict", "two"],
 )
 def test_predictions_may_be_tensors_and_dicts_of_them(make: Callable[[], Any]) -> None:
     assert complete("infer", predictions=make()).predictions is not None
+
+
+def test_sparse_predictions_are_taken_and_have_no_default_export_output() -> None:
+    sparse = {"s": tf.SparseTensor([[0]], [1.0], [1])}
+    assert complete("infer", predictions=sparse).export_outputs is None
+
+
+def test_a_metric_part_of_another_type_is_refused_with_the_types_that_callers_catch() -> None:
+    for kind in (TypeError, AttributeError):
+        with pytest.raises(kind, match=r"eval_metric_ops\[m\] update must be Operation or Tensor, given: 1.0"):
+            complete("eval", eval_metric_ops={"m": (loss(), 1.0)})
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, {"a": "x"}, {"a": [1.0]}, 3.0, {"a": None}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +111,7 @@ class EvaluationOps:
 
     Attributes:
         updates: Metric name -> op that adds one batch to the metric.
-        values: Metric name -> tensor of its value.
+        values: Metric name -> tensor of its value, or a structure of tensors.
         host: Metrics that run on the host; None if the spec has no host_call.
     """
 
@@ -122,16 +122,26 @@ class EvaluationOps:
     @property
     def roots(self) -> list[Any]:
         """All tensors and ops that the device computes."""
-        return [*self.updates.values(), *self.values.values(), *(self.host.fetches if self.host else [])]
+        values = tf.nest.flatten(list(self.values.values()))
+        return [*self.updates.values(), *values, *(self.host.fetches if self.host else [])]
 
 
 def evaluation_ops(model: Model) -> EvaluationOps:
-    """Add the metrics of the spec and the mean loss to a model's graph."""
+    """Add the metrics of the spec and the mean loss to a model's graph.
+
+    Raises:
+        ValueError: If a metric has the name of a result that every evaluation has.
+    """
     host_call = getattr(model.spec, "host_call", None)
     updates: dict[str, Any] = {}
     values: dict[str, Any] = {}
     with model.graph.as_default(), graph_semantics():
         for key, metric in (model.spec.eval_metric_ops or {}).items():
+            if key in ("loss", "global_step"):
+                raise ValueError(
+                    f'Metric with name "{key}" is not allowed, because every evaluation has a result of this name. '
+                    "Rename it in eval_metric_ops."
+                )
             if hasattr(metric, "result"):
                 updates[key], values[key] = _keras_metric(model.graph, metric)
             else:
@@ -228,6 +238,8 @@ def checkpoint_of(request: InferenceRequest) -> str | None:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, (tuple, list, Mapping)):
+        return str(tf.nest.map_structure(lambda part: part.tolist() if hasattr(part, "tolist") else part, value))
     return f"{value:.6g}" if np.ndim(value) == 0 and not isinstance(value, bytes) else str(value)
 
 

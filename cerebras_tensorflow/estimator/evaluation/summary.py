@@ -52,6 +52,9 @@ def _add(summary: Any, key: str, value: Any) -> None:
             part.tag = f"{key}/{number}"
             summary.value.append(part)
         return
+    if isinstance(value, (tuple, list, Mapping)):
+        run_log.warning("Skipping summary for %s: it is a structure of values, and not one value.", key)
+        return
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         run_log.warning("Skipping summary for %s: neither a number nor an array of numbers.", key)

@@ -50,11 +50,17 @@ def forms_that_are_taken(run):
             export_outputs={"e": tf.estimator.export.PredictOutput({"a": tf.constant([1.0])})},
         ),
         "loss of integers": lambda: Spec("train", loss=tf.constant(1), train_op=tf.no_op()),
-        "sparse predictions": lambda: Spec("infer", {"a": tf.sparse.from_dense([1.0])}),
         "scaffold": lambda: Spec("infer", tf.constant([1.0]), scaffold=v1.train.Scaffold()),
     }
     for name, form in forms.items():
         run.attempt(name, lambda form=form: _show(_inside(form)))
+
+
+def sparse_predictions(run):
+    run.attempt("infer", lambda: _show(_inside(lambda: Spec("infer", {"a": tf.sparse.from_dense([1.0])}))))
+    run.attempt(
+        "eval", lambda: _show(_inside(lambda: Spec("eval", {"a": tf.sparse.from_dense([1.0])}, tf.constant(1.0))))
+    )
 
 
 def _mean():
