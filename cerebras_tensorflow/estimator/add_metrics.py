@@ -29,18 +29,15 @@ def add_metrics(estimator: Any, metric_fn: Callable[..., Any]) -> Estimator:
     if unknown:
         raise ValueError(f"metric_fn ({metric_fn}) has following not expected args: {unknown}")
 
-    def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> Any:
-        offered = {"features": features, "labels": labels, "mode": mode, "params": params, "config": config}
-        spec = call_with(estimator.model_fn, offered)
+    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+        spec = estimator.model_fn(features, labels, mode, config)
         if mode != ModeKeys.EVAL:
             return spec
         given = {"features": features, "labels": labels, "predictions": spec.predictions, "config": config}
         return spec._replace(eval_metric_ops={**spec.eval_metric_ops, **(call_with(metric_fn, given) or {})})
 
     warm_start = estimator._warm_start  # noqa: SLF001 - the new Estimator starts from the same weights
-    return Estimator(
-        model_fn, estimator.model_dir, estimator.config, estimator.params or {}, warm_start_from=warm_start
-    )
+    return Estimator(model_fn, estimator.model_dir, estimator.config, warm_start_from=warm_start)
 
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:

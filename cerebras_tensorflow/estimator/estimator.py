@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from cerebras_tensorflow.estimator.execution.target import Target, choose_target
 from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
-from cerebras_tensorflow.estimator.model.model_call import call_model_fn, local_init_of
+from cerebras_tensorflow.estimator.model.model_call import call_model_fn, call_with_batch, local_init_of
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training import run as training_run
 from cerebras_tensorflow.estimator.training.ops import training_ops
@@ -48,7 +49,7 @@ class CerebrasEstimator:
             one.
         compile_dir: Folder of compiled programs. Default: model_dir.
         config: CSRunConfig or RunConfig.
-        params: Passed to model_fn and input_fn unchanged.
+        params: Each call of model_fn and input_fn gets a deep copy; None becomes {}.
         warm_start_from: Path or WarmStartSettings, used if model_dir has no checkpoint. A path loads all trainable
             variables that it has and logs the others.
 
@@ -89,7 +90,7 @@ class CerebrasEstimator:
         self._settings = run_settings(self._config)
         self._compile_dir = os.fspath(compile_dir) if compile_dir is not None else self._model_dir
         self._model_fn = model_fn
-        self._params = params
+        self._params = copy.deepcopy(params or {})
         self._warm_start = warm_start_settings(warm_start_from, is_lenient=self._is_cerebras)
 
     @property
@@ -104,13 +105,18 @@ class CerebrasEstimator:
 
     @property
     def params(self) -> Any:
-        """The params; a dict is copied, as tf.estimator does."""
-        return dict(self._params) if isinstance(self._params, dict) else self._params
+        """A deep copy of the params."""
+        return copy.deepcopy(self._params)
 
     @property
     def model_fn(self) -> Callable[..., Any]:
-        """The model_fn."""
-        return self._model_fn
+        """The model_fn as a function of features, labels, mode and config; it has the params already."""
+
+        def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+            offered = {"mode": mode, "params": self.params, "config": config}
+            return call_with_batch(self._model_fn, features, labels, offered)
+
+        return model_fn
 
     def train(
         self,
@@ -254,9 +260,9 @@ class CerebrasEstimator:
             mode: One of ModeKeys.
         """
         target = self._target(True, mode)
-        pipeline = InputPipeline(input_fn, self._params, mode, self._settings)
+        pipeline = InputPipeline(input_fn, self.params, mode, self._settings)
         try:
-            model = call_model_fn(self._model_fn, pipeline, mode, self._params, self._settings, self._is_cerebras)
+            model = call_model_fn(self._model_fn, pipeline, mode, self.params, self._settings, self._is_cerebras)
             run_log.info("Done calling model_fn.")
             if mode == ModeKeys.TRAIN:
                 step = training_ops(model).step

@@ -132,7 +132,7 @@ def _check_arguments(model_fn: Callable[..., Any]) -> None:
         ValueError: If it does not take features, or has an unknown parameter.
     """
     taken = parameters_of(model_fn)
-    if "features" not in taken and "**" not in taken:
+    if "features" not in taken:
         raise ValueError(f"model_fn ({model_fn}) must include features argument.")
     unknown = sorted(taken - {"features", "labels", "mode", "params", "config", "self", "**"})
     if unknown:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
 def parameters_of(function: Callable[..., Any]) -> set[str]:
-    """Names of a function's parameters, and "**" if it takes **kwargs or has no signature."""
+    """Names of a function's parameters, and "**" if it takes **kwargs or has no signature.
+
+    The keyword arguments of a functools.partial are left out: it keeps its own values.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {"**"}
-    names = {parameter.name for parameter in parameters if parameter.kind != inspect.Parameter.VAR_KEYWORD}
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    names = {parameter.name for parameter in parameters if parameter.kind not in variable} - _bound(function)
     if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         names.add("**")
     return names
@@ -21,5 +26,11 @@ def parameters_of(function: Callable[..., Any]) -> set[str]:
 
 def call_with(function: Callable[..., Any], offered: Mapping[str, Any], *positional: Any) -> Any:
     """Call a function with the offered keyword arguments that it takes."""
-    taken = parameters_of(function)
-    return function(*positional, **{name: value for name, value in offered.items() if name in taken or "**" in taken})
+    taken, bound = parameters_of(function), _bound(function)
+    words = {name: value for name, value in offered.items() if name in taken or ("**" in taken and name not in bound)}
+    return function(*positional, **words)
+
+
+def _bound(function: Callable[..., Any]) -> set[str]:
+    """Names of the keyword arguments that a functools.partial has."""
+    return set(function.keywords) if isinstance(function, functools.partial) else set()

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
@@ -31,9 +31,9 @@ class RunConfig:
         keep_checkpoint_max: Number of newest checkpoints to keep; 0 or None: all.
         keep_checkpoint_every_n_hours: Of the older checkpoints, one per this many hours is kept.
         log_step_count_steps: Steps between log lines; None: no lines.
-        **others: Also accepted; only checkpoint_save_graph_def has an effect: train_distribute, eval_distribute,
-            device_fn, protocol, experimental_distribute, experimental_max_worker_delay_secs,
-            session_creation_timeout_secs, checkpoint_save_graph_def.
+        train_distribute, device_fn, protocol, eval_distribute, experimental_distribute: Accepted; no effect.
+        experimental_max_worker_delay_secs, session_creation_timeout_secs: Accepted; no effect.
+        checkpoint_save_graph_def: Whether a checkpoint's .meta file is written.
         checkpoint_format: Our own setting: "tensorflow", "h5" or "auto". "auto" chooses HDF5 for weight streaming
             through the appliance's interface outside csrun, since such scripts read with CheckpointReader. Otherwise it
             chooses TensorFlow's format, which tf.train reads.
@@ -45,16 +45,6 @@ class RunConfig:
     """
 
     _checks_cluster = True
-    _OTHERS: ClassVar[dict[str, Any]] = {
-        "train_distribute": None,
-        "device_fn": None,
-        "protocol": None,
-        "eval_distribute": None,
-        "experimental_distribute": None,
-        "experimental_max_worker_delay_secs": None,
-        "session_creation_timeout_secs": 7200,
-        "checkpoint_save_graph_def": True,
-    }
 
     def __init__(
         self,
@@ -67,8 +57,16 @@ class RunConfig:
         keep_checkpoint_max: int | None = 5,
         keep_checkpoint_every_n_hours: float | None = 10000,
         log_step_count_steps: int | None = 100,
+        train_distribute: Any = None,
+        device_fn: Any = None,
+        protocol: str | None = None,
+        eval_distribute: Any = None,
+        experimental_distribute: Any = None,
+        experimental_max_worker_delay_secs: int | None = None,
+        session_creation_timeout_secs: int = 7200,
+        checkpoint_save_graph_def: bool = True,
+        *,
         checkpoint_format: str = "auto",
-        **others: Any,
     ) -> None:
         if save_checkpoints_steps is _UNSET and save_checkpoints_secs is _UNSET:
             save_checkpoints_steps, save_checkpoints_secs = None, 600
@@ -78,9 +76,6 @@ class RunConfig:
             save_checkpoints_secs = None
         elif save_checkpoints_steps is not None and save_checkpoints_secs is not None:
             raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
-        unknown = sorted(set(others) - set(self._OTHERS))
-        if unknown:
-            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {unknown[0]!r}")
         tf_config = env.tf_config()
         self._model_dir = os.fspath(model_dir) if model_dir is not None else None
         if self._checks_cluster:
@@ -95,8 +90,14 @@ class RunConfig:
             "keep_checkpoint_every_n_hours": keep_checkpoint_every_n_hours,
             "log_step_count_steps": log_step_count_steps,
             "checkpoint_format": checkpoint_format,
-            **self._OTHERS,
-            **others,
+            "train_distribute": train_distribute,
+            "device_fn": device_fn,
+            "protocol": protocol,
+            "eval_distribute": eval_distribute,
+            "experimental_distribute": experimental_distribute,
+            "experimental_max_worker_delay_secs": experimental_max_worker_delay_secs,
+            "session_creation_timeout_secs": session_creation_timeout_secs,
+            "checkpoint_save_graph_def": checkpoint_save_graph_def,
         }
         _check_ranges({**self._settings, "model_dir": self._model_dir})
         self._cluster: dict[str, Any] = tf_config.get("cluster", {})

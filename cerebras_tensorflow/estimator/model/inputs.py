@@ -7,6 +7,7 @@ also accepts ops and tensors of the input's graph, so a hook may initialize an i
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 import time
@@ -76,9 +77,8 @@ class InputPipeline:
             tf.compat.v1.set_random_seed(settings.tf_random_seed)
             self._global_step = tf.compat.v1.train.create_global_step(self.graph)
             num_own = len(self.graph.get_operations())
-            offered = {"params": params, "mode": mode, "config": settings.config, "input_context": None}
-            if params is None:
-                del offered["params"]
+            given = {} if params is None else {"params": copy.deepcopy(params)}
+            offered = {**given, "mode": mode, "config": settings.config, "input_context": None}
             with env.as_input_worker() if settings.is_cs_config else nullcontext():
                 result = call_with(input_fn, offered)
             self._initializers: list[Any] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -116,23 +117,37 @@ def call_model_fn(
         tf.compat.v1.set_random_seed(settings.tf_random_seed)
         global_step = tf.compat.v1.train.create_global_step(graph)
         inputs = pipeline.placeholders()
-        taken = parameters_of(model_fn)
-        offered = {"mode": mode, "params": params, "config": settings.config}
-        if "labels" in taken or "**" in taken:
-            offered["labels"] = inputs.labels
-        elif inputs.labels is not None:
-            raise ValueError("model_fn does not take labels, but input_fn returns labels.")
         run_log.info("Calling model_fn.")
-        if "features" in taken:
-            spec = call_with(model_fn, {**offered, "features": inputs.features})
-        else:
-            spec = call_with(model_fn, offered, inputs.features)
+        offered = {"mode": mode, "params": copy.deepcopy(params), "config": settings.config}
+        spec = call_with_batch(model_fn, inputs.features, inputs.labels, offered)
         for name in ("mode", "loss", "train_op", "predictions"):
             if not hasattr(spec, name):
                 raise ValueError(
                     f"model_fn should return an EstimatorSpec. It returned {spec!r:.200} ({type(spec).__name__})."
                 )
     return Model(graph, spec, inputs, global_step, mode, ignores_negative_labels)
+
+
+def call_with_batch(model_fn: Callable[..., Any], features: Any, labels: Any, offered: Mapping[str, Any]) -> Any:
+    """Call a model_fn in the current graph.
+
+    Args:
+        model_fn: The caller's.
+        features: Its first argument.
+        labels: None if there are none.
+        offered: What else it may take, by name.
+
+    Raises:
+        ValueError: If there are labels, and it does not take them.
+    """
+    taken = parameters_of(model_fn)
+    if "labels" in taken or "**" in taken:
+        offered = {**offered, "labels": labels}
+    elif labels is not None:
+        raise ValueError("model_fn does not take labels, but input_fn returns labels.")
+    if "features" in taken:
+        return call_with(model_fn, {**offered, "features": features})
+    return call_with(model_fn, offered, features)
 
 
 @contextmanager

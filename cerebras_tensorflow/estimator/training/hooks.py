@@ -139,7 +139,7 @@ class CheckpointHook(SessionRunHook):
         self._saver.check()
         step = run_context.session.global_step
         every = self._every_steps
-        by_steps = bool(every) and step // every > self._last_due // every
+        by_steps = bool(every) and step - self._last_due >= every
         by_time = bool(self._every_s) and time.monotonic() - self._saved_at >= self._every_s
         if (by_steps or by_time) and self._saver.saved_step != step:
             self._last_due = step

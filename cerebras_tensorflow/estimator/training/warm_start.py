@@ -72,11 +72,11 @@ def warm_start_settings(value: Any, is_lenient: bool = False) -> WarmStartSettin
     """
     if value is None or isinstance(value, WarmStartSettings):
         return value
-    if isinstance(value, (str, os.PathLike)):
-        return WarmStartSettings(os.fspath(value), is_lenient=is_lenient)
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return WarmStartSettings(os.fsdecode(value), is_lenient=is_lenient)
     if hasattr(value, "ckpt_to_initialize_from"):
         return WarmStartSettings(
-            os.fspath(value.ckpt_to_initialize_from),
+            os.fsdecode(value.ckpt_to_initialize_from),
             value.vars_to_warm_start,
             value.var_name_to_vocab_info,
             value.var_name_to_prev_var_name,
@@ -86,7 +86,7 @@ def warm_start_settings(value: Any, is_lenient: bool = False) -> WarmStartSettin
 
 def checkpoint_of(settings: WarmStartSettings) -> str:
     """Return the checkpoint of a warm start; for a SavedModel, the one inside it."""
-    path = os.fspath(settings.ckpt_to_initialize_from)
+    path = os.fsdecode(settings.ckpt_to_initialize_from)
     if os.path.isfile(os.path.join(path, "saved_model.pb")):
         return os.path.join(path, "variables", "variables")
     return path

@@ -27,10 +27,5 @@ KNOWN: dict[str, str] = {
     "signatures.top_v2": _OURS_TOO,
     "signatures.tpu_v1": _OURS_TOO,
     "lifecycle.forms_of_constructors": _OPEN,
-    "lifecycle.forms_of_model_fn": _OPEN,
-    "lifecycle.model_fn_of_an_estimator": _OPEN,
-    "lifecycle.own_global_step": _OPEN,
-    "lifecycle.params_and_config": _OPEN,
-    "lifecycle.saves_after_a_resume": _OPEN,
     "specs.sparse_predictions": "ours predicts them, in whole batches; 2.15 refuses them",
 }

@@ -88,3 +88,10 @@ def test_tf_config_names_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cs_config_refuses_what_it_cannot_use(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError, match=text):
         CSConfig(**settings)
+
+
+def test_settings_past_the_ninth_go_by_position_as_in_2_15() -> None:
+    config = RunConfig(None, 1, 100, 5, None, None, 5, 10000, 100, None, None, "grpc", None, None, 3, 60, False)
+    assert (config.save_checkpoints_steps, config.protocol) == (5, "grpc")
+    assert (config.experimental_max_worker_delay_secs, config.session_creation_timeout_secs) == (3, 60)
+    assert config.checkpoint_save_graph_def is False

@@ -176,3 +176,12 @@ def test_training_lowers_the_loss_of_fixed_data(mode: str, tmp_path: Path) -> No
     before = trained.evaluate(input_fn(epochs=1))["loss"]
     trained.train(input_fn(), steps=59)
     assert trained.evaluate(input_fn(epochs=1))["loss"] < 0.9 * before
+
+
+def test_saves_count_from_the_last_save_after_a_resume(mode: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"save_checkpoints_steps": 5, "keep_checkpoint_max": 0}
+    estimator(tmp_path, **settings).train(input_fn(), max_steps=7)
+    estimator(tmp_path, **settings).train(input_fn(), max_steps=13)
+    base = "model.ckpt" if mode == "pipelined" else "model-ckpt"
+    steps = {int(path.name.removeprefix(f"{base}-").split(".")[0]) for path in tmp_path.glob(f"{base}-*")}
+    assert steps == {0, 5, 7, 12, 13}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def frozen(mode: str, y: Any, labels: Any) -> dict[str, Any]:
     return {"train_op": v1.train.get_global_step().assign_add(1)} if mode == "train" else {}
 
 
-@pytest.mark.parametrize("as_path", [str, Path])
+@pytest.mark.parametrize("as_path", [str, Path, os.fsencode])
 def test_a_path_loads_what_matches(mode: str, tmp_path: Path, source: Any, as_path: Any) -> None:
     def change(mode: str, y: Any, labels: Any) -> dict[str, Any]:
         return with_head(mode, y, labels) | frozen(mode, y, labels)
