@@ -116,6 +116,8 @@ def exit_code(
 
 
 def _flush_output(program: str) -> None:
+    if sys.stdout is None:  # standard output is closed
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -124,6 +124,8 @@ def _filtered_stderr(patterns: Sequence[str]) -> Iterator[None]:
                 ["sed", "-u", *deletions], stdin=subprocess.PIPE, stdout=own, stderr=own, start_new_session=True
             )
         except OSError:  # standard error is closed, or sed is missing: show the noise
+            sed = None
+        if sed is None:
             yield
             return
         assert sed.stdin is not None

@@ -53,8 +53,13 @@ def plain_script() -> None:
 
 def _uses_estimators(main: Path) -> bool:
     """Whether a script or a module beside it mentions tf.estimator. Such a script was written for Keras 2."""
-    modules = [main, *islice(main.parent.glob("*.py"), _MAX_MODULES)]
-    for path in modules:
+    try:
+        words = set(re.findall(rb"\w+", main.read_bytes()[:_MAX_BYTES]))
+    except OSError:
+        return False
+    # Modules that the script does not name may belong to other programs.
+    named = (path for path in main.parent.glob("*.py") if path.stem.encode(errors="replace") in words)
+    for path in [main, *islice(named, _MAX_MODULES)]:
         try:
             text = path.read_bytes()[:_MAX_BYTES]
         except OSError:

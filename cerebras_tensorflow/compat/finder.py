@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -150,10 +151,12 @@ class _WatchedLoader(Loader):
         loader: Any,
         callbacks: Sequence[Callable[[ModuleType], None]],
         surroundings: Callable[[], AbstractContextManager[None]],
+        done: Callable[[], None],
     ) -> None:
         self._loader = loader
         self._callbacks = callbacks
         self._surroundings = surroundings
+        self._done = done
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -169,6 +172,7 @@ class _WatchedLoader(Loader):
             self._loader.exec_module(module)
             for callback in self._callbacks:
                 callback(module)
+        self._done()
 
 
 class Finder(MetaPathFinder):
@@ -198,6 +202,9 @@ class Finder(MetaPathFinder):
             return self._watched_spec(fullname, path, target)
         if not fullname.startswith(_SERVED) or fullname in _REAL_MODULES:
             return None
+        # TensorFlow has more than a thousand modules, and the check below reads a file until its version is known.
+        if fullname.startswith("tensorflow.") and fullname not in MODULES and not fullname.startswith(tuple(ALIASES)):
+            return None
         if fullname.startswith("tensorflow") and tensorflow_has_estimator():
             return None
         for old, new in ALIASES.items():
@@ -214,15 +221,24 @@ class Finder(MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         # Another finder may ask this one in turn; it must not find the module watched again.
         callbacks = self._waiting.pop(fullname)
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = _WatchedLoader(spec.loader, callbacks, self._surroundings.pop(fullname, nullcontext))
-                return spec
-        self._waiting[fullname] = callbacks
-        return None
+        try:
+            for finder in list(sys.meta_path):
+                if finder is self or not hasattr(finder, "find_spec"):
+                    continue
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None and spec.loader is not None:
+                    around = self._surroundings.get(fullname, nullcontext)
+                    done = functools.partial(self._forget, fullname)
+                    spec.loader = _WatchedLoader(spec.loader, callbacks, around, done)
+                    return spec
+            return None
+        finally:
+            # A program may look a spec up without importing it, and may try a failed import again.
+            self._waiting[fullname] = callbacks
+
+    def _forget(self, name: str) -> None:
+        self._waiting.pop(name, None)
+        self._surroundings.pop(name, None)
 
 
 FINDER = Finder()

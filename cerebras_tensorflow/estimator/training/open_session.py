@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.store_choice import open_store
 from cerebras_tensorflow.estimator.model.inputs import first_dim
@@ -36,11 +37,23 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         self._run = run
         self._store = run.store
         self._new: set[str] = set()
+        self._was_called = False
         self.compiled = run.compiled
         self.programming_s = 0.0
 
     def create_session(self) -> ProgramSession:
-        """Make the session."""
+        """Make the session.
+
+        Raises:
+            CerebrasError: If MonitoredSession asks for a second one, after UnavailableError or AbortedError: the store
+                and the input of this run cannot go back to its last checkpoint.
+        """
+        if self._was_called:
+            raise CerebrasError(
+                "the session or its input failed (the error is in the log). This run cannot continue in a new session. "
+                "Start it again: it resumes from its last checkpoint."
+            )
+        self._was_called = True
         run = self._run
         self._take_over_from_hooks()
         scaffold, model = run.model.scaffold, run.model

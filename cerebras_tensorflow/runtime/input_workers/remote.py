@@ -130,6 +130,8 @@ class RemotePart:
                 with grpc.insecure_channel(last.target, options=CHANNEL) as channel:
                     request = replace(self._request, first_batch=received).encoded()
                     self._call = channel.unary_stream(BATCHES)(request, metadata=((TOKEN_KEY, last.token),))
+                    if self._closed.is_set():  # `close` may have looked for the call before there was one
+                        self._call.cancel()
                     for message in self._call:
                         self._put(decode_batch(message))
                         received += 1

@@ -79,3 +79,9 @@ def test_scripts_that_use_estimators_get_keras_2(tmp_path: Path, text: str, is_o
     (tmp_path / "run.py").write_text("import model", encoding="utf-8")
     (tmp_path / "model.py").write_text(text, encoding="utf-8")
     assert activate._uses_estimators(tmp_path / "run.py") is is_old
+
+
+def test_a_module_that_the_script_does_not_name_leaves_it_keras_3(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("import tensorflow as tf", encoding="utf-8")
+    (tmp_path / "old.py").write_text("tf.estimator.Estimator(model_fn)", encoding="utf-8")
+    assert not activate._uses_estimators(tmp_path / "run.py")

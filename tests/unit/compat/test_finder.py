@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cerebras_tensorflow
-from cerebras_tensorflow.compat import names, names_md
+from cerebras_tensorflow.compat import finder, names, names_md
 from cerebras_tensorflow.compat.names import ABSENT, CBCORE, TABLE, WHEEL, WS
 
 ROOT = Path(cerebras_tensorflow.__file__).parents[1]
@@ -100,3 +102,21 @@ def test_absent_names_of_the_estimator_say_why() -> None:
 
     with pytest.raises(AttributeError, match="tensorflow_decision_forests"):
         tf.estimator.BoostedTreesClassifier  # noqa: B018
+
+
+def test_a_module_stays_watched_until_it_has_been_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fails_once.py").write_text(
+        "import os\nif os.environ.pop('FAIL_ONCE', None):\n    raise OSError('once')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("FAIL_ONCE", "1")
+    watcher, seen = finder.Finder(), []
+    monkeypatch.setattr(sys, "meta_path", [watcher, *sys.meta_path])
+    watcher.watch("fails_once", lambda module: seen.append(module.__name__))
+    assert importlib.util.find_spec("fails_once") is not None
+    with pytest.raises(OSError, match="once"):
+        importlib.import_module("fails_once")
+    assert seen == []
+    importlib.import_module("fails_once")
+    assert seen == ["fails_once"]
+    assert not watcher._waiting

@@ -20,7 +20,8 @@ class _Hook:
         """Set up the compatibility imports when TensorFlow is imported, then continue with the import."""
         if name not in _NAMES:
             return None
-        sys.meta_path.remove(_hook)
+        if _hook in sys.meta_path:
+            sys.meta_path.remove(_hook)
         if "cerebras_tensorflow" in sys.modules:  # the script has set up the names by importing us
             return None
         import os
