@@ -6,6 +6,7 @@ readers see the old or the new content, even after a power failure. Nothing here
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -22,6 +23,9 @@ AnyPath: TypeAlias = str | os.PathLike[str]
 DRAFT_PREFIX, DRAFT_SUFFIX = ".", ".partial"
 # A file name has at most 255 bytes; a character has at most 4.
 _NAME_CHARACTERS = 48
+
+# Drafts of this process, and its id: a forked child must not remove the drafts of its parent.
+_drafts: set[tuple[int, str]] = set()
 
 
 def write_bytes(path: AnyPath, content: bytes, permissions: int = 0o666, is_durable: bool = True) -> None:
@@ -61,6 +65,7 @@ def atomic_file(path: AnyPath, permissions: int = 0o666, is_durable: bool = True
         _remove(draft)
         raise
     finally:
+        _drafts.discard((os.getpid(), draft))
         os.close(fd)
 
 
@@ -78,6 +83,7 @@ def atomic_path(path: AnyPath, permissions: int = 0o666, is_durable: bool = True
         _remove(draft)
         raise
     finally:
+        _drafts.discard((os.getpid(), draft))
         os.close(fd)
 
 
@@ -169,6 +175,7 @@ def _create_draft(path: AnyPath, permissions: int) -> tuple[str, int]:
         with contextlib.suppress(FileExistsError):
             fd = open_new(draft, permissions)
             if _is_ours(fd, draft):
+                _drafts.add((os.getpid(), draft))
                 return draft, fd
             os.close(fd)
 
@@ -185,6 +192,14 @@ def _is_ours(fd: int, draft: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(draft))
     except FileNotFoundError:
         return False
+
+
+@atexit.register
+def _remove_drafts() -> None:
+    """Remove the drafts of background threads that the end of the process interrupts."""
+    for process, draft in tuple(_drafts):
+        if process == os.getpid():
+            _remove(draft)
 
 
 def _remove(path: str) -> None:

@@ -397,7 +397,7 @@ def test_a_mistyped_option_starts_nothing(wse, home: Path) -> None:
 def test_sizes_that_contradict_each_other_are_refused(wse, home: Path) -> None:
     done = wse("--input-workers", "2", "--total-nodes", "3", "true")
     assert done.returncode == 1
-    assert "with --total-nodes the input workers are the tasks of the nodes with several" in done.stderr
+    assert "--input-workers and --weight-servers are for a launch on one node. With --total-nodes" in done.stderr
 
 
 def test_labels_and_outcome_of_a_launch_are_recorded(wse, home: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,17 @@ def test_a_long_name_fits(tmp_path: Path) -> None:
     name = "\u00e4" * 120
     files.write_text(tmp_path / name, "x")
     assert os.listdir(tmp_path) == [name]
+
+
+def test_the_end_of_the_process_removes_the_draft_of_a_background_thread(tmp_path: Path) -> None:
+    code = (
+        "import sys, threading; from cerebras_tensorflow import files\n"
+        "begun = threading.Event()\n"
+        "def write():\n"
+        "    with files.atomic_file(sys.argv[1]):\n"
+        "        begun.set(); threading.Event().wait()\n"
+        "threading.Thread(target=write, daemon=True).start(); begun.wait(); sys.exit(143)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "checkpoint")], timeout=60)
+    assert done.returncode == 143
+    assert list(tmp_path.iterdir()) == []
