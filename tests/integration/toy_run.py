@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from typing import Any
@@ -31,12 +32,12 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
     return CSEstimatorSpec(mode, loss=loss, train_op=train_op, predictions={"y": tf.matmul(hidden, narrow)})
 
 
-def input_fn(params: dict[str, Any]) -> Any:
+def input_fn(params: dict[str, Any], skip: int) -> Any:
     """Batches that depend on their number only, starting with the batch of the first step of this run."""
     random = np.random.default_rng(5)
     x, y = random.normal(size=(320, 16)).astype(np.float32), random.normal(size=(320, 16)).astype(np.float32)
     data = tf.data.Dataset.from_tensor_slices(({"x": x}, y)).repeat(int(params.get("epochs", 100)))
-    data = data.batch(8, drop_remainder=True).skip(params["skip"])
+    data = data.batch(8, drop_remainder=True).skip(skip)
     pause_s = float(params.get("pause_s", 0))
     if pause_s:
 
@@ -72,8 +73,8 @@ def main() -> None:
     )
     estimator = CerebrasEstimator(model_fn, model_dir=model_dir, config=config, params=params)
     newest = estimator.latest_checkpoint()
-    params["skip"] = int(newest.removesuffix(".h5").rpartition("-")[2]) if newest else 0
-    estimator.train(input_fn, max_steps=max_steps)
+    skip = int(newest.removesuffix(".h5").rpartition("-")[2]) if newest else 0
+    estimator.train(functools.partial(input_fn, skip=skip), max_steps=max_steps)
     print("weights", estimator.get_variable_value("wide").tobytes().hex()[:64])
 
 
