@@ -9,6 +9,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
+# If the package is missing or damaged, Python would report the line of the .pth file at each start of a program.
+HOOK = r"""exec("try:\n import cerebras_tensorflow_autoload\nexcept Exception:\n pass")"""
+
 
 class BuildWithHook(build_py):
     """Build the packages, and the .pth file of the start-up hook beside them."""
@@ -18,7 +21,7 @@ class BuildWithHook(build_py):
         super().run()
         if not self.editable_mode:
             path = Path(self.build_lib, "cerebras_tensorflow_autoload.pth")
-            path.write_text("import cerebras_tensorflow_autoload\n", encoding="utf-8")
+            path.write_text(f"import sys; {HOOK}\n", encoding="utf-8")
 
 
 ROOTS = "cerebras_tensorflow/compat/roots"

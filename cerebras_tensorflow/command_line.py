@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.text import did_you_mean, one_line
+from cerebras_tensorflow.text import did_you_mean, one_line, tell
 from cerebras_tensorflow.version import __version__
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -25,6 +25,7 @@ NO_READER = 128 + signal.SIGPIPE
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$", re.S)
 _NO_SUCH = re.compile(r"^unrecognized arguments: (.*)$", re.S)
+_MISSING = re.compile(r"^the following arguments are required: ")
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,22 +36,31 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self._words: list[str] = []
         if self.add_help:
             self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {__version__}")
             self.add_argument("--debug", action=_Debug, help="show the traceback of an error")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the options and the remaining words. Options may be spelled with hyphens or underscores."""
-        words = [self._own_spelling(word) for word in (sys.argv[1:] if args is None else args)]
-        return super().parse_known_args(words, namespace)
+        self._words = [self._own_spelling(word) for word in (sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(self._words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and a message that suggests a similar word."""
         if match := _INVALID_CHOICE.search(message):
             message += did_you_mean(match[1], [word.strip().strip("'") for word in match[2].split(",")])
         elif match := _NO_SUCH.match(message):
-            message += did_you_mean(match[1].split()[0].partition("=")[0], _all_options(self))
+            message += did_you_mean(_name(match[1].split()[0]), _options(self, self._words))
+        elif _MISSING.match(message):
+            message += self._mistyped()
         super().error(one_line(message))
+
+    def _mistyped(self) -> str:
+        """Return a suggestion for a message about a missing option: the user may have mistyped its name."""
+        known = _options(self, self._words)
+        unknown = [_name(word) for word in self._words if word.startswith("--") and _name(word) not in known]
+        return f"; {unknown[0]} is unknown{did_you_mean(unknown[0], known)}" if unknown else ""
 
     def _own_spelling(self, word: str) -> str:
         if not word.startswith("--"):
@@ -63,14 +73,19 @@ class Parser(argparse.ArgumentParser):
         return word
 
 
-def _all_options(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the long options of a parser and of its sub-commands."""
+def _options(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Return the long options of a parser, and of those of its sub-commands that the words contain."""
     names = [name for name in parser._option_string_actions if name.startswith("--")]  # noqa: SLF001 (no public list)
     for action in parser._actions:  # noqa: SLF001 (no public list)
         if isinstance(action.choices, dict):
-            for child in action.choices.values():
-                names += _all_options(child)
+            for command, child in action.choices.items():
+                names += _options(child, words) if command in words else []
     return names
+
+
+def _name(word: str) -> str:
+    """Return the name of an option, without its value."""
+    return word.partition("=")[0]
 
 
 class _Debug(argparse.Action):
@@ -92,8 +107,9 @@ def exit_code(
 ) -> int:
     """Return the exit code of a command.
 
-    An expected error prints one line on standard error. A Ctrl-C returns 130. If the reader of the output has exited
-    (`| head`), the command returns 141 and prints nothing, as other programs do.
+    An expected error or an OSError prints one line on standard error, without a traceback: a file or socket that we
+    cannot use is not a bug. A Ctrl-C returns 130. If the reader of the output has exited (`| head`), the command
+    returns 141 and prints nothing, as other programs do.
 
     Args:
         program: Name of the command, for the message.
@@ -101,6 +117,7 @@ def exit_code(
         errors: Exceptions that a user's mistake may raise.
         failure: Exit code for these exceptions.
     """
+    expected: tuple[type[BaseException], ...] = (*errors, OSError)
     try:
         code = run()
         _flush_output(program)
@@ -109,7 +126,7 @@ def exit_code(
         return NO_READER
     except KeyboardInterrupt:
         return INTERRUPTED
-    except errors as error:
+    except expected as error:
         show(error, f"{program}: {error}")
         return failure
     return code
@@ -133,7 +150,7 @@ def show(error: BaseException, line: str) -> None:
         import traceback
 
         traceback.print_exception(error)
-    print("\n".join(map(one_line, line.splitlines())), file=sys.stderr, flush=True)
+    tell(line)
 
 
 def drop_output() -> None:

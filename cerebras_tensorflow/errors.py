@@ -4,12 +4,14 @@ CerebrasError
 +-- SettingsError          a settings file or option we cannot accept (also a ValueError)
 |   +-- MissingDataError   input files do not exist
 +-- CompileError           a graph that the requested mode cannot run
+|   +-- MemoryBudgetError  a step that does not fit into memory_budget
 +-- SystemStateError       the state of the simulated CS-2 forbids the request
 |   +-- ExecModeError      it is in the other execution mode
 |   +-- SystemNotFoundError  nothing answers at that address
 +-- CheckpointError        a checkpoint that cannot be read or written
 |   +-- CorruptCheckpointError  it exists, but is truncated or damaged
 +-- StoreError             the weight store cannot hold or return a weight
++-- CollectiveError        a rank of a run on several CSX failed or does not answer
 """
 
 
@@ -37,6 +39,10 @@ class CompileError(CerebrasError):
     """A graph that cannot be turned into a Program for the requested mode."""
 
 
+class MemoryBudgetError(CompileError):
+    """A step that does not fit into the memory budget."""
+
+
 class SystemStateError(CerebrasError):
     """The state of the simulated CS-2 forbids the request."""
 
@@ -59,3 +65,7 @@ class CorruptCheckpointError(CheckpointError):
 
 class StoreError(CerebrasError):
     """A weight that the weight store cannot hold or return."""
+
+
+class CollectiveError(CerebrasError):
+    """A rank of a run on several CSX failed, or does not answer."""

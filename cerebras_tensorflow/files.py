@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +20,13 @@ from typing import BinaryIO, TypeAlias
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
-# `saver.files.atomic.remove_stale` removes drafts of killed processes from a model_dir by these.
+# `remove_left` recognizes drafts of killed processes by this start and end of their names.
 DRAFT_PREFIX, DRAFT_SUFFIX = ".", ".partial"
 # A file name has at most 255 bytes; a character has at most 4.
 _NAME_CHARACTERS = 48
+
+# Errors of file systems that cannot flush a file or a folder, such as some FUSE and SMB ones.
+_CANNOT_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 # Drafts of this process, and its id: a forked child must not remove the drafts of its parent.
 _drafts: set[tuple[int, str]] = set()
@@ -71,12 +75,12 @@ def atomic_file(path: AnyPath, permissions: int = 0o666, is_durable: bool = True
 
 @contextlib.contextmanager
 def atomic_path(path: AnyPath, permissions: int = 0o666, is_durable: bool = True) -> Iterator[Path]:
-    """Yield the path of an empty draft, for libraries that open files by name; otherwise as `atomic_file`."""
+    """Yield the path of an empty draft, for libraries that open files by name; otherwise as `atomic_file`.
+
+    The draft is locked. Open it with h5py as `h5py.File(draft, "w", locking=False)`: HDF5's own lock would fail.
+    """
     draft, fd = _create_draft(path, permissions)
     try:
-        # HDF5 locks the file itself, so unlock it here.
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
         yield Path(draft)
         put_in_place(fd, draft, path, is_durable)
     except BaseException:
@@ -108,16 +112,31 @@ def read_regular(path: AnyPath, max_bytes: int) -> bytes:
     Raises:
         OSError: If it cannot be opened, is not a regular file, or is larger.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-        if status.st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"{status.st_size} bytes, at most {max_bytes} are read", os.fspath(path))
+    with open_regular(path) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes > max_bytes:
+            raise OSError(errno.EFBIG, f"{num_bytes} bytes, at most {max_bytes} are read", os.fspath(path))
         return file.read(max_bytes)
+
+
+def open_regular(path: AnyPath, flags: int = 0) -> BinaryIO:
+    """Open a regular file for reading. Like `read_regular`, it is for files of unknown origin: a pipe cannot block it.
+
+    Args:
+        path: The file.
+        flags: Additional flags for os.open, such as O_NOFOLLOW.
+
+    Raises:
+        OSError: If it cannot be opened, or is not a regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return open(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
 
 
 def put_in_place(fd: int, draft: AnyPath, target: AnyPath, is_durable: bool = True) -> None:
@@ -130,11 +149,13 @@ def put_in_place(fd: int, draft: AnyPath, target: AnyPath, is_durable: bool = Tr
         is_durable: As in `write_bytes`.
 
     Raises:
-        OSError: If the draft cannot be renamed, or the target is not a regular file.
+        OSError: If the draft cannot be renamed, another process has replaced it, or the target is not a regular file.
     """
     check_replaceable(target)
     if is_durable:
-        os.fsync(fd)
+        flush(fd)
+    if not os.path.samestat(os.fstat(fd), os.lstat(draft)):
+        raise FileExistsError(errno.EEXIST, "another process has replaced this draft", os.fspath(draft))
     os.rename(draft, target)
     if is_durable:
         sync_folder(os.path.dirname(os.path.abspath(target)))
@@ -158,20 +179,164 @@ def check_replaceable(target: AnyPath) -> None:
         raise FileExistsError(errno.EEXIST, problem, os.fspath(target))
 
 
+def create_once(path: AnyPath, content: bytes, permissions: int = 0o600) -> None:
+    """Create a durable file with this content, unless it exists. If two processes create it, the first one wins.
+
+    Raises:
+        OSError: If it cannot be created. Its folder must exist.
+    """
+    draft, fd = _create_draft(path, permissions)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        flush(fd)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        sync_folder(os.path.dirname(os.path.abspath(path)))
+    finally:
+        _remove(draft)
+        _drafts.discard((os.getpid(), draft))
+        os.close(fd)
+
+
+def lock(fd: int) -> bool:
+    """Lock an open file or folder; return False if its file system has no locks.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def draft_folder(path: AnyPath) -> Iterator[Path]:
+    """Yield a new folder beside a path. The caller fills it and renames it to the path; else it is removed at the end.
+
+    The folder is locked while its writer is alive. What killed writers of the same path left is removed, if the file
+    system has locks that tell.
+
+    Raises:
+        OSError: If the folder cannot be created.
+    """
+    parent, name = os.path.split(os.path.abspath(path))
+    prefix = f"{DRAFT_PREFIX}{name[:_NAME_CHARACTERS]}."
+    _remove_left_folders(parent, prefix)
+    draft, fd = _create_draft_folder(os.path.join(parent, prefix))
+    try:
+        yield Path(draft)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        os.close(fd)
+
+
+def _create_draft_folder(prefix: str) -> tuple[str, int]:
+    """Return the path of a new folder and its descriptor, locked."""
+    while True:
+        draft = f"{prefix}{secrets.token_hex(4)}{DRAFT_SUFFIX}"
+        # Between mkdir and lock, a clean-up may remove the folder: without a lock it looks abandoned.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.mkdir(draft)
+            try:
+                fd = _open_folder(draft)
+            except OSError:
+                os.rmdir(draft)
+                raise
+            if _is_ours(fd, draft):
+                return draft, fd
+            os.close(fd)
+        if not os.path.isdir(os.path.dirname(draft)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.dirname(draft))
+
+
+def _remove_left_folders(parent: str, prefix: str) -> None:
+    with contextlib.suppress(OSError):  # a folder that can be written to but not listed
+        for item in os.scandir(parent):
+            is_draft = item.name.startswith(prefix) and item.name.endswith(DRAFT_SUFFIX)
+            if is_draft and item.is_dir(follow_symlinks=False):
+                _remove_dead_folder(item.path)
+
+
+def _remove_dead_folder(path: str) -> None:
+    """Remove a draft folder, unless its writer is alive or its file system has no locks that would tell."""
+    with contextlib.suppress(OSError):
+        fd = _open_folder(path)
+        try:
+            if lock(fd):
+                shutil.rmtree(path)
+        finally:
+            os.close(fd)
+
+
+def _open_folder(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def flush(fd: int, has_metadata: bool = True) -> None:
+    """Wait until the content of an open file or folder is on the disk, if its file system can do that.
+
+    Args:
+        fd: The file or folder.
+        has_metadata: Whether to flush its modification time as well.
+
+    Raises:
+        OSError: If the disk fails or is full.
+    """
+    try:
+        (os.fsync if has_metadata else os.fdatasync)(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_FLUSH:
+            raise
+
+
 def sync_folder(folder: AnyPath) -> None:
     """Make renames and removals in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        flush(fd)
     finally:
         os.close(fd)
+
+
+def remove_left(folder: AnyPath, prefix: str = DRAFT_PREFIX) -> list[str]:
+    """Remove the drafts that killed processes left in a folder; return their paths.
+
+    Args:
+        folder: The folder.
+        prefix: Remove only drafts whose names start with this. By default, all drafts.
+
+    Raises:
+        OSError: If the folder cannot be read.
+    """
+    removed = []
+    for item in os.scandir(folder):
+        is_draft = item.name.startswith(prefix) and item.name.endswith(DRAFT_SUFFIX)
+        if not (is_draft and item.is_file(follow_symlinks=False)):
+            continue
+        with contextlib.suppress(OSError):  # its writer is alive; or the file system has no locks, so we cannot tell
+            fd = os.open(item.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(item.path)
+                removed.append(item.path)
+            finally:
+                os.close(fd)
+    return removed
 
 
 def _create_draft(path: AnyPath, permissions: int) -> tuple[str, int]:
     """Return the path and descriptor of a new draft. The draft is locked while its writer is alive."""
     folder, name = os.path.split(os.path.abspath(path))
+    prefix = f"{DRAFT_PREFIX}{name[:_NAME_CHARACTERS]}."
+    with contextlib.suppress(OSError):  # we may write to the folder, but not list it
+        remove_left(folder, prefix)
     while True:
-        draft = os.path.join(folder, f"{DRAFT_PREFIX}{name[:_NAME_CHARACTERS]}.{secrets.token_hex(4)}{DRAFT_SUFFIX}")
+        draft = os.path.join(folder, f"{prefix}{secrets.token_hex(4)}{DRAFT_SUFFIX}")
         with contextlib.suppress(FileExistsError):
             fd = open_new(draft, permissions)
             if _is_ours(fd, draft):
@@ -183,14 +348,9 @@ def _create_draft(path: AnyPath, permissions: int) -> tuple[str, int]:
 def _is_ours(fd: int, draft: str) -> bool:
     """Lock a new draft; return False if a clean-up has locked or removed it first, as a dead process's file."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks, where a clean-up cannot remove the draft either
-        return True
-    try:
+        lock(fd)
         return os.path.samestat(os.fstat(fd), os.stat(draft))
-    except FileNotFoundError:
+    except (BlockingIOError, FileNotFoundError):
         return False
 
 

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 
@@ -99,9 +100,9 @@ def quiet_import() -> Iterator[None]:
 
     C++ code prints these lines, some of them before TensorFlow reads TF_CPP_MIN_LOG_LEVEL. So standard error goes
     through `sed`. Because `sed` is a separate process, lines that TensorFlow prints before it aborts are not lost. If
-    the user has set a level, nothing is filtered.
+    the user asks for all lines, with level 0, nothing is filtered.
     """
-    if env.has_tensorflow_log_level():
+    if env.shows_all_tensorflow_lines():
         yield
         return
     with env.tensorflow_log_level(), _filtered_stderr(NOISE):
@@ -145,12 +146,8 @@ def _look_for_gpus() -> None:
     """If no GPU driver is installed, make TensorFlow look for GPUs now, so that the filter drops its message."""
     if any(os.path.exists(f"/dev/{name}") for name in GPU_DEVICES):
         return
-    # tf.config.list_physical_devices would create the eager context, which a script may want to configure.
     with suppress(ImportError, AttributeError, RuntimeError):
-        from tensorflow.python import pywrap_tfe
-
-        list_devices: Any = pywrap_tfe.TF_ListPhysicalDevices
-        list_devices()
+        tf_private.list_physical_devices()
 
 
 def _flush_stderr() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 LIKENESS = 0.6
 
@@ -15,13 +19,15 @@ def near(word: str, known: Iterable[str], likeness: float = LIKENESS) -> str:
         known: The known words.
         likeness: Smallest similarity that counts, from 0 to 1.
 
-    >>> near("pyhton-ws", ["python", "python-ws"]), near("x", ["python"])
-    ('python-ws', '')
+    >>> near("pyhton-ws", ["python", "python-ws"]), near("ft", ["hf", "tf"]), near("x", ["python"])
+    ('python-ws', 'tf', '')
     """
     from difflib import get_close_matches  # slow to import; only a mistyped word needs it
 
     by_spelling = {name.lower().replace("_", "-"): name for name in known}
-    matches = get_close_matches(word.lower().replace("_", "-"), list(by_spelling), n=1, cutoff=likeness)
+    spelling = word.lower().replace("_", "-")
+    swapped = [name for name in by_spelling if len(word) > 1 and sorted(name) == sorted(spelling)]
+    matches = swapped or get_close_matches(spelling, list(by_spelling), n=1, cutoff=likeness)
     return by_spelling[matches[0]] if matches else ""
 
 
@@ -35,6 +41,16 @@ def did_you_mean(word: str, known: Iterable[str], likeness: float = LIKENESS) ->
     return f"; did you mean {name!r}?" if name else ""
 
 
+def did_you_mean_file(path: str | os.PathLike[str], pattern: str = "*") -> str:
+    """Return the end of a message about a missing file; empty if no file in its folder has a similar name."""
+    place = Path(path)
+    try:
+        name = near(place.name, [beside.name for beside in place.parent.glob(pattern)])
+    except OSError:
+        return ""
+    return f"; did you mean {str(place.with_name(name))!r}?" if name else ""
+
+
 def one_line(text: str) -> str:
     r"""Return a text with control characters escaped, so that a terminal shows them and does not execute them.
 
@@ -44,6 +60,13 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def tell(text: str) -> None:
+    """Print lines on standard error, escaped by `one_line`. A closed terminal or a full disk must not end a command."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print("\n".join(map(one_line, text.splitlines())), file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

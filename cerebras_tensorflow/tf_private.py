@@ -7,7 +7,10 @@ compatibility modules need are in `cerebras_tensorflow.compat`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -26,9 +29,15 @@ def op_definition(kind: str) -> Any:
     return importlib.import_module("tensorflow.python.framework.op_def_registry").get(kind)
 
 
-def keras_compile_utils() -> Any:
-    """Return the module of tf_keras that has LossesContainer and MetricsContainer."""
-    return importlib.import_module("tf_keras.src.engine.compile_utils")
+def keras_lib() -> Any:
+    """Return the module of the wheel tensorflow-estimator that makes Estimators from Keras models."""
+    return importlib.import_module("tensorflow_estimator.python.estimator.keras_lib")
+
+
+def object_graph(serialized: bytes) -> Any:
+    """Return the message in which tf.train.Checkpoint keeps the names of its objects."""
+    module = importlib.import_module("tensorflow.core.protobuf.trackable_object_graph_pb2")
+    return module.TrackableObjectGraph.FromString(serialized)
 
 
 def dataset_options(serialized: bytes) -> Any:
@@ -37,15 +46,64 @@ def dataset_options(serialized: bytes) -> Any:
     return module.Options.FromString(serialized)
 
 
+def list_physical_devices() -> Any:
+    """Return the names of the devices. The public function also creates the eager context; scripts configure it."""
+    return importlib.import_module("tensorflow.python").pywrap_tfe.TF_ListPhysicalDevices()
+
+
 def scope_inside_cond(graph: Any) -> str | None:
-    """Return the name scope relative to the outermost enclosing tf.cond; None outside a tf.cond."""
-    context = graph._get_control_flow_context()  # noqa: SLF001 - no public name for it
-    outermost = None
-    while context is not None:
-        if context.IsCondContext():
-            outermost = context
-        context = context.outer_context
-    if outermost is None:
-        return None
-    around = f"{outermost.name.rsplit('/', 1)[0]}/"  # the context's name is cond/cond_text
-    return str(graph.get_name_scope() + "/").removeprefix(around).rstrip("/")
+    """Return the name scope relative to the innermost enclosing tf.cond; None outside a tf.cond.
+
+    The scope decides: an optimizer makes its variables in tf.init_scope, which leaves the tf.cond but keeps the scope.
+    """
+    parts = graph.get_name_scope().split("/")
+    for end in range(len(parts), 0, -1):
+        with contextlib.suppress(KeyError):
+            graph.get_operation_by_name("/".join([*parts[:end], "pred_id"]))  # of each tf.cond of control flow v1
+            return "/".join(parts[end:])
+    return None
+
+
+def loss_scaling(strategy: Any) -> Any:
+    """Return a context in which TensorFlow 1's optimizers divide the loss by the number of replicas.
+
+    In TensorFlow only tf.estimator does this; it has no public name.
+    """
+    return strategy._scale_loss_for_estimator_enabled()  # noqa: SLF001
+
+
+def is_loss_scaled(graph: Any) -> bool:
+    """Whether an optimizer has divided the loss by the number of replicas."""
+    return bool(graph._is_loss_scaled_by_optimizer)  # noqa: SLF001
+
+
+def add_listeners(hook: Any, listeners: list[Any]) -> None:
+    """Add listeners to a CheckpointSaverHook. Only its constructor takes them publicly."""
+    known = hook._listeners  # noqa: SLF001
+    known += [listener for listener in listeners if listener not in known]
+
+
+@contextmanager
+def gradients_passed_through(change: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Pass the results of tf.gradients and tf.GradientTape.gradient through a function while a graph is built.
+
+    All optimizers of TensorFlow 1 and of Keras compute their gradients by one of the two.
+
+    Args:
+        change: (gradients, sources) -> the gradients to return. Both have the structure of the caller's sources.
+    """
+    util: Any = importlib.import_module("tensorflow.python.ops.gradients_util")
+    tape = importlib.import_module("tensorflow.python.eager.backprop").GradientTape
+    symbolic, taped = util._GradientsHelper, tape.gradient  # noqa: SLF001 - no public name for it
+
+    def from_graph(ys: Any, xs: Any, *arguments: Any, **settings: Any) -> Any:
+        return change(symbolic(ys, xs, *arguments, **settings), list(xs) if isinstance(xs, (list, tuple)) else [xs])
+
+    def from_tape(self: Any, target: Any, sources: Any, *arguments: Any, **settings: Any) -> Any:
+        return change(taped(self, target, sources, *arguments, **settings), sources)
+
+    util._GradientsHelper, tape.gradient = from_graph, from_tape  # noqa: SLF001
+    try:
+        yield
+    finally:
+        util._GradientsHelper, tape.gradient = symbolic, taped  # noqa: SLF001

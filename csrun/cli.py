@@ -14,9 +14,10 @@ from types import FrameType
 from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.text import tell
 from cerebras_tensorflow.version import __version__
 from csrun import interpreters, manual, process, site
-from csrun.console import say, tell
+from csrun.console import say
 from csrun.options import Parsed, UsageError, command_hint, parse
 from csrun.plan import Request, make_plan
 

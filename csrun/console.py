@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 
-from cerebras_tensorflow.text import one_line
-
-
-def tell(line: str) -> None:
-    """Print a line on standard error. Control characters are escaped."""
-    with suppress(OSError, ValueError):
-        print("\n".join(map(one_line, line.splitlines())), file=sys.stderr, flush=True)
+from cerebras_tensorflow.text import tell
 
 
 def say(line: str) -> None:

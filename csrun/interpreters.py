@@ -12,11 +12,14 @@ from typing import NoReturn
 
 from cerebras_tensorflow import config
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.text import did_you_mean
+from cerebras_tensorflow.text import did_you_mean, did_you_mean_file
 from csrun import process
 
 NO_SCRIPT = 2
 """Python's exit code when it cannot open the script."""
+
+COMMANDS = {"convert_checkpoint.py": "convert_checkpoint"}
+"""Scripts of the Model Zoo that are commands here."""
 
 MODES: Mapping[str, str | None] = {
     "python": env.PIPELINED,
@@ -64,8 +67,13 @@ def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
             raise process.CommandError(f"{word}: command not found{meant}", process.NOT_FOUND)
     script = Path(arguments[0]) if word in MODES and arguments else None
     if is_for_here and script is not None and script.suffix == ".py" and not script.exists():
-        beside = (path.name for path in script.parent.glob("*.py"))
-        if meant := did_you_mean(script.name, beside):
+        if script.name in COMMANDS:
+            raise process.CommandError(
+                f"{word}: there is no file {str(script)!r}. Here it is a command with the same arguments: "
+                f"{COMMANDS[script.name]}",
+                NO_SCRIPT,
+            )
+        if meant := did_you_mean_file(script, "*.py"):
             raise process.CommandError(f"{word}: there is no file {str(script)!r}{meant}", NO_SCRIPT)
 
 

@@ -13,9 +13,9 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system import jobs, registry
 from cerebras_tensorflow.system.database import LOCKED, REFUSED, RecordsError
 from cerebras_tensorflow.system.state import check_admits
-from cerebras_tensorflow.text import did_you_mean
+from cerebras_tensorflow.text import did_you_mean, tell
 from csrun import interpreters, process
-from csrun.console import say, tell
+from csrun.console import say
 from csrun.executors.embedded import Embedded
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.options import Parsed, UsageError, command_hint

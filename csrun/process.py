@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cerebras_tensorflow.config import env
 from csrun.relay import Relay
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -128,21 +129,38 @@ def _start(
         if os.getppid() != launcher:  # the launcher died before prctl, so no SIGTERM will come
             os._exit(128 + signal.SIGTERM)
 
-    pipe = subprocess.PIPE if is_piped else None
+    environ = dict(environ)
+    reader, writer = _error_pipe(environ) if is_piped else (None, None)
     try:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             list(argv),
-            env=dict(environ),
+            env=environ,
             stdin=stdin,
-            stdout=pipe,
-            stderr=pipe,
+            stdout=subprocess.PIPE if is_piped else None,
+            stderr=writer,
             pass_fds=tuple(keep_open),
             preexec_fn=prepare,
         )
-    except FileNotFoundError as exc:
-        raise CommandError(f"{argv[0]}: command not found", NOT_FOUND) from exc
     except OSError as exc:
+        if reader is not None:
+            os.close(reader)
+        if isinstance(exc, FileNotFoundError):
+            raise CommandError(f"{argv[0]}: command not found", NOT_FOUND) from exc
         raise CommandError(f"{argv[0]}: cannot be executed: {exc.strerror}", NOT_EXECUTABLE) from exc
+    finally:
+        if writer is not None:
+            os.close(writer)
+    if reader is not None:
+        child.stderr = os.fdopen(reader, "rb")
+    return child
+
+
+def _error_pipe(environ: dict[str, str]) -> tuple[int, int]:
+    """Return both ends of a pipe for a child's standard error, and tell the child that it leads to the terminal."""
+    reader, writer = os.pipe()
+    if env.PROGRESS in environ:
+        environ[env.PROGRESS] = env.progress_through(writer, environ[env.PROGRESS])
+    return reader, writer
 
 
 @dataclass

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.text import tell
 from csrun import process, worker
-from csrun.console import tell
 from csrun.plan import CHIEF, LaunchPlan, Request, Task, counts, make_plan, task_environment
 
 STOP_FILE = "stop"
@@ -150,6 +150,8 @@ def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:
         **os.environ,
         **task_environment(plan, plan.tasks[0], int(os.environ[env.JOB_ID])),
         **worker.environment(folder, counts(plan.tasks)),
+        # srun passes this task's standard error on to the launcher.
+        env.PROGRESS: env.progress_through(2, os.environ.get(env.PROGRESS, "0")),
     }
     ended = threading.Event()
     watcher = threading.Thread(target=_watch_for_stop, args=(folder / STOP_FILE, ended), daemon=True)

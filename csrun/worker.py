@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ class Kind:
         server: Module that does its work.
         request_file: File that the chief creates in the folder to ask for the servers.
         count: Environment variable with the number of these tasks, for the chief.
-        restarts: How often a server is started again that ends before the run. 0 for weight servers: their memory is
-            lost when they end.
+        restarts: How many times within RESTART_PERIOD_S to start a server again if it ends before the run. 0 for weight
+            servers: they lose the weights in their memory when they end.
     """
 
     name: str
@@ -56,6 +57,7 @@ KINDS = {
 }
 DONE_FILE = "done"
 POLL_S = 0.1
+RESTART_PERIOD_S = 1800.0
 
 
 def environment(folder: Path, counts: Mapping[str, int]) -> dict[str, str]:
@@ -82,14 +84,14 @@ def serve_when_asked(folder: Path, role: str, index: int, name: str) -> tuple[in
             return 0, ""
         time.sleep(POLL_S)
     log = folder / f"{kind.name}-{index}.log"
-    code: int | None = None
-    for _ in range(1 + kind.restarts):
-        code = _serve(kind, folder, index, log)
-        if code is None:
-            return 0, ""
-    how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
-    times = f" for the {1 + kind.restarts}th time" if kind.restarts else ""
-    return 1, f"{name} {how}{times}; its log is {log}"
+    ends: deque[float] = deque(maxlen=1 + kind.restarts)
+    while (code := _serve(kind, folder, index, log)) is not None:
+        ends.append(time.monotonic())
+        if len(ends) == ends.maxlen and ends[-1] - ends[0] <= RESTART_PERIOD_S:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            times = f" for the {len(ends)}th time within {RESTART_PERIOD_S / 60:.0f} minutes" if kind.restarts else ""
+            return 1, f"{name} {how}{times}; its log is {log}"
+    return 0, ""
 
 
 def _serve(kind: Kind, folder: Path, index: int, log_path: Path) -> int | None:

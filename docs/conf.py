@@ -12,7 +12,6 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 COPIES = DOCS / "generated"
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import cerebras_tensorflow  # noqa: E402, F401  so that tensorflow.estimator can be found
 from cerebras_tensorflow.version import __version__  # noqa: E402

@@ -6,7 +6,6 @@ cd "$(dirname "$0")/.."
 
 # Skip the setup if the extra is installed already: CI installs all extras at once.
 .venv/bin/python -c 'import sphinx_book_theme, myst_nb, matplotlib' 2>/dev/null || scripts/setup_venv.sh docs
-export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 
 # Draw the picture of a training step with this checkout's compiler.
 .venv/bin/python scripts/draw_timeline.py

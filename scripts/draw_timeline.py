@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ sys.path.insert(0, str(ROOT))
 
 def planned() -> Any:
     """Return the timeline."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from cerebras_tensorflow.config.env import WEIGHT_STREAMING
     from cerebras_tensorflow.estimator.config.cs_config import CSConfig
     from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
@@ -54,7 +52,8 @@ def planned() -> Any:
 
 
 def figures(line: Any) -> dict[str, Any]:
-    """Return the figures of a timeline, to compare them."""
+    """Return the figures of a timeline and a digest of the code that draws it, to detect a stale picture."""
+    from cerebras_tensorflow.perf import layers, picture
     from cerebras_tensorflow.perf.timeline import STREAMS
 
     spans = sorted((s.stream, s.name, round(s.begin_s, 4), round(s.end_s, 4), s.num_bytes) for s in line.spans)
@@ -65,6 +64,9 @@ def figures(line: Any) -> dict[str, Any]:
         "moves_beside_computation_percent": round(100 * line.overlap()),
         "peak_mb": round(max(size for _, size in line.memory) / 1e6),
         "spans": {stream: sum(span.stream == stream for span in line.spans) for stream in STREAMS},
+        "sha256_of_drawing": hashlib.sha256(
+            b"".join(Path(str(m.__file__)).read_bytes() for m in (layers, picture))
+        ).hexdigest(),
         "sha256_of_spans": hashlib.sha256(json.dumps(spans).encode()).hexdigest(),
     }
 

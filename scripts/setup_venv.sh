@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 extras="${1:-}"
 venv=.venv
-pip=("$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input)
+pip=("$venv/bin/python" scripts/pip_install.py)
 
 # Otherwise setuptools copies deleted modules from an earlier build into this one.
 rm -rf build/lib

@@ -13,4 +13,4 @@ mypy --no-error-summary
 mypy --no-error-summary reference_implementations
 lint-imports > /dev/null || lint-imports
 # Work stealing: a few tests take a minute. Distributing whole files would leave one CPU idle at the end.
-python -m pytest -q -n "$(nproc)" --dist worksteal -m "not slow and not slurm and not accelerator" "$@"
+python -m pytest -q -n "$(nproc)" --dist worksteal --durations 20 -m "not slow and not slurm and not accelerator" "$@"

@@ -32,7 +32,6 @@ PYTHON
     fi
     printf '%s' "$wanted" > "$stamp"
 fi
-export TF_CPP_MIN_LOG_LEVEL=3
 suites=(tests/compat)
 [[ $version == 2.15 ]] && suites+=(--ignore tests/compat/test_scripts.py --ignore tests/compat/test_zoo.py -W ignore)
 [[ $version == 2.15 ]] || suites+=(tests/unit/compat tests/unit/estimator)

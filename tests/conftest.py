@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,18 @@ def as_nobody(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         return subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that makes writes fail."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    path = tmp_path_factory.mktemp("shim") / "faults.so"
+    source = Path(__file__).parent / "integration" / "faults.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", path, source, "-ldl"], check=True)
+    return path
 
 
 @pytest.fixture

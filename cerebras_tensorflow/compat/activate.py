@@ -1,9 +1,9 @@
-"""Decides which old names a process gets: by how it was started, and by what it imports.
+"""Decides which old names a process gets. This depends on how it was started and what it imports.
 
 | function: called by | names that it restores |
 |---|---|
 | `names()`: cerebras_tensorflow | tf.estimator, if TensorFlow has none; the names of the appliance wheel; terminal.py |
-| `plain_script()`: roots/autoload, on importing TensorFlow | as `names()`; `old_script()` with Estimators |
+| `plain_script()`: roots/autoload, on importing TensorFlow | as `names()`; `launched()` with Estimators |
 | `old_script()`: the packages of roots/ | as `names()`, Keras 2; old names in Keras, TensorFlow, protobuf |
 | `launched()`: roots/launched/sitecustomize.py | as `old_script()`; names that Python and NumPy dropped since 3.7 |
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cerebras_tensorflow import terminal
-from cerebras_tensorflow.compat import finder, lazy_keras, python_names, wheel
+from cerebras_tensorflow.compat import finder, python_names, wheel
 from cerebras_tensorflow.config import env
 
 _done: set[str] = set()
@@ -35,20 +35,21 @@ def names() -> None:
         return
     _done.add("names")
     finder.install()
-    lazy_keras.install()
     terminal.set_up()
     finder.FINDER.surround("tensorflow", terminal.quiet_import)
     finder.FINDER.watch("tensorflow", _give_estimator)
+    finder.FINDER.watch("tf_keras.src.backend", _give_loops)
     for module, version in _COMPAT_MODULES.items():
         finder.FINDER.watch(module, functools.partial(_give_compat, version=version))
+    finder.FINDER.watch("keras._tf_keras.keras", _give_model_to_estimator)
 
 
 def plain_script() -> None:
-    """Set up a script that does not import this package. If it uses Estimators, it gets Keras 2 as well."""
+    """Set up a script that does not import this package. If it uses Estimators, it gets the names of old scripts."""
     names()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is not None and not finder.tensorflow_has_estimator() and _uses_estimators(Path(main)):
-        old_script()
+        launched()
 
 
 def _uses_estimators(main: Path) -> bool:
@@ -120,10 +121,22 @@ def _give_compat(module: ModuleType, version: str) -> None:
         _set(module.nn, "rnn_cell", cells)
 
 
+def _give_model_to_estimator(keras: ModuleType) -> None:
+    """Give Keras 3 a module `estimator`, whose function says how to use a model of Keras 2."""
+    if not finder.tensorflow_has_estimator():
+        keras.estimator = finder.import_table_module("tensorflow.keras.estimator")  # type: ignore[attr-defined]
+
+
 def _set(module: ModuleType, name: str, value: ModuleType) -> None:
     """Set an attribute of a module and of its wrapper in sys.modules, to which TensorFlow copies the attributes."""
     for place in (module, sys.modules.get(module.__name__, module)):
         setattr(place, name, value)
+
+
+def _give_loops(backend: ModuleType) -> None:
+    from cerebras_tensorflow.compat import keras_names
+
+    keras_names.let_rnn_loop(backend)
 
 
 def _give_keras(tensorflow: ModuleType) -> None:

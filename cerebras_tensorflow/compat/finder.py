@@ -7,6 +7,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import operator
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ _REAL_MODULES = {
     *("cerebras_appliance", "cerebras", "tfwse", "cerebras_tensorflow"),
     *("cerebras_tensorflow.saver", "cerebras_tensorflow.saver.checkpoint_reader"),
     *("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "tensorflow.compat.v2", "tensorflow.keras"),
+    *("tensorflow.python", "tensorflow.python.tpu", "tensorflow.python.training", "tf_keras"),
 }
 """Modules that exist as files, ours or TensorFlow's. The finder serves only what is missing below them."""
 
@@ -49,10 +51,8 @@ MODULES: Mapping[str, Mapping[str, Name]] = _modules()
 def tensorflow_has_estimator() -> bool:
     """Whether the installed TensorFlow has a tf.estimator of its own. Does not import TensorFlow."""
     version = getattr(sys.modules.get("tensorflow"), "__version__", None) or _installed_version()
-    if version is None:
-        return False
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return (major, minor) < (2, 16)
+    numbers = re.match(r"(\d+)\.(\d+)", version or "")
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < (2, 16)
 
 
 def _installed_version() -> str | None:
@@ -78,6 +78,11 @@ def resolve(row: Name) -> Any:
     return operator.attrgetter(attribute)(importlib.import_module(module))
 
 
+def _own(rows: Mapping[str, Name]) -> dict[str, Any]:
+    """Return the objects of rows by name."""
+    return {name: resolve(row) for name, row in rows.items() if row.status != ABSENT}
+
+
 _SERVED = (*{name.split(".")[0] for name in MODULES},)
 
 
@@ -93,7 +98,7 @@ class LazyNames(ModuleType):
         child = f"{self.__name__}.{name}"
         if child in MODULES or (self.__name__.startswith(wheel.NAME) and wheel.find_spec(child) is not None):
             return importlib.import_module(child)
-        behind = None if name.startswith("__") else wheel.original(self.__name__)
+        behind = None if name.startswith("__") else wheel.original(self.__name__, lambda: _own(rows))
         if behind is not None and hasattr(behind, name):
             return getattr(behind, name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -171,8 +176,21 @@ class _WatchedLoader(Loader):
         with self._surroundings():
             self._loader.exec_module(module)
             for callback in self._callbacks:
-                callback(module)
+                _call(callback, module)
         self._done()
+
+
+def _call(callback: Callable[[ModuleType], None], module: ModuleType) -> None:
+    """Call a callback. If it fails, log a warning: programs that do not need our names must still import the module."""
+    try:
+        callback(module)
+    except Exception as error:  # noqa: BLE001 - a damaged installation may raise anything
+        import logging
+
+        logging.getLogger(__name__).warning(
+            "cerebras_tensorflow could not add its names to %s (%s: %s); %s itself works.",
+            *(module.__name__, type(error).__name__, error, module.__name__),
+        )
 
 
 class Finder(MetaPathFinder):

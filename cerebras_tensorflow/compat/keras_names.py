@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 from types import ModuleType
@@ -21,6 +22,9 @@ from typing import Any
 from cerebras_tensorflow.compat import finder
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.logs import run_log
+
+_LEGACY_LAYERS = ("convolutional", "core", "normalization", "pooling")
+"""Keras modules behind tf.layers. TensorFlow's private copies would mix its own layers with those of Keras 2."""
 
 
 def restore(tensorflow: ModuleType) -> None:
@@ -38,6 +42,9 @@ def restore(tensorflow: ModuleType) -> None:
     finder.FINDER.watch(
         "tensorflow.python.keras.layers", lambda private: _let_private_layers_be(tf_keras.layers, private)
     )
+    for name in _LEGACY_LAYERS:
+        module = importlib.import_module(f"tf_keras.src.legacy_tf_layers.{name}")
+        sys.modules.setdefault(f"tensorflow.python.keras.legacy_tf_layers.{name}", module)
 
 
 def _point_to_keras_2(tensorflow: Any) -> None:
@@ -62,6 +69,29 @@ def _let_private_layers_be(layers: Any, private: Any) -> None:
     for name in dir(layers):
         if not name.startswith("_") and hasattr(private, name) and callable(getattr(layers, name)):
             setattr(private, name, getattr(layers, name))
+
+
+def let_rnn_loop(backend: Any) -> None:
+    """Let layers that run a cell build their loop with control flow v2, in every graph.
+
+    They write every output to the same element of a TensorArray, and control flow v1 refuses the second write.
+    """
+    original = backend.rnn
+
+    @functools.wraps(original)
+    def rnn(*args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        switch = tf.compat.v1
+        if switch.control_flow_v2_enabled():
+            return original(*args, **kwargs)
+        switch.enable_control_flow_v2()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            switch.disable_control_flow_v2()
+
+    backend.rnn = rnn
 
 
 def _let_dtypes_be_assigned(layer: Any) -> None:

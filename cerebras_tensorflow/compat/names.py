@@ -218,7 +218,7 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
     def group(home: str, names: str, submodule: str = "") -> list[Name]:
         return _group(module + submodule, TENSORFLOW, releases, home, names)
 
-    yield from group(_OURS + "tf_estimator", "Estimator")
+    yield from group(_OURS + "tf_estimator", "Estimator" if is_v1 else "Estimator=EstimatorV2")
     yield from group(_OURS + "spec", "EstimatorSpec")
     yield from group(_OURS + "mode_keys", "ModeKeys")
     yield from group(_OURS + "config.run_config", "RunConfig")
@@ -270,7 +270,7 @@ def _estimator_modules() -> Iterator[Name]:
     """The modules of the tensorflow_estimator package that scripts import from."""
     base = f"{_ESTIMATOR_PACKAGE}."
     for module, home, names in (
-        ("estimator", _OURS + "tf_estimator", "Estimator EstimatorV2=Estimator"),
+        ("estimator", _OURS + "tf_estimator", "Estimator EstimatorV2"),
         ("estimator", _COMPAT + "wheel_parts", "_canned_estimator_api_gauge"),
         ("estimator_export", _COMPAT + "wheel_parts", "estimator_export"),
         ("tpu.tpu_config", _COMPAT + "tpu", "RunConfig"),
@@ -302,10 +302,27 @@ def _estimator_modules() -> Iterator[Name]:
         yield from _group(base + module, TENSORFLOW, "TensorFlow 1.13-2.15", home, names)
 
 
-ALIASES = {
-    "tensorflow.python.estimator": _ESTIMATOR_PACKAGE,
+_MOVED = {
+    "tensorflow.python.estimator.keras": f"{_ESTIMATOR_PACKAGE}.keras_lib",
+    **{
+        f"tensorflow.python.tpu.{module}": f"{_ESTIMATOR_PACKAGE}.tpu.{module}"
+        for module in ("error_handling", "tpu_config", "tpu_estimator", "util")
+    },
+    "tensorflow.python.training.training_ops": "tensorflow.python.ops.gen_training_ops",
+    "tensorflow.python.training.gen_training_ops": "tensorflow.python.ops.gen_training_ops",
+    "tensorflow.python.training.tracking.base": "tensorflow.python.trackable.base",
+    "tensorflow.python.training.tracking.data_structures": "tensorflow.python.trackable.data_structures",
+    "tensorflow.python.training.tracking.graph_view": "tensorflow.python.checkpoint.graph_view",
+    "tensorflow.python.training.tracking.layer_utils": "tensorflow.python.trackable.layer_utils",
+    "tensorflow.python.training.tracking.python_state": "tensorflow.python.trackable.python_state",
+    "tensorflow.python.training.tracking.tracking": "tensorflow.python.trackable.autotrackable",
+    "tensorflow.python.training.tracking.util": "tensorflow.python.checkpoint.checkpoint",
+    "tf_keras.legacy_tf_layers": "tf_keras.src.legacy_tf_layers",  # tensorflow.python.layers.normalization imports it
 }
-"""Package of TensorFlow 1 -> the package that has its modules now: old imports of submodules work."""
+"""Private module that public programs import -> where its names are now."""
+
+ALIASES = {**_MOVED, "tensorflow.python.estimator": _ESTIMATOR_PACKAGE}
+"""Module or package of older TensorFlow -> the one that has its names now: old imports, of submodules too, work."""
 
 ESTIMATOR_MODULES = {
     "tensorflow.estimator": False,
@@ -327,6 +344,7 @@ TABLE: tuple[Name, ...] = (
     *(name for module, is_v1 in ESTIMATOR_MODULES.items() for name in _estimator_api(module, is_v1)),
     *_estimator_modules(),
     *_group("tensorflow_estimator", TENSORFLOW, "TensorFlow 1.13-2.15", "tensorflow_estimator._api.v1", "estimator"),
+    *(Name(old, "", "", TENSORFLOW, "TensorFlow 1.x-2.15", FULL, f"now `{new}`") for old, new in _MOVED.items()),
     Name(
         "tensorflow.keras.estimator",
         "model_to_estimator",

@@ -44,6 +44,10 @@ _NUMPY_RENAMED = {
 """Name that NumPy 2 dropped -> the name that it kept."""
 
 
+_NUMPY_INTERPOLATION = ("percentile", "quantile", "nanpercentile", "nanquantile")
+"""Functions with the old argument `interpolation`. NumPy 1.22 renamed it to `method`; 2.4 dropped the old name."""
+
+
 def restore_standard_library() -> list[str]:
     """Restore names of collections and inspect. Return those that were missing."""
     restored = []
@@ -74,6 +78,20 @@ def restore_numpy(numpy: ModuleType) -> None:
     for name, new in _NUMPY_RENAMED.items():
         if name not in vars(numpy) and hasattr(numpy, new):
             setattr(numpy, name, getattr(numpy, new))
+    for name in _NUMPY_INTERPOLATION:
+        function = getattr(numpy, name)
+        if "interpolation" not in inspect.signature(function).parameters:
+            setattr(numpy, name, _with_interpolation(function))
+
+
+def _with_interpolation(function: Any) -> Any:
+    @functools.wraps(function)
+    def converted(*args: Any, interpolation: str | None = None, **kwargs: Any) -> Any:
+        if interpolation is not None:
+            kwargs["method"] = interpolation
+        return function(*args, **kwargs)
+
+    return converted
 
 
 def restore_scipy(sparse: ModuleType) -> None:

@@ -97,13 +97,14 @@ class TPUEstimator(Estimator):
         params: Passed to model_fn and input_fn, with batch_size and use_tpu added.
         use_tpu: Must be False.
         train_batch_size, eval_batch_size, predict_batch_size: `params["batch_size"]` in each mode.
-        batch_axis, eval_on_tpu, export_to_tpu, export_to_cpu, embedding_config_spec, export_saved_model_api_version:
-            Accepted without effect: they configure a TPU.
+        batch_axis, eval_on_tpu, embedding_config_spec, export_saved_model_api_version: No effect; they configure a TPU.
+        export_to_tpu, export_to_cpu: One of them must be true. An export is always for the CPU.
         warm_start_from: As Estimator.
 
     Raises:
         NotImplementedError: If use_tpu is True. The text says how to run here.
-        ValueError: If the config is not a RunConfig of this module, or params has a reserved key.
+        ValueError: If the config is not a RunConfig of this module, params has a reserved key, or
+            export_saved_model_api_version is neither 1 nor 2.
     """
 
     def __init__(
@@ -118,11 +119,11 @@ class TPUEstimator(Estimator):
         predict_batch_size: int | None = None,
         batch_axis: Any = None,  # noqa: ARG002 - TensorFlow's signature
         eval_on_tpu: bool = True,  # noqa: ARG002
-        export_to_tpu: bool = True,  # noqa: ARG002
-        export_to_cpu: bool = True,  # noqa: ARG002
+        export_to_tpu: bool = True,
+        export_to_cpu: bool = True,
         warm_start_from: Any = None,
         embedding_config_spec: Any = None,  # noqa: ARG002
-        export_saved_model_api_version: Any = None,  # noqa: ARG002
+        export_saved_model_api_version: Any = 1,
     ) -> None:
         if config is None or not isinstance(config, RunConfig):
             raise ValueError("`config` must be provided with type `tpu_config.RunConfig`")
@@ -132,6 +133,11 @@ class TPUEstimator(Estimator):
             raise ValueError("`train_batch_size` cannot be `None`")
         if use_tpu:
             raise NotImplementedError(NO_TPU)
+        if getattr(export_saved_model_api_version, "value", export_saved_model_api_version) not in (1, 2):
+            raise ValueError(f"export_saved_model_api_version should be 1 or 2; got {export_saved_model_api_version}.")
+        if not callable(model_fn):
+            raise TypeError(f"model_fn must be a function, given: {model_fn!r}")
+        self._is_exporting = export_to_tpu or export_to_cpu
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
             ModeKeys.EVAL: eval_batch_size,
@@ -183,6 +189,16 @@ class TPUEstimator(Estimator):
         with self._running(ModeKeys.PREDICT):
             yield from rows
 
+    def experimental_export_all_saved_models(self, *args: Any, **kwargs: Any) -> bytes:
+        """Export, as Estimator.experimental_export_all_saved_models.
+
+        Raises:
+            ValueError: If export_to_cpu and export_to_tpu are both False, or as Estimator.
+        """
+        if not self._is_exporting:
+            raise ValueError("One of export_to_cpu and export_to_tpu must be true.")
+        return super().experimental_export_all_saved_models(*args, **kwargs)
+
     @contextmanager
     def _running(self, mode: str) -> Iterator[None]:
         """Record the mode while input_fn feeds the model. An export has no mode, so it gets no batch size."""
@@ -194,7 +210,7 @@ class TPUEstimator(Estimator):
 
     def _with_batch_size(self, input_fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
         taken = parameters_of(input_fn)
-        if "params" not in taken and "**" not in taken:
+        if "params" not in taken:
             raise ValueError(
                 f"input_fn ({input_fn}) does not include params argument, required by TPUEstimator to pass batch size "
                 "as params['batch_size']"
@@ -203,29 +219,27 @@ class TPUEstimator(Estimator):
         def wrapped(params: Any, config: Any) -> Any:
             words = {"params": self._params_of(params, mode), "config": config, "mode": mode}
             with tf.device("/device:CPU:0"):
-                return input_fn(**{name: value for name, value in words.items() if name in taken or "**" in taken})
+                return input_fn(**{name: value for name, value in words.items() if name in taken})
 
         return wrapped
 
     def _with_params(self, model_fn: Any) -> Any:
         """Return a model_fn for Estimator: it adds batch_size to params and returns an EstimatorSpec."""
-        if model_fn is None:
-            return None
         taken = parameters_of(model_fn)
 
         def wrapped(features: Any, labels: Any, mode: str, config: Any, params: Any) -> Any:
-            if "params" not in taken and "**" not in taken:
+            if "params" not in taken:
                 raise ValueError(
                     f"model_fn ({model_fn}) does not include params argument, required by TPUEstimator to pass batch "
                     "size as params['batch_size']"
                 )
-            if labels is not None and "labels" not in taken and "**" not in taken:
+            if labels is not None and "labels" not in taken:
                 raise ValueError("model_fn does not take labels, but input_fn returns labels.")
             given = self._params_of(params, mode if self._running_mode else None)
             given["use_tpu"] = False
             words = {"labels": labels, "mode": mode, "config": config, "params": given}
             run_log.info("Running %s on CPU/GPU", mode)
-            spec = model_fn(features=features, **{k: v for k, v in words.items() if k in taken or "**" in taken})
+            spec = model_fn(features=features, **{name: value for name, value in words.items() if name in taken})
             return spec.as_estimator_spec() if isinstance(spec, TPUEstimatorSpec) else spec
 
         return wrapped

@@ -11,6 +11,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from cerebras_tensorflow.estimator.spec import EstimatorSpec
+from cerebras_tensorflow.estimator.training.ops import STEP_ROOTS
 
 _FIELDS = (
     *("mode", "predictions", "loss", "train_op", "eval_metrics", "export_outputs", "scaffold_fn", "host_call"),
@@ -56,25 +57,31 @@ class TPUEstimatorSpec(_Fields):
             prediction_hooks: SessionRunHooks.
 
         Raises:
-            ValueError: If eval_metrics or host_call is not a pair, or its tensors are not a list or dict.
-            TypeError: If the first element of a pair cannot be called, or a hook is not a SessionRunHook.
+            ValueError: If eval_metrics or host_call is not a pair, its tensors are not a list or dict, or as
+                EstimatorSpec.
+            TypeError: If the first element of a pair cannot be called, or as EstimatorSpec.
             RuntimeError: If the function of a pair does not take as many arguments as there are tensors.
         """
         for name, call in (("eval_metrics", eval_metrics), ("host_call", host_call)):
             if call is not None:
                 _check_call(name, call)
-        hooks = [tuple(given or ()) for given in (training_hooks, evaluation_hooks, prediction_hooks)]
-        for hook in (hook for given in hooks for hook in given):
-            if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
-                raise TypeError(f"All hooks must be SessionRunHook instances, given: {hook}")
-        return super().__new__(
-            cls, mode, predictions, loss, train_op, eval_metrics, export_outputs, scaffold_fn, host_call, *hooks
+        checked = EstimatorSpec(
+            mode,
+            predictions,
+            loss,
+            train_op,
+            export_outputs=export_outputs,
+            training_hooks=training_hooks,
+            evaluation_hooks=evaluation_hooks,
+            prediction_hooks=prediction_hooks,
         )
+        own = {"eval_metrics": eval_metrics, "scaffold_fn": scaffold_fn, "host_call": host_call}
+        return super().__new__(cls, *(own[name] if name in own else getattr(checked, name) for name in _FIELDS))
 
     def as_estimator_spec(self) -> EstimatorSpec:
         """Return the EstimatorSpec that runs without a TPU."""
         metrics = None if self.eval_metrics is None else _result("eval_metrics", self.eval_metrics)
-        hooks = () if self.host_call is None else (HostCallHook(_result("host_call", self.host_call)),)
+        hooks = () if self.host_call is None else (HostCallHook(_host_ops(self.host_call)),)
         spec: EstimatorSpec = EstimatorSpec(
             mode=self.mode,
             predictions=self.predictions,
@@ -138,6 +145,14 @@ def _check_call(name: str, call: Any) -> None:
             f"In TPUEstimatorSpec.{name}, length of tensors {len(tensors)} does not match method args of the function, "
             f"which takes {len(parameters)}."
         )
+
+
+def _host_ops(call: Any) -> Any:
+    """Return the ops of a host_call. The step contains them, so they see the global step before its increment."""
+    ops = _result("host_call", call)
+    for op in tf.nest.flatten(ops):
+        tf.compat.v1.add_to_collection(STEP_ROOTS, op.name)
+    return ops
 
 
 def _result(name: str, call: Any) -> Any:

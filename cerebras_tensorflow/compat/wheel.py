@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +38,13 @@ def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
     return _spec(name, name)
 
 
-def original(name: str) -> ModuleType | None:
-    """Return the wheel's own version of a module of our table, loaded under another name; None if there is none."""
+def original(name: str, own: Callable[[], Mapping[str, Any]]) -> ModuleType | None:
+    """Load the wheel's own version of a module in our table under another name; None if the wheel has none.
+
+    Args:
+        name: The module.
+        own: Returns our names of the module. They replace the wheel's, so its code makes our EstimatorSpec.
+    """
     hidden = _ORIGINAL + name.replace(".", "_")
     if hidden in sys.modules:
         return sys.modules[hidden]
@@ -50,6 +56,7 @@ def original(name: str) -> ModuleType | None:
     try:
         assert spec.loader is not None
         spec.loader.exec_module(module)
+        vars(module).update(own())
     except BaseException:
         del sys.modules[hidden]
         raise

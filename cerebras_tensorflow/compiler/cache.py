@@ -13,6 +13,7 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -21,21 +22,23 @@ from cerebras_tensorflow import files
 from cerebras_tensorflow.compiler import signature
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step
+from cerebras_tensorflow.graph.micro_batches import Carried, Gradient, Mark, MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, WeightSpec
 
 logger = logging.getLogger(__name__)
 
-VERSION = 10  # raise it when the compiler's output or the format changes, so that older Programs are not used
+VERSION = 12  # raise it when the compiler's output or the format changes, so that no run uses older Programs
 _GRAPH, _MANIFEST, _SIGNATURE = "program.pb", "program.json", "program.sig"
-_MAX_MANIFEST_BYTES = 1 << 30
+_MAX_MANIFEST_BYTES, _MAX_GRAPH_BYTES, _MAX_SIGNATURE_BYTES = 1 << 30, 2 << 30, 1 << 10
 
 
 def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
     """Return the hash of a compilation's inputs, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     names = [list(step.roots), step.train_node, list(step.sources), step.global_step, list(step.weights)]
-    digest.update(json.dumps([VERSION, tf.__version__, mode, asdict(options), names]).encode())
+    cut = [step.micro_batches, [asdict(mark) for mark in step.marks], list(step.trainable)]
+    digest.update(json.dumps([VERSION, tf.__version__, mode, asdict(options), names, cut]).encode())
     digest.update(step.graph_def.SerializeToString(deterministic=True))
     return digest.hexdigest()
 
@@ -45,13 +48,19 @@ def folder(compile_dir: str | os.PathLike[str], key: str) -> Path:
     return Path(compile_dir) / f"tfcs_{key}"
 
 
-def save(path: Path, program: Program, texts: dict[str, str]) -> None:
-    """Write a Program and its reports. The folder appears complete or not at all. Of two writers the first wins.
+def save(path: Path, program: Program, texts: dict[str, str]) -> bool:
+    """Write a Program and its reports. The folder appears complete or not at all.
+
+    A later writer replaces the folder of an earlier one, with the same Program. For a moment there is no folder then,
+    so a reader may find none and compile.
 
     Args:
         path: From `folder`.
         program: The Program.
         texts: File name -> content of each report.
+
+    Returns:
+        Whether writing succeeded. If not, log a warning only: a run does not need the cache.
     """
     graph = program.graph_def.SerializeToString()
     manifest = {
@@ -70,31 +79,40 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> None:
         "residence": program.residence.value,
         "order": program.order,
         "notes": [asdict(note) for note in program.notes],
+        "micro_batches": asdict(program.micro_batches) if program.micro_batches is not None else None,
     }
-    partial = path.with_name(f"{path.name}.partial.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    (partial / _GRAPH).write_bytes(graph)
-    content = json.dumps(manifest).encode()
-    (partial / _MANIFEST).write_bytes(content)
-    (partial / _SIGNATURE).write_text(signature.sign(path.name, graph, content) or "")
-    for name, text in texts.items():
-        (partial / name).write_text(text, encoding="utf-8")
-    shutil.rmtree(path, ignore_errors=True)
+    contents = {name: text.encode() for name, text in texts.items()}
+    contents |= {_GRAPH: graph, _MANIFEST: json.dumps(manifest).encode()}
+    contents[_SIGNATURE] = (signature.sign(path.name, graph, contents[_MANIFEST]) or "").encode()
     try:
-        partial.rename(path)
-    except OSError:  # another run has just written the same Program
-        if not path.is_dir():
-            raise
-        shutil.rmtree(partial)
+        _write_folder(path, contents)
+    except OSError as error:
+        logger.warning("the compiled program cannot be saved in %s (%s); the next run compiles again", path, error)
+        return False
+    return True
+
+
+def _write_folder(path: Path, contents: dict[str, bytes]) -> None:
+    """Replace a folder by one with these files."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.draft_folder(path) as draft:
+        for name, content in contents.items():
+            (draft / name).write_bytes(content)
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            draft.rename(path)
+        except OSError:  # another run has just written the same Program
+            if not path.is_dir():
+                raise
 
 
 def load(path: Path) -> Program | None:
     """Return the Program in a folder; None if the folder has none, or if it cannot be read or trusted."""
     try:
         text = files.read_regular(path / _MANIFEST, _MAX_MANIFEST_BYTES)
-        graph = (path / _GRAPH).read_bytes()
-        if not signature.is_signed((path / _SIGNATURE).read_text(), path.name, graph, text):
+        graph = files.read_regular(path / _GRAPH, _MAX_GRAPH_BYTES)
+        signed = files.read_regular(path / _SIGNATURE, _MAX_SIGNATURE_BYTES).decode()
+        if not signature.is_signed(signed, path.name, graph, text):
             raise ValueError("it is not signed by this user, or was changed after signing")
         manifest = json.loads(text)
         if manifest["version"] != VERSION:
@@ -120,12 +138,29 @@ def load(path: Path) -> Program | None:
             residence=Residence(manifest["residence"]),
             order=tuple(manifest["order"]),
             notes=tuple(Note(**{**fields, "ops": tuple(fields["ops"])}) for fields in manifest["notes"]),
+            micro_batches=_micro_batches(manifest["micro_batches"]) if manifest["micro_batches"] else None,
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, DecodeError) as error:
         logger.warning("the compiled program in %s cannot be read (%s); compiling again", path, error)
         return None
+
+
+def _micro_batches(fields: dict[str, Any]) -> MicroBatches:
+    gradients = [
+        Gradient(
+            **{
+                **one,
+                "mark": Mark(**one["mark"]),
+                "totals": tuple(one["totals"]),
+                "partials": tuple(one["partials"]),
+            }
+        )
+        for one in fields["gradients"]
+    ]
+    carried = tuple(Carried(**one) for one in fields["carried"])
+    return MicroBatches(**{**fields, "gradients": tuple(gradients), "carried": carried})
 
 
 def _spec(fields: dict[str, object]) -> WeightSpec:

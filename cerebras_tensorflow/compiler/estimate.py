@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cerebras_tensorflow.graph.micro_batches import TOTAL
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.system import facts
 
@@ -63,7 +64,11 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
     """
     # Published: only weights and gradients cross the links. MemoryX holds the optimizer's state and applies updates.
     state = _optimizer_state(program)
-    weights = sum(event.num_bytes for event in program.events if event.kind == "load" and event.weight not in state)
+    weights = sum(
+        event.num_bytes * program.repeats(event)
+        for event in program.events
+        if event.kind == "load" and event.weight not in state
+    )
     read = {event.weight for event in program.events if event.kind != "update"} - state
     gradients = sum(e.num_bytes for e in program.events if e.kind == "update" and e.weight in read)
     transmitted = batch_bytes + weights + gradients
@@ -82,14 +87,16 @@ def estimate(program: Program, batch_size: int, batch_bytes: int, num_flops: flo
 
 
 def _optimizer_state(program: Program) -> set[int]:
-    """Return the indices of the weights that are optimizer slots. Names show it: `kernel/Adam` is a slot of `kernel`.
+    """Return the indices of the variables that are not sent to the wafer: optimizer slots, and totals of gradients.
 
-    Events do not show it: an optimizer made of assigns reads its slots as a model reads its weights.
+    The name of a slot shows it: `kernel/Adam` is a slot of `kernel`. Events do not: an optimizer made of assigns reads
+    its slots in the same way as a model reads its weights.
     """
     names = {spec.name for spec in (*program.streamed, *program.resident)}
     parts = {index: spec.name.split("/") for index, spec in enumerate(program.streamed)}
     return {
         index
         for index, words in parts.items()
-        if any("/".join(words[:count]) in names for count in range(1, len(words)))
+        if program.streamed[index].name.startswith(TOTAL)
+        or any("/".join(words[:count]) in names for count in range(1, len(words)))
     }

@@ -21,7 +21,7 @@ def compile_pipelined(graph_def: GraphDef, sources: Sequence[str], outputs: Mapp
         outputs: Outputs of each op. If empty, the memory of values is unknown and counts as 0.
     """
     table = NodeTable(graph_def)
-    resident = [variable for variable in find_variables(table).values() if variable.shape is not None]
+    resident = [*find_variables(table).values()]
     dtypes = {v.handle: table.nodes[v.handle].attr["dtype"].type for v in resident}
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
     result.node.extend(graph_def.node)

@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import stat
-from pathlib import Path
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.config import env
@@ -46,7 +45,8 @@ def _key() -> bytes | None:
     path = env.read().home / KEY_FILE
     try:
         if not path.exists():
-            _make(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.create_once(path, secrets.token_bytes(_KEY_BYTES))
         status = path.stat()
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             logger.warning("%s can be read by others: compiled programs are not reused. Remove the file.", path)
@@ -56,16 +56,3 @@ def _key() -> bytes | None:
         logger.info("compiled programs are not reused: %s cannot be kept (%s)", path, error)
         return None
     return key if len(key) == _KEY_BYTES else None
-
-
-def _make(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    with open(files.open_new(draft, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_KEY_BYTES))
-    try:
-        os.link(draft, path)  # the first of two processes wins
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.micro_batches.join import join
+from cerebras_tensorflow.compiler.micro_batches.split import Parts, Request, split
+from cerebras_tensorflow.compiler.micro_batches.sums import host_bytes, partial_sums
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
 from cerebras_tensorflow.compiler.streaming.compile import compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.cost import Output, op_outputs
+from cerebras_tensorflow.graph.micro_batches import Mark, MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
-from cerebras_tensorflow.graph.ordering import reads_before_writes
-from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program
+from cerebras_tensorflow.graph.ordering import reads_before_writes, writes_in_order
+from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, Residence
 from cerebras_tensorflow.graph.randomness import make_stateless
 from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
@@ -29,6 +35,9 @@ class Step:
         sources: Names of the placeholders that take the batch.
         global_step: Name of the global step's VarHandleOp; None if the graph has none.
         weights: VarHandleOps of the variables in a checkpoint, by name. No other variable is streamed.
+        micro_batches: Micro-batches of a training step; the graph is that of one micro-batch.
+        marks: The gradients that model_fn computes. Empty for a single micro-batch.
+        trainable: VarHandleOps of the trainable variables. Empty for a single micro-batch.
     """
 
     graph_def: GraphDef
@@ -37,6 +46,28 @@ class Step:
     sources: Sequence[str]
     global_step: str | None
     weights: Sequence[str]
+    micro_batches: int = 1
+    marks: Sequence[Mark] = ()
+    trainable: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A graph to compile: a whole step, or the gradients or the update of a step in micro-batches.
+
+    Attributes:
+        graph_def: The graph.
+        roots: Names of all ops that a run may fetch.
+        train_node: Name of the train op; None if the part has none.
+        sources: Names of its placeholders.
+        weights: VarHandleOps that may be streamed.
+    """
+
+    graph_def: GraphDef
+    roots: Sequence[str]
+    train_node: str | None
+    sources: Sequence[str]
+    weights: Sequence[str]
 
 
 def compile_step(
@@ -44,15 +75,15 @@ def compile_step(
 ) -> Program:
     """Return the Program of a step.
 
-    Both modes fix the order of sums and of additions to rows, make random ops functions of the step, and put reads
-    before writes. So their results agree to the last bit.
+    Both modes fix the order of sums, of additions to rows and of several writes to one variable, make random ops
+    functions of the step, and put reads before writes. So their results agree to the last bit.
 
     Args:
         step: The step.
         mode: Execution mode.
         options: Options of weight streaming.
         outputs: Outputs of each op of model_fn's graph, from graph.cost.op_outputs. None: the memory of values is
-            unknown, and nothing is spilled.
+            unknown, and nothing is spilled. A step in micro-batches needs them.
 
     Raises:
         CompileError: If the graph cannot be compiled for the mode, or not within the memory budget.
@@ -64,17 +95,135 @@ def compile_step(
         handle = next(node for node in graph_def.node if node.name == step.global_step)
         after.attr["dtype"].CopyFrom(handle.attr["dtype"])
         graph_def.node.append(after)
-    graph_def, sum_of_partial = fix_order_of_sums(graph_def)
-    if outputs is not None:
-        outputs = {**outputs, **{new: outputs[name] for new, name in sum_of_partial.items() if name in outputs}}
-    graph_def = make_stateless(add_rows_in_order(graph_def, outputs or {}))
-    if step.train_node:
-        graph_def = reads_before_writes(graph_def, step.train_node, step.sources)
-    if mode == WEIGHT_STREAMING:
-        weights = [
-            weight for weight in step.weights if weight != step.global_step
-        ]  # resident: every run reads and fetches it
-        return compile_weight_streaming(
-            graph_def, step.train_node, step.sources, weights, options, outputs or {}, frozenset(step.roots)
-        )
-    return compile_pipelined(graph_def, step.sources, outputs or {})
+    # Keep the global step resident: every run reads and fetches it.
+    weights = [weight for weight in step.weights if weight != step.global_step]
+    if step.train_node and step.micro_batches > 1:
+        return _compile_in_parts(replace(step, graph_def=graph_def, weights=weights), mode, options, outputs or {})
+    part = _Part(graph_def, step.roots, step.train_node, step.sources, weights)
+    return _compile_part(part, mode, options, outputs or {})
+
+
+def _compile_part(
+    part: _Part,
+    mode: str,
+    options: StreamingOptions,
+    outputs: Mapping[str, Sequence[Output]],
+    spilled_before: int = 0,
+) -> Program:
+    graph_def, sum_of_partial = fix_order_of_sums(part.graph_def)
+    outputs = {**outputs, **{new: outputs[name] for new, name in sum_of_partial.items() if name in outputs}}
+    graph_def = make_stateless(add_rows_in_order(graph_def, outputs))
+    if part.train_node:
+        graph_def = reads_before_writes(graph_def, part.train_node, part.sources)
+        graph_def = writes_in_order(graph_def, part.train_node)
+    if mode != WEIGHT_STREAMING:
+        return compile_pipelined(graph_def, part.sources, outputs)
+    roots = frozenset(part.roots)
+    return compile_weight_streaming(
+        graph_def, part.train_node, part.sources, part.weights, options, outputs, roots, spilled_before
+    )
+
+
+def _compile_in_parts(
+    step: Step, mode: str, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]]
+) -> Program:
+    """Return the Program of a step in micro-batches: gradients of one micro-batch, and the update on the totals."""
+    in_memory: set[str] = set()  # ops of gradients whose total cannot be streamed
+    while True:
+        parts = split(_cut_request(step, mode, options, outputs, in_memory))
+        gradient, update = _compile_both(step, parts, mode, options, outputs)
+        indices = {spec.name: index for index, spec in enumerate(update.streamed)}
+        refused = {parts.gradients[number].mark.values for number, name in parts.stored.items() if name not in indices}
+        if not refused:
+            break
+        in_memory |= refused
+    stored = {number: indices[name] for number, name in parts.stored.items()}
+    first_scratch = len(update.stored) + len(gradient.spilled)
+    gradients, scratch = partial_sums(parts.gradients, stored, update.streamed, step.micro_batches, first_scratch)
+    plan = MicroBatches(step.micro_batches, gradients, parts.carried, len(gradient.order))
+    program = join(gradient, update, plan, scratch)
+    return replace(program, overhead_bytes=program.overhead_bytes + host_bytes(gradients, outputs, step.micro_batches))
+
+
+def _cut_request(
+    step: Step,
+    mode: str,
+    options: StreamingOptions,
+    outputs: Mapping[str, Sequence[Output]],
+    in_memory: Container[str],
+) -> Request:
+    """Return the request to cut a step. Totals that are large enough to stream go to the store, if there is one.
+
+    Args:
+        step: The step.
+        mode: Execution mode.
+        options: Options of weight streaming.
+        outputs: Outputs of each op.
+        in_memory: Ops of gradients whose total stays in memory.
+    """
+    assert step.train_node is not None
+    has_store = mode == WEIGHT_STREAMING and options.residence is not Residence.HOST_MEMORY
+
+    def is_stored(mark: str, output: Output) -> bool:
+        is_large = output.shape is not None and output.num_bytes >= max(1, options.min_stream_bytes)
+        return has_store and is_large and mark not in in_memory
+
+    return Request(
+        graph_def=step.graph_def,
+        train_node=step.train_node,
+        roots=step.roots,
+        sources=step.sources,
+        marks=step.marks,
+        trainable=frozenset(step.trainable),
+        outputs=outputs,
+        is_stored=is_stored,
+    )
+
+
+def _compile_both(
+    step: Step, parts: Parts, mode: str, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]]
+) -> tuple[Program, Program]:
+    """Compile both parts so that they stream the same variables."""
+    weights = [*step.weights, *parts.stored.values()]
+    outputs_of_update = _outputs_of_update(parts, outputs)
+    while True:
+        second = _Part(parts.update, parts.update_roots, step.train_node, parts.update_sources, weights)
+        update = _compile_part(second, mode, options, outputs_of_update)
+        first = _Part(parts.gradient, parts.gradient_roots, None, step.sources, weights)
+        gradient = _compile_part(first, mode, options, outputs, len(update.spilled))
+        refused = {spec.name for spec in gradient.streamed} ^ {spec.name for spec in update.streamed}
+        if not refused:
+            return gradient, update
+        weights = _without(weights, refused, step.graph_def)
+
+
+def _outputs_of_update(parts: Parts, outputs: Mapping[str, Sequence[Output]]) -> Mapping[str, Sequence[Output]]:
+    """Return the outputs of the update's ops. The total of a sparse gradient may have any number of rows."""
+    if all(gradient.mark.rows is None for gradient in parts.gradients):
+        return outputs
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(parts.update, name="")
+    return {
+        name: [
+            replace(new, num_bytes=max(new.num_bytes, old.num_bytes))
+            for new, old in zip(made, outputs.get(name, made), strict=True)
+        ]
+        for name, made in op_outputs(graph).items()
+    }
+
+
+def _without(weights: Iterable[str], refused: Iterable[str], graph_def: GraphDef) -> list[str]:
+    """Return the VarHandleOps of the variables that both parts can stream.
+
+    Args:
+        weights: VarHandleOps.
+        refused: Names, in the checkpoint, of the variables that one part cannot stream.
+        graph_def: The step.
+    """
+    names = {
+        node.name: node.attr["shared_name"].s.decode() or node.name
+        for node in graph_def.node
+        if node.op == "VarHandleOp"
+    }
+    dropped = set(refused)
+    return [weight for weight in weights if names.get(weight, weight) not in dropped]

@@ -2,6 +2,10 @@
 
 | variable | set by | meaning |
 |---|---|---|
+| AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 | user | an S3-compatible server; obstore itself reads the keys of s3, gs, az |
+| AWS_REGION, AWS_DEFAULT_REGION | user | the bucket's region; counts before that of a profile |
+| AWS_PROFILE | user | section of the AWS tools' files with keys, region, endpoint; unused with AWS_ACCESS_KEY_ID |
+| AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE | user | these files; default `~/.aws/config` and `~/.aws/credentials` |
 | CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of our own errors, not only their text |
 | CEREBRAS_TENSORFLOW_AUTOLOAD | user | `0`: no tf.estimator for scripts that do not import us (roots/autoload) |
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
@@ -15,6 +19,7 @@
 | CSRUN_INPUT_WORKERS | csrun | number of input workers of the launch; 0: the chief computes its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
 | CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
+| CSRUN_PROGRESS | csrun | columns of the launcher's terminal, which shows progress (0: none), and the pipe to it |
 | CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
 | CSRUN_WEIGHT_SERVERS | csrun | number of weight servers of the launch; 0: the chief keeps the weights itself |
@@ -30,10 +35,11 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +56,7 @@ INPUT_REPORT = "CSRUN_INPUT_REPORT"
 INPUT_WORKERS = "CSRUN_INPUT_WORKERS"
 JOB_ID = "CSRUN_JOB_ID"
 LAYOUT = "CSRUN_LAYOUT"
+PROGRESS = "CSRUN_PROGRESS"
 ROLE = "CSRUN_ROLE"
 TASK = "CSRUN_TASK"
 WEIGHT_SERVERS = "CSRUN_WEIGHT_SERVERS"
@@ -117,7 +124,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     folder = environ.get(INPUT_FOLDER)
     return Environment(
         execution_mode=mode,
-        home=Path(environ.get(HOME) or "~/.cerebras").expanduser(),
+        home=_home(environ.get(HOME) or "~/.cerebras"),
         job_id=environ.get(JOB_ID),
         role=environ.get(ROLE, "chief"),
         task=int(task),
@@ -133,6 +140,15 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         slurm_launch_address=environ.get(SLURM_LAUNCH_ADDRESS) or None,
         trace_step=int(counts[TRACE_STEP]),
     )
+
+
+def _home(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as exc:  # for example in a container under a user without an account
+        raise ValueError(
+            f"{HOME} is not set, and this user has no home folder; set it to a folder that you own"
+        ) from exc
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
@@ -152,14 +168,46 @@ def set_debug() -> None:
     os.environ[DEBUG] = "1"
 
 
-def has_tensorflow_log_level() -> bool:
-    """Whether the user has set the least severity of TensorFlow's log lines."""
-    return TF_LOG_LEVEL in os.environ
+def launcher_columns(stream: int) -> int:
+    """Return the columns of the launcher's terminal, which shows progress lines; 0 if there is none.
+
+    Args:
+        stream: Descriptor of the stream to write to. If it is not the launcher's pipe, for example because a shell has
+            redirected it, the result is 0.
+    """
+    columns, _, pipe = os.environ.get(PROGRESS, "").partition(" ")
+    return int(columns) if columns.isdigit() and pipe == _identity(stream) else 0
+
+
+def progress_through(stream: int, columns: str) -> str:
+    """Return the value of CSRUN_PROGRESS for a child.
+
+    Args:
+        stream: Descriptor of the child's standard error, which leads to the launcher.
+        columns: The launcher's columns, or its value of CSRUN_PROGRESS.
+    """
+    return f"{columns.partition(' ')[0]} {_identity(stream)}"
+
+
+def _identity(stream: int) -> str:
+    status = os.fstat(stream)
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def shows_all_tensorflow_lines() -> bool:
+    """Whether the user asks for every log line of TensorFlow, from severity 0 on."""
+    return os.environ.get(TF_LOG_LEVEL) == "0"
 
 
 @contextmanager
 def tensorflow_log_level() -> Iterator[None]:
-    """Set the level of TensorFlow's log lines during its import only, so that child processes do not inherit it."""
+    """Set the level of TensorFlow's log lines only during its import, so that child processes do not inherit it.
+
+    A level that the user has set does not change.
+    """
+    if TF_LOG_LEVEL in os.environ:
+        yield
+        return
     os.environ[TF_LOG_LEVEL] = OUR_TF_LOG_LEVEL
     try:
         yield
@@ -187,6 +235,48 @@ def is_keras_2() -> bool:
 def skips_checkpoint_size_check() -> bool:
     """Whether checkpoints of a pipelined run on a CS system may have any size."""
     return os.environ.get(SKIP_CKPT_SIZE_CHECK, "0") not in ("", "0")
+
+
+def object_storage(scheme: str) -> dict[str, str]:
+    """Return the settings for a scheme that obstore does not read from the environment itself.
+
+    For s3 these are the endpoint, from the variables of the AWS tools, and the keys of a profile. `allow_http` is set
+    if the endpoint has no TLS.
+    """
+    if scheme != "s3":
+        return {}
+    settings = {} if os.environ.get("AWS_ACCESS_KEY_ID") else _aws_profile()
+    stated = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = stated or settings.get("endpoint")
+    if endpoint:
+        settings |= {"endpoint": endpoint, **({"allow_http": "1"} if endpoint.startswith("http://") else {})}
+    return settings
+
+
+def _aws_profile() -> dict[str, str]:
+    """Return the settings of the chosen profile, from both files of the AWS tools; a region only if none is set."""
+    name = os.environ.get("AWS_PROFILE") or "default"
+    names = {
+        "aws_access_key_id": "access_key_id",
+        "aws_secret_access_key": "secret_access_key",
+        "aws_session_token": "session_token",
+        "region": "region",
+        "endpoint_url": "endpoint",
+    }
+    settings: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name),
+    ):
+        parser = configparser.ConfigParser(interpolation=None)
+        # RuntimeError: this user has no home folder.
+        with suppress(configparser.Error, OSError, UnicodeDecodeError, RuntimeError):
+            parser.read(Path(os.environ.get(variable) or Path.home() / ".aws" / file), encoding="utf-8")
+        if parser.has_section(section):
+            settings |= {names[key]: value for key, value in parser.items(section) if key in names}
+    if os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        settings.pop("region", None)
+    return settings
 
 
 def tf_config() -> dict[str, Any]:

@@ -18,25 +18,38 @@ import yaml
 from cerebras_tensorflow.converter import releases
 from cerebras_tensorflow.converter.configs import from_hf, matches, to_hf, warn_unmatched
 from cerebras_tensorflow.converter.convert import Conversion
+from cerebras_tensorflow.converter.hf_folder import CONFIG, HfFolderWriter
 from cerebras_tensorflow.converter.models import MODELS
-from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, ConfigConversionError, Model, family
+from cerebras_tensorflow.converter.rules import (
+    CS,
+    CS_OLD,
+    HF,
+    TF,
+    Config,
+    ConfigConversionError,
+    Model,
+    family,
+    release,
+)
 from cerebras_tensorflow.converter.sharded import open_any, stem
 from cerebras_tensorflow.converter.torch_file import TorchReader
 from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.files import read_regular
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.interface import TensorEntry, TensorReader, TensorWriter, as_bytes
 from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
-from cerebras_tensorflow.text import one_line
+from cerebras_tensorflow.text import did_you_mean_file, one_line
 
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 4 << 20
 _MAX_CONFIG_BYTES = 16 << 20
 _MAX_DEPTH = 200
+_SHARD_BYTES = 10 * 10**9
 _MAX_VALUES = 1_000_000
 _CONVERTING, _VERIFYING = "Converting Checkpoint", "Verifying Checkpoint"
 
@@ -57,6 +70,8 @@ class Options:
         verify: Read the written checkpoint back and compare it.
         debug: Print the new name of each name.
         shows_progress: Show progress on stderr.
+        hf_shard_bytes: For hf: write a folder with files of at most this size [B], and config.json. None: 10 GB if the
+            source is cs-2.0 or later; otherwise write one file without a folder.
     """
 
     output_dir: str | None = None
@@ -66,6 +81,7 @@ class Options:
     verify: bool = False
     debug: bool = False
     shows_progress: bool = False
+    hf_shard_bytes: int | None = None
 
 
 def convert_config_from_file(
@@ -139,7 +155,9 @@ def convert_checkpoint_from_file(
                 conversion = Conversion(table, values, reader, src_fmt, tgt_fmt, drop, is_sparse)
                 if is_sparse:
                     logger.info("Pruned weights become zero: the output checkpoint will be dense.")
-            _write(options, conversion, path, tgt_fmt)
+            if family(tgt_fmt) == HF and (options.hf_shard_bytes or release(src_fmt) >= (2, 0)):
+                return _write_folder(options, conversion, path, converted)
+            _write(options, conversion, path, tgt_fmt, _writer(options, path, conversion, tgt_fmt))
     return path, _write_config(options, config_file, tgt_fmt, converted)
 
 
@@ -151,10 +169,17 @@ def read_config(path: str, source: str) -> Config:
     """
     content = _content(path, source)
     if family(source) != HF:
-        content = content.get("model") if isinstance(content, dict) else None
+        content = _section(content)
     if not isinstance(content, dict):
         raise ConfigConversionError(f"{path}: no settings of a model; is it a config of {source}?")
     return content
+
+
+def _section(content: Any) -> Any:
+    """Return the settings of the model: the section `model`, or `trainer.init.model`, which releases since 2.3 use."""
+    for key in ("trainer", "init") if isinstance(content, dict) and "model" not in content else ():
+        content = content.get(key) if isinstance(content, dict) else None
+    return content.get("model") if isinstance(content, dict) else None
 
 
 def _content(path: str, source: str) -> Any:
@@ -166,7 +191,8 @@ def _content(path: str, source: str) -> Any:
         _check_references(content)
         return content
     except OSError as exc:
-        raise ConfigConversionError(f"cannot read the config {path!r}: {exc.strerror}") from exc
+        meant = did_you_mean_file(path) if isinstance(exc, FileNotFoundError) else ""
+        raise ConfigConversionError(f"cannot read the config {path!r}: {exc.strerror}{meant}") from exc
     except (ValueError, yaml.YAMLError) as exc:
         raise ConfigConversionError(f"{path} is not {kind}, as a config of {source} must be: {exc}") from exc
     except RecursionError as exc:
@@ -207,7 +233,7 @@ def _table(name: str, source: str, target: str) -> Model:
 
 def _target_path(options: Options, checkpoint: str, target: str) -> str:
     source, kind = stem(checkpoint), family(target)
-    folder = options.output_dir or os.path.dirname(source)
+    folder = local_path(options.output_dir or os.path.dirname(source))
     suffix = {
         HF: ".safetensors" if options.export_safetensors else ".bin",
         TF: ".hdf5" if options.export_h5_checkpoint else ".ckpt",
@@ -216,7 +242,7 @@ def _target_path(options: Options, checkpoint: str, target: str) -> str:
 
 
 def _write_config(options: Options, source: str, target: str, config: Config) -> str:
-    folder = Path(options.output_dir) if options.output_dir else Path(source).parent
+    folder = Path(local_path(options.output_dir)) if options.output_dir else Path(source).parent
     folder.mkdir(parents=True, exist_ok=True)
     is_hf = family(target) == HF
     path = folder / f"{Path(source).stem}_to_{target}{'.json' if is_hf else '.yaml'}"
@@ -225,11 +251,20 @@ def _write_config(options: Options, source: str, target: str, config: Config) ->
     return str(path)
 
 
-def _write(options: Options, conversion: Conversion, path: str, target: str) -> None:
+def _write_folder(options: Options, conversion: Conversion, path: str, config: Config) -> tuple[str, str]:
+    """Write a Hugging Face checkpoint as a folder; return the paths of its index and its config."""
+    folder = os.path.splitext(path)[0]
+    shard_bytes = options.hf_shard_bytes or _SHARD_BYTES
+    writer = HfFolderWriter(folder, _entries(conversion), shard_bytes, options.export_safetensors, config)
+    _write(options, conversion, folder, HF, writer)
+    return os.path.join(folder, writer.index_name), os.path.join(folder, CONFIG)
+
+
+def _write(options: Options, conversion: Conversion, path: str, target: str, opened: TensorWriter) -> None:
     logger.info("Saving...")
     is_wrapped = family(target) in (CS, CS_OLD)
     num_outputs = len(conversion.outputs)
-    with _progress(options, _CONVERTING, num_outputs) as progress, _writer(options, path, conversion, target) as writer:
+    with _progress(options, _CONVERTING, num_outputs) as progress, opened as writer:
         for output in conversion.outputs:
             if options.debug:
                 print(one_line(conversion.describe(output)))
@@ -251,13 +286,17 @@ def _writer(options: Options, path: str, conversion: Conversion, target: str) ->
     if kind == TF and not options.export_h5_checkpoint:
         return BundleWriter(path)
     if kind == HF and options.export_safetensors:
-        entries = {}
-        for output in conversion.outputs:
-            dtype, shape = conversion.specification(output)
-            num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            entries[output.name] = TensorEntry(dtype, tuple(shape), num_bytes)
-        return SafetensorsWriter(path, entries)
+        return SafetensorsWriter(path, _entries(conversion))
     return _h5_writer(path) if options.export_h5_checkpoint else TorchWriter(path, None if kind == HF else "model")
+
+
+def _entries(conversion: Conversion) -> dict[str, TensorEntry]:
+    """Return the types and shapes of a conversion's results, in order."""
+    entries = {}
+    for output in conversion.outputs:
+        dtype, shape = conversion.specification(output)
+        entries[output.name] = TensorEntry(dtype, tuple(shape), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return entries
 
 
 def _h5_writer(path: str) -> TensorWriter:

@@ -11,14 +11,16 @@ from cerebras_tensorflow import command_line
 from cerebras_tensorflow.converter import api, listing
 from cerebras_tensorflow.converter.convert import UnmatchedKeysError
 from cerebras_tensorflow.converter.models import MODELS
-from cerebras_tensorflow.converter.rules import ConfigConversionError
+from cerebras_tensorflow.converter.models.parts import CS_FORMATS
+from cerebras_tensorflow.converter.rules import CS_OLD, HF, TF, ConfigConversionError
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.text import did_you_mean, near, one_line
+from cerebras_tensorflow.text import did_you_mean, near, one_line, tell
+from cerebras_tensorflow.units import parse_size
 
 EXIT_FAILED = 1
 _PROGRAM = "convert_checkpoint"
 _COMMANDS = ("list", "convert-config", "convert")
-_FORMATS = ("hf", "cs-1.6", "cs-1.7", "cs-1.8", "cs-1.9", "tf")
+_FORMATS = (HF, CS_OLD, *CS_FORMATS, TF)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +38,7 @@ def _run(words: list[str]) -> int:
     parser = _parser()
     if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
         if name := near(words[0], _COMMANDS):
-            print(f"{_PROGRAM}: no command {words[0]!r}; did you mean {name!r}?", file=sys.stderr)
+            tell(f"{_PROGRAM}: no command {words[0]!r}; did you mean {name!r}?")
         print("Unrecognized command")
         parser.print_help()
         return EXIT_FAILED
@@ -74,7 +76,7 @@ def _print_supported(options: argparse.Namespace) -> None:
 
 def _print_near(kind: str, word: str, known: Iterable[str]) -> None:
     command = f"{_PROGRAM}: unknown {kind} {word!r}{did_you_mean(word, known)}"
-    print(one_line(command), file=sys.stderr)
+    tell(command)
 
 
 def _convert(options: argparse.Namespace) -> None:
@@ -91,6 +93,7 @@ def _convert(options: argparse.Namespace) -> None:
         verify=options.verify,
         debug=options.debug,
         shows_progress=not options.no_progress_bar,
+        hf_shard_bytes=parse_size(options.hf_shard_size) if options.hf_shard_size else None,
     )
     saved = api.convert_checkpoint_from_file(*formats, options.checkpoint_file, options.config, settings)
     print(f"Checkpoint saved to {saved[0]}")
@@ -129,9 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument(
         "--export-safetensors", action="store_true", help="to hf: write safetensors instead of a torch file"
     )
+    convert.add_argument(
+        "--hf-shard-size",
+        metavar="SIZE",
+        help="to hf: write a folder with files of at most this size; default: 10GB from cs-2.0 or later, else one file",
+    )
     convert.add_argument("--verify", action="store_true", help="read the result back and compare it")
     convert.add_argument("--no-progress-bar", action="store_true", help="do not show progress")
-    formats = f"{', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}; `list` shows the formats of a model"
+    formats = f"{HF}, {CS_OLD} to {CS_FORMATS[-1]} or {TF}; `list` shows the formats of a model"
     for command in (config, convert):
         command.add_argument("--model", required=True, help="the model; `list` shows all models")
         command.add_argument("--src-fmt", required=True, help=formats)

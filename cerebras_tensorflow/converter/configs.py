@@ -18,6 +18,7 @@ from cerebras_tensorflow.converter.rules import (
     ConfigKey,
     Model,
     family,
+    release,
 )
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def to_hf(model: Model, config: Config, source: str) -> Config:
         ConfigConversionError: If a setting is missing, or has a value that the other formats cannot express.
     """
     kind = family(source)
-    _check_constants(model, config, kind)
+    _check_constants(model, config, source)
     if kind == CS:
         model.check_source(config, source)
     values = dimensions(model, config, source)
@@ -67,7 +68,7 @@ def unmatched(model: Model, config: Config, source: str) -> list[str]:
     """Return the keys of a config that no rule covers; converted configs lack them."""
     kind = family(source)
     known = {getattr(key, kind) for key in model.config_keys} | model.read_keys.get(kind, frozenset())
-    known |= {item.key for item in model.constants if item.format == kind}
+    known |= {item.key for item in model.constants if item.format == kind} | ({"name"} if kind == CS else set())
     return [] if kind == TF else [key for key in config if key not in known]
 
 
@@ -89,10 +90,15 @@ def from_hf(model: Model, config: Config, target: str) -> Config:
     if kind == HF:
         words = {"architectures": [model.hf_class], "model_type": model.model_type}
         return words | values | model.write(config, values, target)
-    values |= {item.key: item.value for item in model.constants if item.format == kind and item.is_written}
+    values |= {item.key: item.value for item in model.constants if item.is_in(target) and item.is_written}
     values |= model.write(config, values, target)
+    # Since 2.4, precision is a setting of the trainer, and the config names the model.
     if kind == CS:
-        values["mixed_precision"] = True
+        values |= (
+            {"mixed_precision": True}
+            if release(target) < (2, 4)
+            else {"name": model.cs_name or model.name.removesuffix("-headless")}
+        )
     return {"model": values}
 
 
@@ -102,7 +108,8 @@ def _default(key: ConfigKey, kind: str) -> Any:
     return key.default
 
 
-def _check_constants(model: Model, config: Config, kind: str) -> None:
+def _check_constants(model: Model, config: Config, source: str) -> None:
+    kind = family(source)
     known = {getattr(key, kind) for key in model.config_keys} | model.read_keys.get(kind, frozenset())
     known |= {item.key for item in model.constants if item.format == kind}
     for item in model.constants:
@@ -110,6 +117,8 @@ def _check_constants(model: Model, config: Config, kind: str) -> None:
             # Only the other format has this setting, so the file or the given format is wrong.
             if {item.format, kind} == {HF, CS} and item.key in config and item.key not in known:
                 raise ConfigConversionError(f"{item.key} should not appear in the config")
+            continue
+        if not item.is_in(source):
             continue
         value = config.get(item.key, item.default if item.default is not None else item.value)
         if value != item.value:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.converter.layouts import Array
-from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, Model, Place, Tensor, family
+from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, Model, Place, Tensor, family, release
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.interface import TensorReader
 
@@ -64,6 +64,8 @@ class Conversion:
         self._source, self._target = family(source), family(target)
         self._is_sparse = is_sparse
         tensors = model.tensors(config)
+        if max(release(source), release(target)) >= (2, 1):
+            tensors = [tensor.since_2_1() for tensor in tensors]
         # Some Hugging Face files have all tensors in a dict under `model`, as files of a training run do.
         is_wrapped = self._source == HF and all(name.startswith("model.") for name in reader.names())
         self._wrapper = "model." if is_wrapped else ""

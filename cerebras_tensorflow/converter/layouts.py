@@ -101,6 +101,29 @@ def _neox_packed(parts: list[Array], config: dict[str, Any]) -> Array:
 # GPT-NeoX in Hugging Face: rows (N, 3, D), so q, k and v of each head are consecutive.
 NEOX_PACKED = Layout(3, _neox_part, _neox_packed, "split by head, rotary halves to pairs")
 
+
+def _grouped(stored: Array, config: dict[str, Any]) -> Array:
+    """Return rows as (G, N / G + 2, D, C): the heads of each group, then its key and its value."""
+    num_groups = config["num_kv_heads"]
+    return stored.reshape(num_groups, -1, config["head_size"], *stored.shape[1:])
+
+
+def _falcon_part(stored: Array, part: int, config: dict[str, Any]) -> Array:
+    grouped = _grouped(stored, config)
+    heads = grouped[:, :-2] if part == 0 else grouped[:, -2:-1] if part == 1 else grouped[:, -1:]
+    rows = heads.reshape(-1, *stored.shape[1:])
+    return rows if part == 2 else _pairs(rows, config)
+
+
+def _falcon_packed(parts: list[Array], config: dict[str, Any]) -> Array:
+    q, k, v = _halves(parts[0], config), _halves(parts[1], config), parts[2]
+    grouped = [_grouped(np.ascontiguousarray(part), config) for part in (q, k, v)]
+    return np.concatenate(grouped, axis=1).reshape(-1, *q.shape[1:])
+
+
+# Falcon in Hugging Face: each group of heads stores its queries, then one shared key and one shared value.
+FALCON_PACKED = Layout(3, _falcon_part, _falcon_packed, "split by group, rotary halves to pairs")
+
 _CODEGEN_GROUPS = 4
 _CODEGEN_ORDER = (0, 2, 1)  # for parts q, k, v: the position in a group, whose order is q, v, k
 

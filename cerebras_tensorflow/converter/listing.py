@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from cerebras_tensorflow.converter import releases
 from cerebras_tensorflow.converter.models import MODELS
-from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Model, family
+from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Model, family, release
 
 _NOTES_WIDTH = 60
 
@@ -24,13 +24,24 @@ def converters(names: Sequence[str], hide_notes: bool = False) -> str:
     rows = []
     for name in names:
         model = MODELS[name]
+        shown = set()
         for first, second in (*model.pairs(), *releases.pairs(model)):
+            one, other = _range(model, first), _range(model, second)
+            if (one, other) in shown:
+                continue
+            shown.add((one, other))
             notes = "\n".join(textwrap.wrap(_notes(model, first, second), _NOTES_WIDTH))
-            row = [name, f"{first}\n{second}", f"{second}\n{first}"]
+            row = [name, f"{one}\n{other}", f"{other}\n{one}"]
             rows.append(row if hide_notes else [*row, notes])
     headers = ["model", "src-fmt", "tgt-fmt", *([] if hide_notes else ["notes"])]
     # disable_numparse: formats are words, so do not align them as numbers.
     return tabulate(rows, headers=headers, tablefmt="fancy_grid", disable_numparse=True)
+
+
+def _range(model: Model, name: str) -> str:
+    """Return a format's name, or the range of all releases since 2.1, which share one row."""
+    newer = [other for other in model.formats if release(other) >= (2, 1)]
+    return f"{newer[0]} to {newer[-1]}" if name in newer else name
 
 
 def _notes(model: Model, first: str, second: str) -> str:
@@ -47,4 +58,4 @@ def _class(model: Model, name: str) -> str:
         return f"HF {model.hf_class}"
     if name == TF:
         return f"TF reference_implementations {model.name.removesuffix('-headless')}"
-    return f"CS {name.removeprefix('cs-')} {model.cs_class}"
+    return f"CS {_range(model, name).replace('cs-', '')} {model.cs_class}"

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver.bounded_unpickler import BoundedUnpickler, check_hashed
 
 STORAGES: dict[str, Any] = {
     "FloatStorage": np.float32,
@@ -87,11 +88,7 @@ class _StorageKind:
     name: str
 
 
-# Use the Python implementation: in the C one, five bytes (a memo index) can allocate gigabytes.
-_PythonUnpickler: Any = pickle._Unpickler  # noqa: SLF001
-
-
-class PlainTensors(_PythonUnpickler):
+class PlainTensors(BoundedUnpickler):
     """Reads one pickle of nested dicts, lists, texts, numbers and tensors.
 
     Args:
@@ -99,7 +96,7 @@ class PlainTensors(_PythonUnpickler):
         path: The file of the pickle, for messages.
     """
 
-    dispatch: ClassVar[dict[int, Any]] = dict(_PythonUnpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]] = dict(BoundedUnpickler.dispatch)
     for _code in _REFUSED_OPCODES:
         del dispatch[_code[0]]
 
@@ -136,29 +133,6 @@ class PlainTensors(_PythonUnpickler):
             raise pickle.UnpicklingError("a reference that is not to a storage")
         return Storage(np.dtype(STORAGES[storage.name]), member)
 
-    def load_setitem(self) -> None:
-        """Set one value of a dict."""
-        _check_key(self.stack[-2])
-        super().load_setitem()
-
-    dispatch[pickle.SETITEM[0]] = load_setitem
-
-    def load_setitems(self) -> None:
-        """Set values of a dict."""
-        for key in self.stack[::2]:
-            _check_key(key)
-        super().load_setitems()
-
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-
-    def load_dict(self) -> None:
-        """Make a dict."""
-        for key in self.stack[::2]:
-            _check_key(key)
-        super().load_dict()
-
-    dispatch[pickle.DICT[0]] = load_dict
-
     def load_build(self) -> None:
         """Drop the attributes of an OrderedDict (state_dict's `_metadata`); refuse those of any other object."""
         self.stack.pop()
@@ -172,7 +146,7 @@ class PlainTensors(_PythonUnpickler):
         if self._pairs_left < 0:
             raise pickle.UnpicklingError(f"OrderedDicts of more than {_MAX_PAIRS} pairs")
         for key, _ in pairs:
-            _check_key(key)
+            check_hashed(key)
         return collections.OrderedDict(pairs)
 
 
@@ -190,12 +164,6 @@ def check_plain(tensor: StoredTensor, what: str) -> None:
         raise CorruptCheckpointError(f"{what}: its offset, shape and strides are not those of a tensor")
     if tensor.num_elements < math.prod(tensor.shape):
         raise CheckpointError(f"{what}: its elements share memory. Save it as a separate tensor (contiguous, clone).")
-
-
-def _check_key(key: Any) -> None:
-    # Hashing nested tuples could take endless time.
-    if not isinstance(key, str | int | float | bool | None):
-        raise pickle.UnpicklingError(f"a dict's key is a {type(key).__name__}; expected a string or a number")
 
 
 def _size(dims: Any = ()) -> tuple[Any, ...]:

@@ -6,8 +6,9 @@ For each kind of format, a table gives the name and layout of the stored value. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cerebras_tensorflow.converter.layouts import PLAIN, Layout
@@ -15,8 +16,17 @@ from cerebras_tensorflow.errors import CerebrasError
 
 Config = dict[str, Any]
 
-# Kinds of formats. From 1.7 on, releases of the PyTorch Model Zoo share their names; earlier names are close to HF's.
+# Kinds of formats. Since 1.7, releases of the PyTorch Model Zoo use the same names, except `_MOVED`. Earlier names are
+# close to HF's.
 HF, CS, CS_OLD, TF = "hf", "cs", "cs-1.6", "tf"
+
+Release = tuple[int, int]
+# Names that 2.1 changed: (pattern, replacement).
+_MOVED = (
+    (r"((?:.*[._])?position_embeddings)\.weight", r"\1.embed.weight"),
+    (r"((?:.*[._])?position_embeddings)", r"\1.fpe"),
+    (r"relative_position_(\w+)\.(relative_attention_bias\.\w+)", r"\1_embeddings.position_embed_helper.\2"),
+)
 
 
 class ConfigConversionError(CerebrasError):
@@ -30,6 +40,28 @@ def family(format_name: str) -> str:
     ('cs', 'cs-1.6', 'hf')
     """
     return CS if format_name.startswith("cs-") and format_name != CS_OLD else format_name
+
+
+def release(format_name: str) -> Release:
+    """Return the release of a format of the PyTorch Model Zoo; (0, 0) for the other formats.
+
+    >>> release("cs-2.1"), release("hf")
+    ((2, 1), (0, 0))
+    """
+    match = re.fullmatch(r"cs-(\d+)\.(\d+)", format_name)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def moved(name: str) -> str:
+    """Return the name since release 2.1 of a tensor, from its name before 2.1.
+
+    >>> moved("embedding_layer.position_embeddings.weight")
+    'embedding_layer.position_embeddings.embed.weight'
+    """
+    for pattern, replacement in _MOVED:
+        if re.fullmatch(pattern, name):
+            return re.sub(f"^{pattern}$", replacement, name)
+    return name
 
 
 @dataclass(frozen=True)
@@ -59,6 +91,14 @@ class Tensor:
     copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
     is_optional: bool = False
 
+    def since_2_1(self) -> Tensor:
+        """Return the tensor with the names that the PyTorch Model Zoo uses since release 2.1."""
+        places = {
+            kind: replace(place, name=moved(place.name)) if kind == CS else place for kind, place in self.places.items()
+        }
+        copies = {kind: tuple(map(moved, names)) if kind == CS else names for kind, names in self.copies.items()}
+        return replace(self, places=places, copies=copies)
+
 
 REQUIRED = object()
 
@@ -86,6 +126,8 @@ class Constant:
     Attributes:
         default: Value if a config lacks the setting; None skips the check then.
         is_written: Whether converted configs include it.
+        since: First release with the setting.
+        before: First later release without it; None if all later releases have it.
     """
 
     format: str
@@ -93,6 +135,13 @@ class Constant:
     value: Any
     default: Any = None
     is_written: bool = False
+    since: Release = (0, 0)
+    before: Release | None = None
+
+    def is_in(self, format_name: str) -> bool:
+        """Whether a format has the setting."""
+        number = release(format_name)
+        return self.format == family(format_name) and self.since <= number and (not self.before or number < self.before)
 
 
 # (source config, values so far under Hugging Face's names, kind of the source) -> values that override these.
@@ -125,6 +174,7 @@ class Model:
         formats: Formats between which it can be converted.
         hf_class: Class in transformers; None if it has no such model.
         cs_class: Class in the PyTorch Model Zoo.
+        cs_name: The model's name in configs since release 2.4; empty if it is `name` without "-headless".
         hf_prefix: Prefix of the names in a Hugging Face file of the model with its head; some files lack it.
         hf_heads: Prefixes of names that do not get `hf_prefix`.
         model_type: Hugging Face's name of the architecture.
@@ -145,6 +195,7 @@ class Model:
     formats: tuple[str, ...]
     hf_class: str | None
     cs_class: str
+    cs_name: str = ""
     hf_prefix: str = ""
     hf_heads: tuple[str, ...] = ("lm_head",)
     model_type: str = ""

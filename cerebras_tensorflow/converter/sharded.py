@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow.converter.hf_folder import HEADS
 from cerebras_tensorflow.converter.torch_file import TorchReader, is_torch_file
-from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.files import read_regular
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, missing_tensor
 
@@ -26,14 +29,14 @@ def open_any(path: str | os.PathLike[str]) -> TensorReader:
     """Return the reader for a checkpoint of any format.
 
     Args:
-        path: A file of torch.save, safetensors or HDF5; the prefix of a TensorFlow checkpoint; or the `.index.json` or
-            any shard of a sharded Hugging Face checkpoint.
+        path: A file of torch.save, safetensors or HDF5; the prefix of a TensorFlow checkpoint; the `.index.json` or any
+            shard of a sharded Hugging Face checkpoint; or the folder of a Hugging Face checkpoint.
 
     Raises:
         CheckpointError: If it is missing, or of a kind that we do not read.
         CorruptCheckpointError: If it is damaged.
     """
-    path = os.fspath(path)
+    path = _head(local_path(path))
     files = _shards(path)
     if files is not None:
         return ShardedReader(path, files)
@@ -51,6 +54,12 @@ def stem(path: str | os.PathLike[str]) -> str:
     # A TensorFlow prefix such as model.ckpt-100 has no extension to remove.
     root, extension = os.path.splitext(text)
     return root if extension in (".bin", ".mdl", ".pt", ".pth", ".safetensors", ".hdf5", ".h5", ".index") else text
+
+
+def _head(path: str) -> str:
+    """Return the file to open in a Hugging Face folder; return any other path unchanged."""
+    heads = [os.path.join(path, name) for name in HEADS]
+    return next((head for head in heads if os.path.isfile(head)), path)
 
 
 def _open_one(path: str) -> TensorReader:
@@ -81,12 +90,30 @@ def _shards(path: str) -> list[str] | None:
 
 
 class ShardedReader(TensorReader):
-    """The tensors of several files."""
+    """The tensors of several files.
+
+    Args:
+        path: The file that the user named.
+        files: The shards.
+
+    Raises:
+        CheckpointError: If a shard cannot be read, or two shards have a tensor of the same name. No file stays open.
+    """
 
     def __init__(self, path: str, files: list[str]) -> None:
         self.path = path
-        self._readers = [_open_one(file) for file in files]
-        self._home = {name: reader for reader in self._readers for name in reader.names()}
+        self._home: dict[str, TensorReader] = {}
+        with contextlib.ExitStack() as stack:
+            self._readers = [stack.enter_context(_open_one(file)) for file in files]
+            for reader in self._readers:
+                for name in reader.names():
+                    other = self._home.setdefault(name, reader)
+                    if other is not reader:
+                        raise CorruptCheckpointError(
+                            f"{path}: {name} is in {other.path} and in {reader.path}. They may be from two "
+                            "checkpoints: keep the files of one of them."
+                        )
+            stack.pop_all()
 
     def names(self) -> list[str]:
         return sorted(self._home)

@@ -38,8 +38,10 @@ _ALWAYS_ALLOWED_VISITS = 10_000
 def is_torch_file(path: str) -> bool:
     """Whether torch.save wrote a file, in the zip format or the older one."""
     with open(path, "rb") as file:
-        start = file.read(4)
-    return start == ZIP_SIGNATURE or start.startswith(_LEGACY_SIGNATURE)
+        start = file.read(9)
+    # A safetensors file starts with the size of its JSON header, whose bytes may equal the start of a pickle.
+    is_safetensors = start[4:] == b"\0\0\0\0{"
+    return start.startswith(ZIP_SIGNATURE) or (start.startswith(_LEGACY_SIGNATURE) and not is_safetensors)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 from cerebras_tensorflow.converter.plain_pickle import STORAGES
 from cerebras_tensorflow.converter.torch_file import Leaf
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorWriter, as_bytes, flat_view
 
@@ -35,7 +36,7 @@ class TorchWriter(TensorWriter):
     """
 
     def __init__(self, path: str | os.PathLike[str], key: str | None = None, tree: Any = None) -> None:
-        self.path = os.path.abspath(path)
+        self.path = os.path.abspath(local_path(path))
         self._key, self._tree = key, tree
         self._entries: dict[str, TensorEntry] = {}
         self._partial: PartialFile | None = PartialFile(self.path)

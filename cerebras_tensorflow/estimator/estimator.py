@@ -13,24 +13,27 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.estimator.arguments import check_hooks, check_listeners, check_steps, make_model_dir
+from cerebras_tensorflow.estimator.compile_only import CompileRequest, compile_only
 from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
 from cerebras_tensorflow.estimator.config.run_settings import run_settings
+from cerebras_tensorflow.estimator.distributed import evaluation as distributed_evaluation
+from cerebras_tensorflow.estimator.distributed import training as distributed_training
+from cerebras_tensorflow.estimator.distributed.strategies import check_no_system
 from cerebras_tensorflow.estimator.evaluation import prediction as prediction_run
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
 from cerebras_tensorflow.estimator.execution import restrictions
-from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.target import Target, choose_target, held
 from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
-from cerebras_tensorflow.estimator.model.inputs import InputPipeline
-from cerebras_tensorflow.estimator.model.model_call import call_model_fn, call_with_batch, local_init_of
+from cerebras_tensorflow.estimator.model.model_call import call_with_batch
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training import run as training_run
-from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
-from cerebras_tensorflow.estimator.training.warm_start import warm_start_settings
+from cerebras_tensorflow.estimator.training.warm_start import checkpoint_of, warm_start_settings
 from cerebras_tensorflow.estimator.user_functions import parameters_of
+from cerebras_tensorflow.locations import checkpoint_location, local_path
 from cerebras_tensorflow.logs import run_log, show_run_lines
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
@@ -79,7 +82,7 @@ class CerebrasEstimator:
         config = config if config is not None else CSRunConfig()
         if not isinstance(config, RunConfig) and not hasattr(config, "save_checkpoints_steps"):
             raise ValueError(f"config must be an instance of `RunConfig`, but provided {config}.")
-        given = os.fspath(model_dir) if model_dir is not None else None
+        given = local_path(model_dir) if model_dir is not None else None
         if given and config.model_dir and given != config.model_dir:
             raise ValueError(
                 "`model_dir` are set both in constructor and `RunConfig`, but with different values. In constructor: "
@@ -88,7 +91,7 @@ class CerebrasEstimator:
         self._model_dir = given or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
         self._config = config if config.model_dir == self._model_dir else config.replace(model_dir=self._model_dir)
         self._settings = run_settings(self._config)
-        self._compile_dir = os.fspath(compile_dir) if compile_dir is not None else self._model_dir
+        self._compile_dir = local_path(compile_dir) if compile_dir is not None else self._model_dir
         self._model_fn = model_fn
         self._params = copy.deepcopy(params or {})
         self._warm_start = warm_start_settings(warm_start_from, is_lenient=self._is_cerebras)
@@ -144,35 +147,37 @@ class CerebrasEstimator:
             NanLossDuringTrainingError: If the loss is not finite.
             SystemExit: 130 or 143 after Ctrl-C or SIGTERM, after the step has ended and is saved.
         """
-        _check_steps(steps, max_steps)
-        _check_hooks(hooks)
-        _check_listeners(saving_listeners)
+        check_steps(steps=steps, max_steps=max_steps)
+        check_hooks(hooks)
+        check_listeners(saving_listeners)
         show_run_lines()
         target = self._target(use_cs, ModeKeys.TRAIN)
         if sparsifier is not None and target.mode != WEIGHT_STREAMING:
             run_log.warning("Ignoring the sparsifier: weights stay dense, since sparsity needs weight streaming.")
             sparsifier = None
-        _make_folder(self._model_dir)
+        make_model_dir(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
+        request = TrainingRequest(
+            model_fn=self._model_fn,
+            input_fn=input_fn,
+            params=self._params,
+            settings=self._settings,
+            model_dir=self._model_dir,
+            compile_dir=self._compile_dir,
+            warm_start=self._warm_start,
+            hooks=tuple(hooks or ()),
+            listeners=tuple(saving_listeners or ()),
+            steps=steps,
+            last_step=max_steps,
+            is_cerebras=self._is_cerebras,
+            sparsifier=sparsifier,
+        )
+        if distributed_training.is_distributed(self._settings):
+            check_no_system("train_distribute", target.is_cs)
+            distributed_training.train(request)
+            return self
         with held(target, f"train {self._model_dir}"):
-            training_run.train(
-                TrainingRequest(
-                    model_fn=self._model_fn,
-                    input_fn=input_fn,
-                    params=self._params,
-                    settings=self._settings,
-                    model_dir=self._model_dir,
-                    compile_dir=self._compile_dir,
-                    warm_start=self._warm_start,
-                    hooks=tuple(hooks or ()),
-                    listeners=tuple(saving_listeners or ()),
-                    steps=steps,
-                    last_step=max_steps,
-                    is_cerebras=self._is_cerebras,
-                    sparsifier=sparsifier,
-                ),
-                target,
-            )
+            training_run.train(request, target)
         return self
 
     def evaluate(
@@ -197,14 +202,16 @@ class CerebrasEstimator:
         Raises:
             ValueError: If steps is not positive, steps is None with a cs_ip, or the input has no batch.
         """
-        if steps is not None and steps <= 0:
-            raise ValueError(f"Must specify steps > 0, given: {steps}")
-        _check_hooks(hooks)
+        check_steps(steps=steps)
+        check_hooks(hooks)
         show_run_lines()
         target = self._target(use_cs, ModeKeys.EVAL)
         restrictions.check_evaluation_steps(self._settings, target.is_cs, steps)
-        _make_folder(self._model_dir)
+        make_model_dir(self._model_dir)
         request = self._inference(input_fn, hooks, steps, checkpoint_path, name)
+        if distributed_evaluation.is_distributed(self._settings):
+            check_no_system("eval_distribute", target.is_cs)
+            return distributed_evaluation.evaluate(request)
         with held(target, f"evaluate {self._model_dir}"):
             return evaluation_run.evaluate(request, target)
 
@@ -243,7 +250,7 @@ class CerebrasEstimator:
             num_samples: Number of samples to yield; None: all.
             use_cs: Whether to use the config's cs_ip.
         """
-        _check_hooks(hooks)
+        check_hooks(hooks)
         target = self._target(use_cs, ModeKeys.PREDICT)
         request = self._inference(input_fn, hooks, None, checkpoint_path, None)
         with held(target, f"predict {self._model_dir}"):
@@ -252,7 +259,9 @@ class CerebrasEstimator:
     def compile(
         self, input_fn: Callable[..., Any], validate_only: bool | None = False, mode: str = ModeKeys.TRAIN
     ) -> None:
-        """Compile the model without running it. A later run takes the Program from the cache.
+        """Compile the model without running it. A later run reads the Program from the cache.
+
+        With micro_batch_size "explore" it compares all sizes and recommends one.
 
         Args:
             input_fn: As in train.
@@ -260,24 +269,24 @@ class CerebrasEstimator:
             mode: One of ModeKeys.
         """
         target = self._target(True, mode)
-        pipeline = InputPipeline(input_fn, self.params, mode, self._settings)
-        try:
-            model = call_model_fn(self._model_fn, pipeline, mode, self.params, self._settings, self._is_cerebras)
-            run_log.info("Done calling model_fn.")
-            if mode == ModeKeys.TRAIN:
-                step = training_ops(model).step
-            elif mode == ModeKeys.EVAL:
-                step = model.step([*evaluation_run.evaluation_ops(model).roots, local_init_of(model)])
-            else:
-                step = model.step(
-                    [*tf.nest.flatten(model.spec.predictions, expand_composites=True), local_init_of(model)]
-                )
-            folder = None if validate_only else self._compile_dir
-            compiled = compile_model(model, step, target.mode, self._settings.cs, folder)
-        finally:
-            pipeline.close()
+        compiled = compile_only(
+            CompileRequest(
+                model_fn=self._model_fn,
+                input_fn=input_fn,
+                params=self.params,
+                settings=self._settings,
+                mode=mode,
+                execution_mode=target.mode,
+                compile_dir=None if validate_only else self._compile_dir,
+                is_cerebras=self._is_cerebras,
+            )
+        )
         if validate_only:
             run_log.info("Validation passed: the model compiles for %s.", target.mode)
+        elif compiled.folder is None:
+            raise CompileError(
+                f"the model compiles, but the result could not be saved in {self._compile_dir}: see the warning above"
+            )
         elif compiled.compile_s:
             run_log.info("Compiled for %s in %.2f seconds: %s", target.mode, compiled.compile_s, compiled.folder)
 
@@ -334,15 +343,17 @@ class CerebrasEstimator:
             ValueError: If there is no checkpoint, or no receiver function.
         """
         checkpoint = checkpoint_path or self.latest_checkpoint()
+        if checkpoint is None and self._warm_start is not None:
+            checkpoint = checkpoint_of(self._warm_start)
         if checkpoint is None:
             raise ValueError(f"Couldn't find trained model at {self._model_dir}.")
         request = export.ExportRequest(
             model_fn=self._model_fn,
             params=self._params,
             settings=self._settings,
-            checkpoint=os.fspath(checkpoint),
+            checkpoint=checkpoint_location(checkpoint),
             receiver_fns=input_receiver_fn_map,
-            folder=os.fsdecode(export_dir_base),
+            folder=local_path(export_dir_base),
             assets=assets_extra or {},
             as_text=as_text,
         )
@@ -406,36 +417,7 @@ class CerebrasEstimator:
             warm_start=self._warm_start,
             hooks=tuple(hooks or ()),
             steps=steps,
-            checkpoint_path=os.fspath(checkpoint_path) if checkpoint_path else None,
+            checkpoint_path=checkpoint_location(checkpoint_path) if checkpoint_path else None,
             name=name,
             ignores_negative_labels=self._is_cerebras,
         )
-
-
-def _check_steps(steps: int | None, max_steps: int | None) -> None:
-    if steps is not None and max_steps is not None:
-        raise ValueError("Can not provide both steps and max_steps.")
-    for name, value in (("steps", steps), ("max_steps", max_steps)):
-        if value is not None and value <= 0:
-            raise ValueError(f"Must specify {name} > 0, given: {value}")
-
-
-def _check_listeners(listeners: Sequence[Any] | None) -> None:
-    for listener in listeners or ():
-        if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-            raise TypeError(f"All saving_listeners must be `CheckpointSaverListener` instances, given: {listener}")
-
-
-def _check_hooks(hooks: Sequence[Any] | None) -> None:
-    for hook in hooks or ():
-        if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
-            raise TypeError(f"Hooks must be a SessionRunHook, given: {hook}")
-
-
-def _make_folder(path: str) -> None:
-    try:
-        os.makedirs(path, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise SettingsError(f"model_dir {path} cannot be written ({error}). Choose another with model_dir.") from error

@@ -9,15 +9,54 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow.logs import run_log
+
 MOST_OPEN = 16
+_FAILURES = (OSError, RuntimeError, tf.errors.OpError)  # TensorFlow raises RuntimeError for a full disk
 
 _lock = threading.Lock()
 _open: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # folder -> (writer, opened at [s]); last used is last
 _closed: dict[str, Any] = {}
+_told: set[str] = set()
+
+
+class EventFile:
+    """The event file of a folder. If writing fails, it logs one warning and the run goes on. Hooks may use it too.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def add_summary(self, summary: Any, global_step: int | None = None) -> None:
+        """Add a Summary, or a serialized one."""
+        self._try(lambda writer: writer.add_summary(summary, global_step))
+
+    def add_session_log(self, session_log: Any, global_step: int | None = None) -> None:
+        """Add a SessionLog."""
+        self._try(lambda writer: writer.add_session_log(session_log, global_step))
+
+    def flush(self) -> None:
+        """Write the events that were added so far."""
+        self._try(lambda writer: writer.flush())
+
+    def _try(self, write: Callable[[Any], None]) -> None:
+        try:
+            write(event_writer(self._folder))
+        except _FAILURES as error:
+            if self._folder not in _told:
+                _told.add(self._folder)
+                run_log.warning(
+                    "The event file in %s cannot be written (%s). TensorBoard will lack values; the run goes on.",
+                    *(self._folder, (str(error).splitlines() or [type(error).__name__])[0]),
+                )
 
 
 def event_writer(folder: str) -> Any:

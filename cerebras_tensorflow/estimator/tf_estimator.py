@@ -6,7 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cerebras_tensorflow.estimator.config.run_config import EVALUATOR, RunConfig
+import tensorflow as tf
+
+from cerebras_tensorflow.estimator.config.cluster import EVALUATOR
+from cerebras_tensorflow.estimator.config.run_config import RunConfig
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.user_functions import parameters_of
 
@@ -113,16 +116,33 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
             export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
         )
 
+    def _create_and_assert_global_step(self, graph: tf.Graph) -> Any:
+        """Make the global step of a graph. Some programs call this private method of tf.estimator."""
+        return tf.compat.v1.train.create_global_step(graph)
+
     def _assert_members_are_not_overridden(self) -> None:
         """Raise an error if a subclass overrides a public member, as tf.estimator does."""
         for kind in type(self).__mro__:
-            if kind is Estimator:
+            if kind in (Estimator, EstimatorV2):
                 return
             overridden = sorted(name for name in vars(kind) if not name.startswith("_") and hasattr(Estimator, name))
             if overridden:
                 raise ValueError(
                     f"Subclasses of Estimator cannot override members of Estimator. {kind} does override {overridden}"
                 )
+
+
+class EstimatorV2(Estimator):
+    """The Estimator of TensorFlow 2, which has no export_savedmodel."""
+
+    _counts_all = True
+
+    @property
+    def export_savedmodel(self) -> Any:
+        """Raise AttributeError: TensorFlow 2 has export_saved_model only."""
+        raise AttributeError(
+            "`Estimator.export_savedmodel` has been deprecated. Please use `export_saved_model` instead."
+        )
 
 
 def _check_arguments(model_fn: Callable[..., Any]) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
-from cerebras_tensorflow.estimator.config.run_config import EVALUATOR, CSRunConfig, RunConfig
+from cerebras_tensorflow.estimator.config.cluster import EVALUATOR
+from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
+from cerebras_tensorflow.estimator.distributed.tasks import join_cluster, serve_parameters
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.evaluation.evaluator import Evaluation, Evaluator, evaluate_until_the_end
 from cerebras_tensorflow.estimator.export.exporters import Exporter
@@ -44,7 +46,9 @@ class TrainSpec(_TrainFields):
         _check_input_fn(input_fn)
         if max_steps is not None and max_steps <= 0:
             raise ValueError(f"Must specify max_steps > 0, given: {max_steps}")
-        return super().__new__(cls, input_fn, max_steps, _checked_hooks(hooks), tuple(saving_listeners or ()))
+        return super().__new__(
+            cls, input_fn, max_steps, _checked_hooks(hooks), _checked_hooks(saving_listeners, "CheckpointSaverListener")
+        )
 
 
 class EvalSpec(_EvalFields):
@@ -93,8 +97,8 @@ def train_and_evaluate(
 ) -> tuple[dict[str, Any] | None, list[Any] | None] | None:
     """Train to train_spec.max_steps. Evaluate after checkpoints, at least throttle_secs apart, and at the end.
 
-    TF_CONFIG may split the work between processes: task "chief" only trains, and task "evaluator" evaluates each new
-    checkpoint. "master" does both.
+    TF_CONFIG may split the work between processes. Tasks "chief" and "worker" train, "ps" holds the variables, and
+    "evaluator" evaluates each new checkpoint. "master" trains and evaluates.
 
     Returns:
         The metrics of the last evaluation, and the results of its exporters. (None, None) if training had already
@@ -102,7 +106,7 @@ def train_and_evaluate(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If TF_CONFIG makes this process a worker or a parameter server, since only one process trains here.
+        ValueError: If TF_CONFIG gives this process an unknown task, or there are several evaluators.
     """
     for value, kind, name in (
         (estimator, CerebrasEstimator, "estimator"),
@@ -124,18 +128,18 @@ def train_and_evaluate(
     if not cluster:
         run_log.info("Running training and evaluation locally (non-distributed).")
         return _train_with_evaluations(estimator, train_spec, eval_spec)
-    if task not in ("chief", "master"):
-        raise ValueError(
-            f"TF_CONFIG gives this process the task {task!r}, but one process trains here, and computes whole batches. "
-            "Start the chief alone, and the evaluator if there is one, or unset TF_CONFIG."
-        )
-    idle = {name: len(hosts) for name, hosts in cluster.items() if name in ("worker", "ps") and hosts}
-    if idle:
-        run_log.warning("This process trains alone; the others of TF_CONFIG's cluster have nothing to do: %s.", idle)
-    if task == "master":
+    if task == "ps":
+        serve_parameters(estimator.config)
+    elif task == "master":
+        server = join_cluster(estimator.config)
         _train_with_evaluations(estimator, train_spec, eval_spec)
+    elif task in ("chief", "worker"):
+        server = join_cluster(estimator.config)  # noqa: F841 - lives as long as the training
+        _train(estimator, train_spec, train_spec.saving_listeners if task == "chief" else ())
     else:
-        _train(estimator, train_spec, train_spec.saving_listeners)
+        raise ValueError(
+            f"Task type {task} is not supported. Supported task types are chief, evaluator, master, ps, worker"
+        )
     return None
 
 
@@ -205,11 +209,11 @@ def _check_input_fn(input_fn: Any) -> None:
         raise TypeError(f"`input_fn` must be callable, given: {input_fn}")
 
 
-def _checked_hooks(hooks: Iterable[Any] | None) -> tuple[Any, ...]:
+def _checked_hooks(hooks: Iterable[Any] | None, kind: str = "SessionRunHook") -> tuple[Any, ...]:
     checked = tuple(hooks or ())
     for hook in checked:
-        if not isinstance(hook, tf.compat.v1.train.SessionRunHook):
-            raise TypeError(f"All hooks must be `SessionRunHook` instances, given: {hook}")
+        if not isinstance(hook, getattr(tf.compat.v1.train, kind)):
+            raise TypeError(f"All hooks must be `{kind}` instances, given: {hook}")
     return checked
 
 

@@ -5,10 +5,9 @@ The table of all kernels that we tested is in README.md of this package.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from cerebras_tensorflow.graph.bodies import table_of_function
 from cerebras_tensorflow.graph.function_calls import called_functions, reachable_functions
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable
 from cerebras_tensorflow.graph.random_ops import is_replaceable, is_seeded
@@ -18,20 +17,53 @@ _DRAWS = "draws other numbers after a resume"
 _DRAWS_ALWAYS = "draws other numbers in each run"
 _SAMPLERS = ("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler",
              "FixedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler")  # fmt: skip
-_SAMPLER_ADVICE = "give the loss sampled_values made from tf.random.uniform"
 _POOLS = ("FractionalMaxPool", "FractionalAvgPool")
 _GENERATORS = ("StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "StatefulStandardNormalV2",
                "StatefulTruncatedNormal", "StatefulRandomBinomial", "RngSkip", "RngReadAndSkip")  # fmt: skip
-_OTHER_DRAWS = {
-    **dict.fromkeys(_SAMPLERS, (_DRAWS, _SAMPLER_ADVICE)),
-    "RandomCrop": (_DRAWS, "use tf.image.random_crop"),
-    "NonDeterministicInts": (_DRAWS_ALWAYS, "use tf.random.uniform with an integer dtype"),
-    "Skipgram": (_DRAWS, "make the pairs in the input pipeline"),
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Why an op is inexact, and what to do instead.
+
+    Attributes:
+        reason: The problem, as a clause without its subject.
+        advice: What to do instead.
+        applies: Whether a node of a graph has the problem.
+    """
+
+    reason: str
+    advice: str
+    applies: Callable[[Mapping[str, NodeDef], NodeDef], bool] = lambda _nodes, _node: True
+
+
+_POOL = _Rule(
+    _DRAWS,
+    "give it a seed, so that it pools the same regions in each step",
+    lambda _, node: not (node.attr["deterministic"].b and is_seeded(node)),
+)
+_SUM_ADVICE = "add the tensors two at a time"
+_ROWS = _Rule(
+    "updates rows that may repeat, in a timing-dependent order",
+    "make the rows unique before (tf.unique and tf.math.unsorted_segment_sum)",
+    lambda nodes, node: not has_distinct_rows(nodes, node),
+)
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(_SAMPLERS, _Rule(_DRAWS, "give the loss sampled_values made from tf.random.uniform")),
+    "RandomCrop": _Rule(_DRAWS, "use tf.image.random_crop"),
+    "NonDeterministicInts": _Rule(_DRAWS_ALWAYS, "use tf.random.uniform with an integer dtype"),
+    "Skipgram": _Rule(_DRAWS, "make the pairs in the input pipeline"),
+    **dict.fromkeys(_POOLS, _POOL),
+    "AddN": _Rule("adds its inputs in a timing-dependent order", _SUM_ADVICE, lambda _, node: node.attr["N"].i > 2),
+    "AccumulateNV2": _Rule(
+        "adds its inputs in the order in which they arrive", _SUM_ADVICE, lambda _, node: node.attr["N"].i > 2
+    ),
+    **dict.fromkeys(UPDATES_OF_ROWS, _ROWS),
+    "SymbolicGradient": _Rule(
+        "makes a gradient at run time, with sums and draws of its own", "use tf.function instead of Defun"
+    ),
 }
-_SUMS = {
-    "AddN": "adds its inputs in an order that follows timing",
-    "AccumulateNV2": "adds its inputs in the order in which they arrive",
-}
+"""Op type -> its rule."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +100,17 @@ def find_inexact_ops(graph_def: GraphDef) -> list[InexactOp]:
     result = [
         InexactOp(name, node.op, *problem, ops=(name,))
         for name, node in table.nodes.items()
-        for problem in _problems(table, node)
+        if (problem := _problem(table.nodes, node)) is not None
     ]
     result += _shared_generators(table)
     functions = reachable_functions(graph_def)
     for name, function in functions.items():
-        inner = table_of_function(function)
+        inner = {node.name: node for node in function.node_def}
         callers = _callers(graph_def, name, functions)
         result += [
             InexactOp(f"{name}/{node.name}", node.op, *problem, ops=callers)
             for node in function.node_def
-            for problem in _problems(inner, node)
+            if (problem := _problem(inner, node)) is not None
         ]
     return result
 
@@ -87,23 +119,12 @@ def _callers(graph_def: GraphDef, name: str, functions: Container[str]) -> tuple
     return tuple(node.name for node in graph_def.node if name in called_functions(node, functions))
 
 
-def _problems(table: NodeTable, node: NodeDef) -> Iterator[tuple[str, str]]:
-    """Yield (reason, advice) for each way in which a node is inexact."""
-    if node.op in _OTHER_DRAWS:
-        yield _OTHER_DRAWS[node.op]
-    elif is_replaceable(node):
-        yield _DRAWS, "call its function directly, not through an op that takes the function"
-    elif node.op in _POOLS and not (node.attr["deterministic"].b and is_seeded(node)):
-        yield _DRAWS, "give it a seed, so that it pools the same regions in each step"
-    elif node.op in _SUMS and node.attr["N"].i > 2:
-        yield _SUMS[node.op], "add the tensors two at a time"
-    elif node.op in UPDATES_OF_ROWS and not has_distinct_rows(table, node.name):
-        yield (
-            "updates rows that may come several times, in the order in which threads reach them",
-            "make the rows unique before (tf.unique and tf.math.unsorted_segment_sum)",
-        )
-    elif node.op == "SymbolicGradient":
-        yield "makes a gradient at run time, with sums and draws of its own", "use tf.function instead of Defun"
+def _problem(nodes: Mapping[str, NodeDef], node: NodeDef) -> tuple[str, str] | None:
+    """Return why a node is inexact, and what to do instead; None if it is exact."""
+    if is_replaceable(node):
+        return _DRAWS, "call its function directly, not through an op that takes the function"
+    rule = _RULES.get(node.op)
+    return (rule.reason, rule.advice) if rule is not None and rule.applies(nodes, node) else None
 
 
 def _shared_generators(table: NodeTable) -> Iterator[InexactOp]:

@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     GraphDef: TypeAlias = Any
     FunctionDef: TypeAlias = Any
 else:
-    from tensorflow.core.framework.function_pb2 import FunctionDef  # noqa: F401 (for the passes)
-
     GraphDef = tf.compat.v1.GraphDef
     NodeDef = tf.compat.v1.NodeDef
+    FunctionDef = type(GraphDef().library.function.add())  # TensorFlow has no public name for it
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Make reads of a variable run before its update in a step, by control edges.
+"""Fixes the order of the reads and writes of each variable in a step, with control edges.
 
 TensorFlow orders a ReadVariableOp and an update of the same variable only if data flows between them. Reads have no
-inputs, so in practice they run first. Weight streaming needs this order to be guaranteed.
+inputs, so in practice they run first. Weight streaming needs this order to be guaranteed. Several updates of one
+variable run as soon as their inputs are ready. This order depends on timing, and so would the last bits of a sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 
 from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
@@ -46,14 +47,57 @@ def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str
         read = deadness.alive(access.node) if access.switches else access.node
         if read not in {endpoint.node for endpoint in table.inputs[write]}:
             added.setdefault(write, []).append(read)
-    result = GraphDef(versions=graph_def.versions, library=graph_def.library)
-    for node in graph_def.node:
-        if added.get(node.name):
-            node = type(node).FromString(node.SerializeToString())
-            node.input.extend(f"^{read}" for read in dict.fromkeys(added[node.name]))
-        result.node.append(node)
-    result.node.extend(deadness.new_nodes)
-    return result
+    return _with_edges(graph_def, added, deadness)
+
+
+def writes_in_order(graph_def: GraphDef, train_node: str) -> GraphDef:
+    """Return the graph with a fixed order for all accesses of each variable that a step writes several times.
+
+    The order is a topological order of the graph, so it agrees with the model's data and control edges.
+
+    Args:
+        graph_def: The graph, with reads before writes.
+        train_node: Name of the train op. Other ops (initializers) do not count.
+    """
+    table = NodeTable(graph_def)
+    variables = find_variables(table, table.ancestors([train_node])).values()
+    several = [variable for variable in variables if len(variable.writes) > 1]
+    if not several:
+        return graph_def
+    order = order_nodes(table)
+    place = {name: number for number, name in enumerate(order)}
+    deadness = Deadness(table, order, "cs_write")
+    added: dict[str, list[str]] = {}
+    for variable in several:
+        before: list[VariableAccess] = []  # the last write, and the reads after it
+        for access in sorted(variable.accesses, key=lambda access: place[access.node]):
+            follows = [one.node for one in before if is_write(access.op) or is_write(one.op)]
+            new = [deadness.alive(name) for name in _independent(table, place, access.node, follows)]
+            added.setdefault(access.node, []).extend(new)
+            before = [access] if is_write(access.op) else [*before, access]
+    return _with_edges(graph_def, added, deadness)
+
+
+def _independent(table: NodeTable, place: Mapping[str, int], name: str, earlier: Sequence[str]) -> list[str]:
+    """Return the earlier nodes that a node does not depend on.
+
+    Args:
+        table: The graph.
+        place: Position of each node in a topological order.
+        name: The node.
+        earlier: Nodes before it in that order.
+    """
+    inputs = {endpoint.node for endpoint in table.inputs[name]}
+    left = [node for node in earlier if node not in inputs]
+    first = min((place[node] for node in left), default=len(place))
+    reached: set[str] = set()
+    pending = [name] if left else []
+    while pending:
+        needs = {endpoint.node for endpoint in table.inputs[pending.pop()]} - reached
+        new = [need for need in needs if place[need] >= first]
+        reached.update(new)
+        pending.extend(new)
+    return [node for node in left if node not in reached]
 
 
 def first_reads(table: NodeTable, variable: Variable) -> tuple[list[VariableAccess], list[VariableAccess]]:
@@ -61,3 +105,15 @@ def first_reads(table: NodeTable, variable: Variable) -> tuple[list[VariableAcce
     later = table.descendants(access.node for access in variable.writes)
     before = [access for access in variable.reads if access.node not in later]
     return before, [access for access in variable.reads if access.node in later]
+
+
+def _with_edges(graph_def: GraphDef, added: Mapping[str, Sequence[str]], deadness: Deadness) -> GraphDef:
+    """Return the graph with added control edges (node -> nodes before it) and the nodes that `deadness` has made."""
+    result = GraphDef(versions=graph_def.versions, library=graph_def.library)
+    for node in graph_def.node:
+        if added.get(node.name):
+            node = type(node).FromString(node.SerializeToString())
+            node.input.extend(f"^{before}" for before in dict.fromkeys(added[node.name]))
+        result.node.append(node)
+    result.node.extend(deadness.new_nodes)
+    return result

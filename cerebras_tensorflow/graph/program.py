@@ -8,6 +8,7 @@ from operator import add
 
 import numpy as np
 
+from cerebras_tensorflow.graph.micro_batches import MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.variables import Variable
 
@@ -23,22 +24,32 @@ LEND_TOKEN = "cs_lend_rows"  # rows start to stop as a flat array with one extra
 
 # A read of the global step after all updates of a training step.
 GLOBAL_STEP_AFTER = "cs_global_step_after"
+RESIDENT = "cs_resident/"  # scope of the nodes that set and read resident variables
 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """Name, type and size of a variable that the runtime keeps."""
+    """Name, type and size of a variable that the runtime keeps.
 
-    name: str  # in the checkpoint
-    dtype: str  # NumPy's name; "bfloat16" from ml_dtypes
+    Attributes:
+        name: Name in the checkpoint.
+        dtype: NumPy's name; "bfloat16" from ml_dtypes.
+        shape: Its shape; () if the graph does not fix it.
+        num_bytes: Its size; 0 if the graph does not fix its shape.
+        is_fixed: Whether the graph fixes the shape. A variable with `validate_shape=False` may change it.
+    """
+
+    name: str
+    dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    is_fixed: bool = True
 
     @classmethod
     def of(cls, variable: Variable) -> WeightSpec:
-        """Return the spec of a variable. Its shape must be known."""
-        assert variable.shape is not None
-        return cls(variable.name, variable.dtype.name, variable.shape, variable.num_bytes)
+        """Return the spec of a variable."""
+        is_fixed = variable.shape is not None
+        return cls(variable.name, variable.dtype.name, variable.shape or (), variable.num_bytes, is_fixed)
 
 
 class Residence(str, enum.Enum):
@@ -117,6 +128,7 @@ class Program:
         value_curve: Bytes of live values while each op of the order runs, from static shapes.
         held_curve: Peak bytes that moves hold in addition, while each op of the order runs; empty if nothing moves.
         notes: Large variables that stay in memory, and why.
+        micro_batches: How a step is computed in micro-batches; None: at once.
     """
 
     mode: str
@@ -133,6 +145,17 @@ class Program:
     held_curve: tuple[int, ...] = ()
     overhead_bytes: int = 0
     residence: Residence = Residence.STORE
+    micro_batches: MicroBatches | None = None
+
+    def repeats(self, event: Event) -> int:
+        """Return how many times a step makes a move. A step in micro-batches repeats its first part."""
+        plan = self.micro_batches
+        return plan.count if plan is not None and event.first < plan.num_first else 1
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that one step moves between the weight store and memory. An update reads and writes."""
+        return sum(event.num_bytes * (2 if event.kind == "update" else 1) for event in self.events)
 
     @property
     def value_bytes(self) -> int:
@@ -164,8 +187,10 @@ class Program:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all variables."""
-        return sum(spec.num_bytes for spec in (*self.streamed, *self.resident))
+        """Bytes of all variables, without totals of gradients."""
+        totals = {gradient.stored for gradient in self.micro_batches.gradients} if self.micro_batches else set()
+        streamed = sum(spec.num_bytes for index, spec in enumerate(self.streamed) if index not in totals)
+        return streamed + sum(spec.num_bytes for spec in self.resident)
 
 
 def resident_access_nodes(variables: list[Variable], dtypes: dict[str, int]) -> list[NodeDef]:
@@ -186,17 +211,17 @@ def resident_access_nodes(variables: list[Variable], dtypes: dict[str, int]) -> 
 
 def value_name(index: int) -> str:
     """Name of the placeholder for the value of a resident variable."""
-    return f"cs_resident/{index}/value"
+    return f"{RESIDENT}{index}/value"
 
 
 def assign_name(index: int) -> str:
     """Name of the op that sets a resident variable from its placeholder."""
-    return f"cs_resident/{index}/assign"
+    return f"{RESIDENT}{index}/assign"
 
 
 def read_name(index: int) -> str:
     """Name of the op that reads a resident variable."""
-    return f"cs_resident/{index}/read"
+    return f"{RESIDENT}{index}/read"
 
 
 def dtype_from_name(name: str) -> np.dtype:

@@ -48,6 +48,7 @@ SEEDED_COUNTER = "cs_random/seeded_counter"
 UNSEEDED_COUNTER = "cs_random/unseeded_counter"
 INITIALIZATION_STEP = 2**63  # a step number that no training step has
 _ALGORITHM = "cs_random/algorithm"
+_DRAWS_BITS = 40
 _FACTOR = np.array([0x9E3779B97F4A7C15], np.uint64)  # odd, so that different paths stay different; 2**64 / golden ratio
 _ONE = np.array([1], np.uint64)
 _ARGUMENTS = ("cs_random_path", "cs_random_seeded_counter", "cs_random_unseeded_counter")
@@ -77,21 +78,23 @@ def make_stateless(graph_def: GraphDef) -> GraphDef:
     return result
 
 
-def counter_feed(step: int, micro_step: int, entropy: int) -> dict[str, np.ndarray]:
+def counter_feed(step: int, micro_step: int, entropy: int, micro_batch: int = 0) -> dict[str, np.ndarray]:
     """Return the values of the two counters for one run of the graph.
 
     Args:
         step: Global step before the run, or INITIALIZATION_STEP.
         micro_step: Runs since the global step last changed (gradient accumulation), less than 2**20.
         entropy: Entropy for ops without a seed; any 64-bit number.
+        micro_batch: Number of the micro-batch in the step, less than 2**22. Each has its own 2**40 counter values.
 
     Returns:
         Name of the tensor -> (2,) uint64, lower word first.
     """
     upper = np.uint64((step << 20 | micro_step) & (2**64 - 1)) if step != INITIALIZATION_STEP else np.uint64(step)
+    first = micro_batch << _DRAWS_BITS
     return {
-        f"{SEEDED_COUNTER}:0": np.array([0, upper], np.uint64),
-        f"{UNSEEDED_COUNTER}:0": np.array([entropy & (2**63 - 1), upper], np.uint64),
+        f"{SEEDED_COUNTER}:0": np.array([first, upper], np.uint64),
+        f"{UNSEEDED_COUNTER}:0": np.array([((entropy & (2**63 - 1)) + first) & (2**64 - 1), upper], np.uint64),
     }
 
 

@@ -112,18 +112,22 @@ def find_variables(table: NodeTable, within: Container[str] | None = None) -> di
 
 def _follow_handle(table: NodeTable, variable: Variable, source: Endpoint, switches: tuple[Endpoint, ...]) -> None:
     for consumer in table.consumers[source.node]:
-        if source not in table.data_inputs(consumer):
-            continue
-        op = table.nodes[consumer].op
-        if op == "Identity":
-            _follow_handle(table, variable, Endpoint(consumer, 0), switches)
-        elif op == "Switch":
-            for port in (0, 1):
-                end = Endpoint(consumer, port)
-                _follow_handle(table, variable, end, (*switches, end))
-        elif op in READ_OPS or is_write(op):
-            variable.accesses.append(VariableAccess(consumer, op, switches))
-        elif op == "VarIsInitializedOp":
-            continue
-        else:
-            variable.obstacle = Obstacle(f"op {consumer} ({op}) takes it as a whole", (consumer,))
+        if source in table.data_inputs(consumer):
+            _note_consumer(table, variable, consumer, switches)
+
+
+def _note_consumer(table: NodeTable, variable: Variable, consumer: str, switches: tuple[Endpoint, ...]) -> None:
+    """Add what an op does with the handle of a variable; follow the handle through the op if it passes it on."""
+    op = table.nodes[consumer].op
+    if op == "Identity":
+        _follow_handle(table, variable, Endpoint(consumer, 0), switches)
+        return
+    if op == "Switch":
+        for end in (Endpoint(consumer, 0), Endpoint(consumer, 1)):
+            _follow_handle(table, variable, end, (*switches, end))
+        return
+    if op in READ_OPS or is_write(op):
+        variable.accesses.append(VariableAccess(consumer, op, switches))
+        return
+    if op != "VarIsInitializedOp":
+        variable.obstacle = Obstacle(f"op {consumer} ({op}) takes it as a whole", (consumer,))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.perf.timeline import STREAMS, Span, Timeline, lanes
 
@@ -19,11 +20,15 @@ _MICROSECONDS = 1e6
 
 
 def write_chrome_trace(path: Path, *timelines: Timeline) -> None:
-    """Write timelines into one file, each as a separate process. Viewers show a plan and a measured step together."""
+    """Write timelines into one file, each as a separate process. Viewers show a plan and a measured step together.
+
+    Raises:
+        OSError: If writing fails. An existing file then stays as it was.
+    """
     events = [event for number, timeline in enumerate(timelines) for event in _events(timeline, number + 1)]
     content = {"traceEvents": events, "displayTimeUnit": "ms"}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
+    files.write_text(path, json.dumps(content, separators=(",", ":")), is_durable=False)
 
 
 def read_chrome_trace(path: Path) -> list[Timeline]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.perf.layers import layer_spans, short_names
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Timeline
@@ -34,6 +35,7 @@ def write_picture(path: Path, *timelines: Timeline) -> None:
 
     Raises:
         SettingsError: If matplotlib is not installed.
+        OSError: If it cannot be written. An earlier file stays.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -63,7 +65,8 @@ def write_picture(path: Path, *timelines: Timeline) -> None:
         each.tick_params(length=3, pad=5, labelsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     title = "; ".join(f"{timeline.title}: {timeline.label}" for timeline in timelines)
-    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Title": title})
+    with files.atomic_file(path, is_durable=False) as file:
+        figure.savefig(file, dpi=_DOTS_PER_INCH, metadata={"Title": title}, format="png")
 
 
 def _unit(units: Sequence[_Unit], largest: float) -> _Unit:

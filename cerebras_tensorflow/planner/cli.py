@@ -19,7 +19,7 @@ from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config.env import EXECUTION_MODES, WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.planner.shapes import ShapeInputs, parse_shape
-from cerebras_tensorflow.text import did_you_mean
+from cerebras_tensorflow.text import did_you_mean, did_you_mean_file, tell
 
 if TYPE_CHECKING:
     from cerebras_tensorflow.planner.plan import StepPlan
@@ -73,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weight_store", choices=_STORES, help="as in csconfig (default: csconfig, else auto)")
     parser.add_argument("--window_bytes", type=int, help="bytes of weights in memory at a time (stream_window_bytes)")
     parser.add_argument("--memory_budget", help="most memory that the process may take, such as 4GB")
+    parser.add_argument(
+        "--micro_batch_size",
+        type=lambda text: int(text) if text.isdigit() else text,
+        help="samples of a batch to compute at a time: a number, auto or none (default: params, else none)",
+    )
     parser.add_argument("--store_dir", help="folder on the disk of the weight store (default: csconfig, else .)")
     parser.add_argument("--no_rates", action="store_true", help="do not measure this machine; leave out its step time")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
@@ -85,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> None:
     inputs = _given_inputs(options)
     _check(options)
-    content = _read_params(options.params)
+    content = _params_of(options.params)
     gc.disable()  # millions of objects, none of them garbage: collecting would take a third of the time
     model_fn, reference = load_model(options.model)
     from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
@@ -98,6 +103,7 @@ def _run(options: argparse.Namespace) -> None:
         "weight_store": options.weight_store,
         "stream_window_bytes": options.window_bytes,
         "memory_budget": options.memory_budget,
+        "micro_batch_size": options.micro_batch_size,
     }
     cs_config = settings.cs_config(params, overrides)
     store_dir = settings.store_folder(options.store_dir, cs_config)
@@ -111,7 +117,7 @@ def _run(options: argparse.Namespace) -> None:
         warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # planning allocates no tensors
         planned = plan.plan_step(model_fn, inputs, params, CSRunConfig(), mode, options.execution_mode, cs_config)
     if has_servers and not options.no_rates:
-        print("cs-plan: rates of weight servers are not measured, so no step time is estimated", file=sys.stderr)
+        tell("cs-plan: rates of weight servers are not measured, so no step time is estimated")
     _print_plan(options, planned, None if options.no_rates or has_servers else rates.measure(store_dir))
 
 
@@ -191,7 +197,7 @@ def _load_module(place: str) -> Any:
                 raise SettingsError(f"there is no module {place} ({error}); write a file as path/to/file.py") from error
     path = Path(place)
     if not path.is_file():
-        raise SettingsError(f"there is no file {place}")
+        raise SettingsError(f"there is no file {place}{did_you_mean_file(path, '*.py')}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -209,18 +215,12 @@ def _first_on_path(folder: Path) -> Any:
         sys.path.remove(str(folder))
 
 
-def _read_params(path: str | None) -> dict[str, Any]:
+def _params_of(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
-    import yaml
+    from cerebras_tensorflow.config.params_file import read_params
 
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise SettingsError(f"--params {path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise SettingsError(f"--params {path} must hold sections with keys and values, found {content!r:.80}")
-    return content
+    return read_params(path)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,9 @@ from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.step import compile_step
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.config.run_settings import run_settings
-from cerebras_tensorflow.estimator.execution.compile_model import streaming_options
+from cerebras_tensorflow.estimator.execution import micro_batch_size
+from cerebras_tensorflow.estimator.execution.compile_model import check_budget, streaming_options
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
 from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
@@ -58,12 +60,16 @@ class StepPlan:
     @property
     def read_bytes(self) -> int:
         """Bytes that a step reads from the store, without rows that gathers read."""
-        return sum(event.num_bytes for event in self.program.events if event.kind != "spill")
+        program = self.program
+        return sum(program.repeats(event) * event.num_bytes for event in program.events if event.kind != "spill")
 
     @property
     def written_bytes(self) -> int:
         """Bytes that a step writes to the store."""
-        return sum(event.num_bytes for event in self.program.events if event.kind in ("update", "spill"))
+        program = self.program
+        return sum(
+            program.repeats(event) * event.num_bytes for event in program.events if event.kind in ("update", "spill")
+        )
 
 
 def plan_step(
@@ -90,22 +96,45 @@ def plan_step(
         CompileError: If the graph cannot be compiled for the mode.
         ValueError: As in call_model_fn.
     """
+
+    def attempt() -> StepPlan:
+        return _plan_micro_batch(model_fn, inputs, params, config, mode, execution_mode, settings)
+
+    if mode == ModeKeys.TRAIN:
+        return micro_batch_size.first_that_fits(inputs, settings, params, attempt)
+    micro_batch_size.cut(inputs, settings, params, mode)
+    return attempt()
+
+
+def _plan_micro_batch(
+    model_fn: Callable[..., Any],
+    inputs: ShapeInputs,
+    params: Any,
+    config: Any,
+    mode: str,
+    execution_mode: str,
+    settings: CSConfig,
+) -> StepPlan:
+    """Plan a step with the micro-batches of the inputs; see plan_step."""
     model = call_model_fn(model_fn, inputs, mode, params, run_settings(config))
-    step = training_ops(model).step if mode == "train" else model.step(_outputs(model))
+    step = training_ops(model).step if mode == ModeKeys.TRAIN else model.step(_outputs(model))
     outputs = op_outputs(model.graph)
     op_bytes = {name: sum(output.num_bytes for output in made) for name, made in outputs.items()}
     op_flops = flops_of_ops(model.graph, {node.name for node in step.graph_def.node})
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
-    batch_bytes = sum(op_bytes[name] for name in model.inputs.names)
+    batch_bytes = model.inputs.micro_batches * sum(op_bytes[name] for name in model.inputs.names)
+    num_flops = model.inputs.micro_batches * sum(op_flops.values())
     options = streaming_options(model, execution_mode, settings)
     # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
     del model
     gc.collect()
     program = compile_step(step, execution_mode, options, outputs)
-    num_flops = sum(op_flops.values())
+    memory = plan_memory(program)
+    if micro_batch_size.requested(settings, params, mode) == "auto":
+        check_budget(execution_mode, options, memory)
     return StepPlan(
         program=program,
-        memory=plan_memory(program),
+        memory=memory,
         process_bytes=options.process_bytes,
         memory_budget=options.memory_budget,
         cs2=estimate(program, inputs.batch_size, batch_bytes, num_flops),
@@ -139,7 +168,31 @@ def timeline(plan: StepPlan, rates: Rates, is_in_memory: bool, title: str) -> Ti
     read, write = rates.disk_read_bytes_per_s, rates.disk_write_bytes_per_s
     if is_in_memory:
         read = write = rates.memory_bytes_per_s
-    return plan_timeline(plan.program, op_s, StreamRates(read, write, rates.memory_bytes_per_s), title, plan.live)
+    return plan_timeline(
+        _unrolled(plan.program), op_s, StreamRates(read, write, rates.memory_bytes_per_s), title, plan.live
+    )
+
+
+def _unrolled(program: Program) -> Program:
+    """Return the Program with the order and events of its first part repeated for each micro-batch."""
+    plan = program.micro_batches
+    if plan is None:
+        return program
+    first = [event for event in program.events if event.first < plan.num_first]
+    later = [event for event in program.events if event.first >= plan.num_first]
+    moved = [(event, number * plan.num_first) for number in range(plan.count) for event in first]
+    moved += [(event, (plan.count - 1) * plan.num_first) for event in later]
+    events = tuple(
+        replace(
+            event,
+            first=event.first + offset,
+            last=event.last + offset,
+            finishers=tuple((name, position + offset) for name, position in event.finishers),
+        )
+        for event, offset in moved
+    )
+    order = (*program.order[: plan.num_first] * plan.count, *program.order[plan.num_first :])
+    return replace(program, events=events, order=order)
 
 
 def step_s(line: Timeline) -> tuple[float, float]:

@@ -36,8 +36,8 @@ def cs_config(params: Mapping[str, Any], given: Mapping[str, Any]) -> CSConfig:
     for key in section:
         if key not in known:
             raise SettingsError(f"unknown csconfig key {key!r}; known: {', '.join(known)}")
-    budget = _section(params, "runconfig").get("memory_budget")
-    before = {"memory_budget": budget} if budget else {}
+    runconfig = _section(params, "runconfig")
+    before = {name: runconfig[name] for name in ("memory_budget", "micro_batch_size") if runconfig.get(name)}
     return CSConfig(**section | before | {name: value for name, value in given.items() if value is not None})
 
 

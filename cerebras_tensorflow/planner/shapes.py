@@ -65,17 +65,33 @@ class ShapeInputs:
         if not features:
             raise SettingsError(f"no input is given; describe each tensor of the batch with --input {_EXAMPLE}")
         self._features, self._labels = tuple(features), tuple(labels)
+        self._micro_batches = 1
+
+    graph = None
+    is_fed = True
 
     @property
     def batch_size(self) -> int:
         """Samples in a batch."""
         return self._features[0].dims[0] if self._features[0].dims else 1
 
-    def placeholders(self) -> Any:
-        """Make the placeholders in the current graph. Return them as BatchInputs."""
+    def cut_batches(self, micro_batch_size: int | None) -> None:
+        """Let the placeholders take micro-batches of this size; None: whole batches.
+
+        Raises:
+            SettingsError: If the batch cannot be cut into parts of this size.
+        """
+        size = micro_batch_size or self.batch_size
+        for dims in (shape.dims for shape in (*self._features, *self._labels) if shape.dims and micro_batch_size):
+            if dims[0] != self.batch_size or dims[0] % size:
+                raise SettingsError(f"micro_batch_size is {size}, which does not divide the first dim of {dims}")
+        self._micro_batches = self.batch_size // size
+
+    def batch(self) -> Any:
+        """Make placeholders in the current graph. Return them as BatchInputs."""
         import tensorflow as tf
 
-        from cerebras_tensorflow.estimator.model.inputs import PLACEHOLDER_PREFIX, BatchInputs
+        from cerebras_tensorflow.estimator.model.inputs import PLACEHOLDER_PREFIX, BatchInputs, shape_of_part
 
         names: list[str] = []
 
@@ -85,7 +101,8 @@ class ShapeInputs:
             except TypeError as error:
                 raise SettingsError(f"{shape.dtype!r} is not a dtype; expected one such as int32 or float32") from error
             names.append(f"{PLACEHOLDER_PREFIX}{len(names)}")
-            return tf.compat.v1.placeholder(dtype, shape.dims, name=names[-1])
+            dims = shape_of_part(tf.TensorShape(shape.dims), self._micro_batches)
+            return tf.compat.v1.placeholder(dtype, dims, name=names[-1])
 
         def structure(shapes: Sequence[Shape]) -> Any:
             if len(shapes) == 1 and shapes[0].name is None:
@@ -93,4 +110,4 @@ class ShapeInputs:
             made: Mapping[str, Any] = {str(shape.name): make(shape) for shape in shapes}
             return made or None
 
-        return BatchInputs(structure(self._features), structure(self._labels), tuple(names))
+        return BatchInputs(structure(self._features), structure(self._labels), tuple(names), self._micro_batches)

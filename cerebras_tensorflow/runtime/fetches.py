@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.graph.nodes import GraphDef, parse_input, prune
+from cerebras_tensorflow.graph.micro_batches import BATCH, CARRIED, TOTAL, Carried
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, parse_input, prune
 from cerebras_tensorflow.graph.program import Program, read_name
+from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
+from cerebras_tensorflow.runtime.added_ops import AddedOps
 from cerebras_tensorflow.runtime.stored_ops import call_store
 
 _SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # ops of the Program that an op beside the step may depend on
-_BATCH = "cs_input/"  # scope of the placeholders that take the batch
-
-
-class InputSession(Protocol):
-    """The input of a run. It has its own graph and session."""
-
-    graph: tf.Graph
-
-    @property
-    def session(self) -> Any:
-        """The TensorFlow session."""
-
-    def placeholder_of(self, tensor: Any) -> str | None:
-        """Return the name of the step's placeholder for a tensor of the batch. None for other tensors."""
 
 
 class FetchedGraph:
@@ -42,7 +31,6 @@ class FetchedGraph:
         original: The graph that model_fn built. It is not changed.
         streamed: Names of the variables in the store, by index.
         bind: Connects the store calls of a graph to the store.
-        inputs: The input. A tensor of the batch in its graph stands for the step's placeholder.
 
     Attributes:
         graph: The Program's graph.
@@ -55,9 +43,7 @@ class FetchedGraph:
         original: tf.Graph,
         streamed: Sequence[str] = (),
         bind: Callable[[GraphDef], GraphDef] = lambda graph_def: graph_def,
-        inputs: InputSession | None = None,
     ) -> None:
-        self._inputs = inputs
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
@@ -67,17 +53,26 @@ class FetchedGraph:
         self._specs = {spec.name: spec for spec in program.streamed}
         self._bind = bind
         self._added: set[str] = set()
+        plan = program.micro_batches
+        self._placed = AddedOps(program, original, self._is_of_batch) if plan is not None else None
+        self._operations: dict[str, Any] = {}
         self._assigns: dict[frozenset[str], bool] = {}
         self._beside: dict[str, bool] = {}
-        self._needs_batch: dict[frozenset[str], bool] = {}
+        self._placeholders: dict[frozenset[str], frozenset[str]] = {}
+
+    @property
+    def carried(self) -> Sequence[Carried]:
+        """The values that added ops take from the micro-batches of a step. The list grows when ops are added."""
+        return self._placed.carried if self._placed is not None else ()
 
     def operation(self, name: str | None) -> Any:
-        """Return an op of the Program's graph."""
-        return self.graph.get_operation_by_name(str(name))
+        """Return the op of the Program's graph for a name of the Program or of the original graph."""
+        return self._operations.get(str(name)) or self.graph.get_operation_by_name(str(name))
 
     def tensor(self, name: str) -> Any:
-        """Return a tensor of the Program's graph."""
-        return self.graph.get_tensor_by_name(name)
+        """Return the tensor of the Program's graph for a name of the Program or of the original graph."""
+        operation, _, port = name.rpartition(":")
+        return self.operation(operation).outputs[int(port)]
 
     def mapped(self, fetches: Any) -> Any:
         """Return fetches with each tensor and op replaced by the Program's one of the same name.
@@ -110,11 +105,10 @@ class FetchedGraph:
         """
         if isinstance(key, tf.SparseTensor):
             return self.mapped(key)
-        key = self._of_step(key)
         name = key if isinstance(key, str) else key.name
-        if not has_node(self.graph, name.split(":")[0]):
+        if not self._has(name.split(":")[0]):
             self._extend(name.split(":")[0])
-        return name
+        return self.tensor(name).name
 
     def is_beside_the_step(self, tensor: Any) -> bool:
         """Whether a tensor was added to the Program and depends on nothing in the step but its variables.
@@ -126,18 +120,22 @@ class FetchedGraph:
             return False
         if name not in self._beside:
             self._beside[name] = all(
-                other.name in self._added or other.type in _SHARED_OPS for other in ancestors([tensor.op])
+                (other.name in self._added and not other.name.startswith((TOTAL, CARRIED))) or other.type in _SHARED_OPS
+                for other in ancestors([tensor.op])
             )
         return self._beside[name]
 
     def needs_batch(self, names: frozenset[str]) -> bool:
         """Whether any op of these names depends on the batch."""
-        if names not in self._needs_batch:
-            self._needs_batch[names] = any(
-                operation.type == "Placeholder" and operation.name.startswith(_BATCH)
-                for operation in ancestors(map(self.operation, names))
+        return any(name.startswith(BATCH) for name in self.placeholders(names))
+
+    def placeholders(self, names: frozenset[str]) -> frozenset[str]:
+        """Return the names of the placeholders that the named ops depend on."""
+        if names not in self._placeholders:
+            self._placeholders[names] = frozenset(
+                operation.name for operation in ancestors(map(self.operation, names)) if operation.type == "Placeholder"
             )
-        return self._needs_batch[names]
+        return self._placeholders[names]
 
     def may_assign(self, names: frozenset[str], variable: str) -> bool:
         """Whether any op of these names, or any op it depends on, assigns a variable."""
@@ -151,21 +149,29 @@ class FetchedGraph:
 
     def _element(self, fetch: Any) -> Any:
         """Return the Program's tensor or op for one fetch."""
-        element = self._original.as_graph_element(self._of_step(fetch))
+        element = self._original.as_graph_element(fetch)
         name = element.name if isinstance(element, tf.Operation) else element.op.name
         if isinstance(element, tf.Tensor) and element.dtype == tf.resource and name in self._resident:
             # The name of a variable fetches its value. TensorFlow 2.16 to 2.18 cannot fetch the handle.
             return self.tensor(f"{read_name(self._resident[name])}:0")
-        if not has_node(self.graph, name):
+        total = self._placed.total_of(name) if self._placed is not None and isinstance(element, tf.Tensor) else None
+        if total is not None:
+            self._read_total(name, total.node)
+            return self.tensor(f"{total.node}:0")
+        if not self._has(name):
             self._extend(name)
-        return self.graph.as_graph_element(element.name)
+        return self.operation(name) if isinstance(element, tf.Operation) else self.tensor(element.name)
 
-    def _of_step(self, value: Any) -> Any:
-        """Return a fetch or feed. A tensor of the batch in the input's graph becomes the step's placeholder."""
-        if self._inputs is None or not isinstance(value, tf.Tensor) or value.graph is not self._inputs.graph:
-            return value
-        name = self._inputs.placeholder_of(value)
-        return value if name is None else self._original.get_tensor_by_name(name)
+    def _is_of_batch(self, name: str) -> bool:
+        return self._has(name) and self.needs_batch(frozenset([name]))
+
+    def _read_total(self, mark: str, name: str) -> None:
+        """Add the op that reads the total of a gradient, if it is in the store."""
+        if self._placed is not None and not self._has(name):
+            self._import([self._placed.read_of_total(mark, name.rsplit("/", 1)[0])], GraphDef())
+
+    def _has(self, name: str) -> bool:
+        return name in self._operations or has_node(self.graph, name)
 
     def _extend(self, name: str) -> None:
         """Add an op of the original graph to the Program, with everything that it depends on.
@@ -173,10 +179,25 @@ class FetchedGraph:
         Raises:
             CompileError: If it needs a streamed variable for something that the store cannot do.
         """
-        # The step's sums and functions went through the same pass. One function must not exist in two versions.
-        wanted, _ = fix_order_of_sums(prune(self._original.as_graph_def(), [name]))
-        missing = [node for node in wanted.node if not has_node(self.graph, node.name)]
-        missing = call_store(missing, self._streamed, self._specs)
+        # The step's functions went through the same passes. Keep one version of each function.
+        wanted = add_rows_in_order(fix_order_of_sums(prune(self._original.as_graph_def(), [name]))[0], {})
+        missing = [node for node in wanted.node if not self._has(node.name)]
+        if self._placed is not None:
+            missing = self._placed.placed(missing)
+            for text in (text for node in missing for text in node.input):
+                gradient = self._placed.gradient_read_by(text)
+                if gradient is not None:
+                    self._read_total(gradient, text)
+        self._import(missing, wanted)
+
+    def _import(self, missing: Sequence[NodeDef], wanted: GraphDef) -> None:
+        """Add nodes to the Program's graph.
+
+        Args:
+            missing: The nodes.
+            wanted: A graph with the functions that they call.
+        """
+        missing = call_store(list(missing), self._streamed, self._specs)
         new = {node.name for node in missing}
         known: dict[str, Any] = {}
         for node in missing:
@@ -189,9 +210,12 @@ class FetchedGraph:
                 )
         part = GraphDef(versions=wanted.versions, library=wanted.library)
         part.node.extend(missing)
+        names = [node.name for node in missing]
         with self.graph.as_default():
-            tf.graph_util.import_graph_def(self._bind(part), input_map=known, name="")
-        self._added |= new
+            # TensorFlow changes the name of an op that equals a name scope of the graph.
+            made = tf.graph_util.import_graph_def(self._bind(part), known, return_elements=names, name="")
+        self._operations.update(zip(names, made, strict=True))
+        self._added |= {operation.name for operation in made}
 
     def _after(self, operation: Any) -> Any:
         """Return a tensor that exists after an op ran: import_graph_def maps a control input only to a tensor."""

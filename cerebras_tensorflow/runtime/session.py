@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -15,8 +16,10 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, WeightSpec
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
-from cerebras_tensorflow.runtime.fetches import FetchedGraph, InputSession, has_node, leaves, op_names
+from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, leaves, op_names
 from cerebras_tensorflow.runtime.host.heap import trim_heap
+from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
+from cerebras_tensorflow.runtime.micro_batches.steps import GradientSums, MicroBatchRuns
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.variables import SessionVariables, streamed_names
 from cerebras_tensorflow.runtime.weight_store.calls import StoreCalls
@@ -42,7 +45,6 @@ class ProgramSession(tf.compat.v1.Session):
         store: The weight store for Program.streamed. None if nothing is streamed.
         session_config: ConfigProto to start from.
         next_batch: Called when a run needs a new batch. Returns tensor name -> array.
-        inputs: The input. Its ops and tensors may be run and fed too. None: only the Program's may.
     """
 
     def __init__(
@@ -53,9 +55,7 @@ class ProgramSession(tf.compat.v1.Session):
         store: WeightStore | None = None,
         session_config: Any = None,
         next_batch: Callable[[], Mapping[str, np.ndarray]] | None = None,
-        inputs: InputSession | None = None,
     ) -> None:
-        self._inputs = inputs
         self._original = graph
         self.program = program
         self._train_node = train_node
@@ -65,13 +65,23 @@ class ProgramSession(tf.compat.v1.Session):
         self._batch: Mapping[str, np.ndarray] | None = None
         graph_def = self._calls.bind(program.graph_def) if self._calls else program.graph_def
         bind = self._calls.bind if self._calls else lambda part: part
-        self._ops = FetchedGraph(program, graph_def, graph, streamed_names(program), bind, inputs)
+        plan = program.micro_batches
+        self._sums = GradientSums(plan, store) if plan is not None else None
+        if self._sums is not None:
+            graph_def = self._sums.bind(graph_def)
+        self._ops = FetchedGraph(program, graph_def, graph, streamed_names(program), bind)
         settings = session_settings(session_config, store is not None)
         self._session = tf.compat.v1.Session(graph=self._ops.graph, config=settings)
         self._variables = SessionVariables(program, self._ops, self._session, store)
         self._has_step_counters = has_node(self._ops.graph, SEEDED_COUNTER)
         self._entropy = secrets.randbits(63)
+        self._micro_batches: MicroBatchRuns | None = None
+        if plan is not None and self._sums is not None:
+            self._micro_batches = MicroBatchRuns(
+                plan, self._sums, self._session.run, self._ops.carried, self._ops.placeholders
+            )
         self._entered: list[ExitStack] = []
+        self._mapping = threading.Lock()
         self._step = 0
         self._micro_step = 0
         if store is not None:
@@ -125,23 +135,27 @@ class ProgramSession(tf.compat.v1.Session):
             CompileError: If a fetch needs a streamed variable for something that the store cannot do.
             StoreError: If the weight store failed.
         """
-        if self._inputs is not None and _is_of(self._inputs.graph, fetches, self._inputs):
-            return self._inputs.session.run(fetches, feed_dict, options=options, run_metadata=run_metadata)
-        self._variables.flush()
-        if self._store is not None:
-            self._store.between_steps()
-        mapped = self._ops.mapped(fetches)
+        with self._mapping:  # queue runners call this method in their threads
+            self._variables.flush()
+            mapped = self._ops.mapped(fetches)
+            feeds = {self._ops.feed_key(key): value for key, value in (feed_dict or {}).items()}
         names = frozenset(op_names(mapped))
         is_step = self._train_node is not None and self._train_node in names
         extra = self._step_fetches() if is_step else []
-        feeds = {self._ops.feed_key(key): value for key, value in (feed_dict or {}).items()}
+        if self._store is not None and (is_step or self._train_node is None):
+            self._store.between_steps()
         try:
             if is_step:
                 feeds.update(self._read_before_step(mapped, feeds))
-            feeds = {**self._standard_feeds(names, is_step), **feeds}
+            if is_step and self._micro_batches is not None:
+                feeds.update(self._run_micro_batches(self._micro_batches, [*leaves(mapped), *extra], feeds))
+                feeds = {**self._counters(), **feeds}
+            else:
+                feeds = {**self._standard_feeds(names, is_step), **feeds}
             result, after = self._session.run((mapped, extra), feeds, options=options, run_metadata=run_metadata)
         except tf.errors.OpError as error:
             original = self._calls.take_error() if self._calls else None
+            original = original or (self._sums.take_error() if self._sums else None)
             if original is not None:
                 raise original from error
             raise
@@ -206,6 +220,8 @@ class ProgramSession(tf.compat.v1.Session):
         """Release the session and the store."""
         self._session.close()
         self._variables.close()
+        if self._sums is not None:
+            self._sums.close()
         store, self._store = self._store, None
         if store is not None:
             store.close()
@@ -251,23 +267,29 @@ class ProgramSession(tf.compat.v1.Session):
 
     def _standard_feeds(self, names: frozenset[str], is_step: bool) -> dict[str, np.ndarray]:
         """Return the feeds of the Program's own placeholders: the step counters and the batch."""
-        feeds: dict[str, np.ndarray] = {}
-        if self._has_step_counters:
-            feeds.update(counter_feed(self._step, self._micro_step, self._entropy))
+        feeds = self._counters()
         if self._next_batch is not None and (is_step or self._ops.needs_batch(names)):
-            if self._batch is None:
-                self._batch = self._next_batch()
-            feeds.update(self._batch)
+            plan, batch = self.program.micro_batches, self._current_batch()
+            feeds.update(batch if plan is None else parts_of_batch(batch, plan.count)[0])
         return feeds
 
+    def _counters(self, micro_batch: int = 0) -> dict[str, np.ndarray]:
+        """Return the feeds of the counters that random ops draw from."""
+        if not self._has_step_counters:
+            return {}
+        return counter_feed(self._step, self._micro_step, self._entropy, micro_batch)
 
-def _is_of(graph: tf.Graph, fetches: Any, inputs: InputSession) -> bool:
-    """Whether all fetches are ops and tensors of the input's graph, and none is part of the batch."""
-    flat = list(fetches) if isinstance(fetches, (list, tuple)) else [fetches]
-    return bool(flat) and all(
-        getattr(one, "graph", None) is graph and (isinstance(one, tf.Operation) or inputs.placeholder_of(one) is None)
-        for one in flat
-    )
+    def _current_batch(self) -> Mapping[str, np.ndarray]:
+        assert self._next_batch is not None
+        if self._batch is None:
+            self._batch = self._next_batch()
+        return self._batch
+
+    def _run_micro_batches(
+        self, runs: MicroBatchRuns, fetched: Sequence[Any], feeds: Mapping[Any, Any]
+    ) -> dict[Any, np.ndarray]:
+        """Run the micro-batches of a step, and return the feeds of the update."""
+        return runs.feeds_of_update(fetched, self._current_batch(), feeds, self._counters)
 
 
 def session_settings(session_config: Any, is_streaming: bool) -> Any:

@@ -126,8 +126,8 @@ class SessionVariables:
         streamed = {index: self._program.streamed[index] for name, index in self._streamed.items() if name in wanted}
         held = self._opened().snapshot() if streamed else None
         if held is not None:
-            for index in range(len(self._program.streamed), len(self._program.stored)):
-                held.release(index)  # spilled values: the step that needed them is over
+            for index in set(range(len(self._program.stored))) - set(streamed):
+                held.release(index)  # spilled values and sums of gradients: the step that needed them is over
         try:
             self.flush()
             values = {

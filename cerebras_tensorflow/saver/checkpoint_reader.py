@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import local_path, object_location
 from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX
 from cerebras_tensorflow.saver.bundle.reader import BundleReader
 from cerebras_tensorflow.saver.hdf5 import reader as h5_reader
@@ -25,14 +26,19 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
 
     Args:
         path: A TensorFlow prefix or its `.index` file, an HDF5 or safetensors file, or a folder with a `checkpoint`
-            state file (its newest checkpoint is opened).
+            state file (its newest checkpoint is opened); or the URL of a checkpoint in object storage.
         accept_changed: Also read one of our HDF5 files that has lost its index; without checksums.
 
     Raises:
         CheckpointError: If the path does not exist, or is of a kind that we do not read.
         CorruptCheckpointError: If it is damaged.
     """
-    path = _resolve(os.fspath(path))
+    location = object_location(path)
+    if location is not None:
+        from cerebras_tensorflow.saver.objects.reader import ObjectReader
+
+        return ObjectReader(location)
+    path = _resolve(local_path(path))
     if not os.path.isfile(path):
         if path.endswith((H5_SUFFIX, SAFETENSORS_SUFFIX)) and not os.path.lexists(path + INDEX_SUFFIX):
             raise CheckpointError(f"{path}: no such file. Check the path.")
@@ -87,7 +93,7 @@ def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
 
     They may be incomplete: check with `is_complete`. A damaged state file counts as absent.
     """
-    folder = os.fspath(model_dir)
+    folder = local_path(model_dir)
     if not os.path.isdir(folder):
         return []
     try:
@@ -128,7 +134,7 @@ class CheckpointReader:
     @staticmethod
     def is_a_checkpoint(path: str | os.PathLike[str]) -> bool:
         """Whether a path is a complete checkpoint of a kind that we read."""
-        return not os.path.isdir(path) and is_complete(path)
+        return is_complete(path) if object_location(path) else not os.path.isdir(local_path(path)) and is_complete(path)
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
         """Return the shape of every tensor, as tf.train.load_checkpoint's reader does."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from cerebras_tensorflow import command_line
 from cerebras_tensorflow.errors import CerebrasError, CheckpointError
-from cerebras_tensorflow.text import one_line
+from cerebras_tensorflow.locations import checkpoint_location, object_location
+from cerebras_tensorflow.text import one_line, tell
 from cerebras_tensorflow.units import parse_size
 
 if TYPE_CHECKING:
@@ -52,13 +53,93 @@ def h5_to_tensorflow(argv: Sequence[str] | None = None) -> int:
 
 def inspect(argv: Sequence[str] | None = None) -> int:
     """Run the command cs-checkpoint."""
-    parser = _parser("cs-checkpoint", "List the contents of a checkpoint of any kind, or compare two")
-    parser.add_argument("path", help="a TensorFlow prefix, an HDF5 or safetensors file, or a model_dir")
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] == ["sweep"]:
+        return _sweep_command(words[1:])
+    if words[:1] == ["layout"]:
+        return _layout_command(words[1:])
+    parser = _parser(
+        "cs-checkpoint",
+        "List the contents of a checkpoint of any kind, or compare two. `cs-checkpoint layout` shows how a conversion "
+        "would split a checkpoint into files; `cs-checkpoint sweep` removes what killed writers left behind",
+    )
+    parser.add_argument("path", help="a TensorFlow prefix, an HDF5 or safetensors file, a model_dir, or a URL")
     parser.add_argument("--diff", metavar="OTHER", help="compare with another checkpoint; exit code 1 if they differ")
     parser.add_argument("--verify", action="store_true", help="compare every checksum")
     parser.add_argument("--accept-changed", action="store_true", help="also read an HDF5 file that lost its index")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words)
     return _guarded(parser.prog, lambda: _inspect(options))
+
+
+def _layout_command(words: list[str]) -> int:
+    parser = _parser("cs-checkpoint layout", "Show how a conversion would split a checkpoint into files")
+    parser.add_argument("path", help="a checkpoint of any kind")
+    shards = parser.add_mutually_exclusive_group()
+    shards.add_argument("--shard-size", metavar="SIZE", default="auto", help="as for the conversion; default: auto")
+    shards.add_argument("--layout", metavar="FILE", help="as for the conversion")
+    options = parser.parse_args(words)
+    return _guarded(parser.prog, lambda: _layout(options))
+
+
+def _layout(options: argparse.Namespace) -> int:
+    from cerebras_tensorflow.saver import inspection, sharding
+    from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+    from cerebras_tensorflow.saver.convert import Selection
+    from cerebras_tensorflow.units import format_bytes
+
+    with open_checkpoint(options.path) as reader:
+        if options.layout:
+            rules = sharding.read_layout(options.layout)
+            rules.check(reader.names())
+            lines = inspection.layout(reader, rules.shard)
+        else:
+            size = _shard_bytes(options, reader, Selection())
+            print(f"target size of a file: {format_bytes(size)}")
+            lines = inspection.layout(reader, sharding.by_size(size))
+        for line in lines:
+            print(line)
+    return 0
+
+
+def _sweep_command(words: list[str]) -> int:
+    parser = _parser("cs-checkpoint sweep", "Remove what killed writers left behind: files, or objects")
+    parser.add_argument("path", help="a model_dir; or the URL of a checkpoint, of a folder of them, or of a bucket")
+    parser.add_argument(
+        "--older-than",
+        metavar="HOURS",
+        type=float,
+        default=24.0,
+        help="keep younger objects, whose writer may be alive: longer than a save takes; default: 24",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the objects, and remove nothing")
+    options = parser.parse_args(words)
+    return _guarded(parser.prog, lambda: _sweep(options))
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from cerebras_tensorflow.units import format_bytes
+
+    location = object_location(options.path)
+    if not options.older_than >= 0:
+        raise ValueError(f"--older-than {options.older_than:g}: expected hours, 0 or more")
+    if location is None:
+        from cerebras_tensorflow.saver.files.atomic import FolderLock
+        from cerebras_tensorflow.saver.model_dir import retention
+
+        folder = checkpoint_location(options.path)
+        if options.dry_run or not isdir(folder):
+            raise CheckpointError(f"{folder}: {'--dry-run is for URLs' if isdir(folder) else 'no such folder'}")
+        with FolderLock(folder):
+            for path in retention.clean_up(folder):
+                print(one_line(f"removed {path}"))
+        return 0
+    from cerebras_tensorflow.saver.objects.sweep import sweep
+
+    leftovers = sweep(location, options.older_than * 3600, options.dry_run)
+    for item in leftovers:
+        print(one_line(f"{'found' if options.dry_run else 'removed'} {item.key}: {format_bytes(item.size)}"))
+    print(f"{len(leftovers)} objects, {format_bytes(sum(item.size for item in leftovers))}")
+    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -90,8 +171,16 @@ def _parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     shards = parser.add_mutually_exclusive_group()
-    shards.add_argument("--shard-size", metavar="SIZE", help="write files of at most this size, such as 5GB")
-    shards.add_argument("--layout", metavar="FILE", help="write the shards given in FILE, in lines of SHARD PATTERN")
+    shards.add_argument(
+        "--shard-size",
+        metavar="SIZE",
+        help="write files of at most this size, such as 5GB; auto: about 64 files of 1 to 32 GiB",
+    )
+    shards.add_argument(
+        "--layout",
+        metavar="FILE",
+        help="split by the rules in FILE, one SHARD PATTERN per line; the first match applies, and * matches the rest",
+    )
     parser.add_argument("--include", metavar="PATTERN", action="append", default=[], help="copy only such tensors")
     parser.add_argument("--exclude", metavar="PATTERN", action="append", default=[], help="leave out such tensors")
     parser.add_argument(
@@ -129,7 +218,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
             command_line.show(exc, f"{prog}: error: {' '.join(str(exc).split())}")
             return _BAD_INPUT
         except KeyboardInterrupt:
-            print(f"{prog}: interrupted; nothing of the target was kept", file=sys.stderr)
+            tell(f"{prog}: interrupted; nothing of the target was kept")
             raise
 
     return command_line.exit_code(prog, reported)
@@ -141,6 +230,7 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
     from cerebras_tensorflow.units import format_bytes, format_seconds
 
     start = time.monotonic()
+    source, target = checkpoint_location(source), checkpoint_location(target)
     if options.jobs < 1:
         raise ValueError(f"--jobs {options.jobs}: expected 1 or more")
     is_to_h5 = prog == "tensorflow-to-h5"
@@ -151,7 +241,8 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
         # Like `cp`, do not wait for the disk: the source survives a power failure. A replaced target would not.
         is_durable = convert.check_paths(reader.path, target, options.force) or options.sync
         total = convert.total_bytes(reader, selection)
-        _check_space(target, total)
+        if object_location(target) is None:
+            _check_space(target, total)
         with (
             Progress("Converting", total, is_shown=not options.quiet) as progress,
             _writer(options, reader, selection, target, is_durable, is_to_h5) as writer,
@@ -161,7 +252,7 @@ def _convert(prog: str, options: argparse.Namespace, source: str, target: str) -
             convert.verify(reader, target, selection)
     if not options.quiet:
         for name, reason in report.skipped.items():
-            print(one_line(f"{prog}: skipped {name}: {reason}"), file=sys.stderr)
+            tell(f"{prog}: skipped {name}: {reason}")
         seconds = time.monotonic() - start
         rate = format_bytes(report.num_bytes / seconds)
         verified = ", verified" if options.verify else ""
@@ -184,11 +275,16 @@ def _writer(
 
     shard_of = None
     if options.shard_size:
-        shard_of = sharding.by_size(parse_size(options.shard_size))
+        shard_of = sharding.by_size(_shard_bytes(options, reader, selection))
     elif options.layout:
         rules = sharding.read_layout(options.layout)
         convert.check_layout(reader, selection, rules)
         shard_of = rules.shard
+    location = object_location(target)
+    if location is not None:
+        from cerebras_tensorflow.saver.checkpoint_writer import open_writer
+
+        return open_writer(target, shard_of, "none" if not is_to_h5 else options.compression)
     if not is_to_h5:
         from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 
@@ -200,6 +296,15 @@ def _writer(
     from cerebras_tensorflow.saver.hdf5.sharded import ShardedH5Writer
 
     return ShardedH5Writer(target, shard_of, options.compression, options.jobs, is_durable)
+
+
+def _shard_bytes(options: argparse.Namespace, reader: TensorReader, selection: Selection) -> int:
+    """Return the requested size of a shard, or the default for the size of the checkpoint [B]."""
+    from cerebras_tensorflow.saver import convert, sharding
+
+    if options.shard_size == "auto":
+        return sharding.default_size(convert.total_bytes(reader, selection))
+    return parse_size(options.shard_size)
 
 
 def _selection(options: argparse.Namespace) -> Selection:
@@ -221,6 +326,8 @@ def _selection(options: argparse.Namespace) -> Selection:
 def _check_kind(reader: TensorReader, is_to_h5: bool) -> None:
     from cerebras_tensorflow.saver.bundle.reader import BundleReader
 
+    if object_location(reader.path):  # both commands convert from object storage
+        return
     is_bundle = isinstance(reader, BundleReader)
     if is_to_h5 and not is_bundle:
         raise CheckpointError(f"{reader.path}: not a TensorFlow checkpoint; h5-to-tensorflow converts HDF5 files")
@@ -229,6 +336,8 @@ def _check_kind(reader: TensorReader, is_to_h5: bool) -> None:
 
 
 def _target(target: str, is_to_h5: bool) -> str:
+    if object_location(target):
+        return target
     example = "model-ckpt-100.h5" if is_to_h5 else "model-ckpt-100"
     if isdir(target) or target.endswith("/"):
         raise CheckpointError(

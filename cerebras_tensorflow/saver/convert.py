@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import queue
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import ObjectLocation, object_location
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.files import range_copy
 from cerebras_tensorflow.saver.files.range_copy import RangeCopier
@@ -147,6 +149,9 @@ def check_paths(source: str, target: str, force: bool) -> bool:
     Raises:
         CheckpointError: If it would overwrite either.
     """
+    location = object_location(target)
+    if location is not None:
+        return _check_objects(source, location, force)
     source_files = {os.path.realpath(file) for file in files_of(source)}
     target_files = [file for file in files_of(target) if os.path.exists(file)]
     if os.path.realpath(source) == os.path.realpath(target) or any(
@@ -158,8 +163,19 @@ def check_paths(source: str, target: str, force: bool) -> bool:
     return bool(target_files)
 
 
+def _check_objects(source: str, target: ObjectLocation, force: bool) -> bool:
+    from cerebras_tensorflow.saver.objects.writer import exists
+
+    if source == str(target):
+        raise CheckpointError(f"{target}: source and target are the same checkpoint; choose another target")
+    is_there = exists(target)
+    if is_there and not force:
+        raise CheckpointError(f"{target}: exists. Use --force to replace it, or choose another target.")
+    return is_there
+
+
 def verify(source: TensorReader, target: str, selection: Selection) -> None:
-    """Read a copy back and compare it with its source; remove it if they differ.
+    """Read a copy back and compare it with its source; remove it if it is damaged or differs.
 
     Args:
         source: The source of the copy.
@@ -167,31 +183,61 @@ def verify(source: TensorReader, target: str, selection: Selection) -> None:
         selection: The tensors that were copied. If it changes types, only the copy's checksums are compared.
 
     Raises:
-        CheckpointError: If the copy is damaged or differs.
+        CorruptCheckpointError: If the copy is damaged or differs; it is removed.
+        CheckpointError: If either cannot be read, or the source is damaged; the copy stays.
     """
     try:
-        with open_source(target) as copied:
-            copied.verify()
-            if not selection.dtype_map:
-                _compare(source, copied, selection.names(source))
+        fault = _fault_of_copy(source, target, selection)
     except CheckpointError as error:
-        retention.remove(target)
         raise CheckpointError(
-            f"{error}. {target} was removed; convert again; if it fails again, check disk and memory"
+            f"{error}. {target} is written, but not verified, and stays; verify it with: "
+            f"cs-checkpoint --verify {target}"
         ) from error
+    if fault is None:
+        return
+    location = object_location(target)
+    if location is None:
+        retention.remove(target)
+    else:
+        from cerebras_tensorflow.saver.objects import writer
+
+        writer.remove(location)
+    raise CorruptCheckpointError(
+        f"{fault}. {target} was removed; convert again; if it fails again, check disk and memory"
+    ) from fault
 
 
-def _compare(first: TensorReader, second: TensorReader, names: Sequence[str]) -> None:
-    """Check that two checkpoints have equal values under the given names, in bounded memory."""
+def _fault_of_copy(source: TensorReader, target: str, selection: Selection) -> CorruptCheckpointError | None:
+    """Return what is wrong with a copy; raise what keeps us from knowing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            copied = stack.enter_context(open_source(target))
+            copied.verify()
+        except CorruptCheckpointError as error:
+            return error
+        # Damage that is found from here on is the source's.
+        name = None if selection.dtype_map else _first_difference(source, copied, selection.names(source))
+        if name is None:
+            return None
+        return CorruptCheckpointError(f"{copied.path}: tensor {name!r} differs from the one in {source.path}")
+
+
+def _first_difference(first: TensorReader, second: TensorReader, names: Sequence[str]) -> str | None:
+    """Return the first name whose values differ in two checkpoints, or None; in bounded memory."""
     for name in names:
+        if name not in second:
+            return name
         left, right = first.entry(name), second.entry(name)
         same = (left.dtype, left.shape) == (right.dtype, right.shape)
         if same and left.dtype.kind == "O":
             same = first.read(name).tolist() == second.read(name).tolist()
         elif same:
-            same = all(np.array_equal(*pair) for pair in aligned(first.chunks(name), second.chunks(name)))
+            # Read all pieces: the checksums come last, and may say that the first checkpoint is at fault.
+            for pair in aligned(first.chunks(name), second.chunks(name)):
+                same = np.array_equal(*pair) and same
         if not same:
-            raise CheckpointError(f"{second.path}: tensor {name!r} differs from the one in {first.path}")
+            return name
+    return None
 
 
 def _counted(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from cerebras_tensorflow.saver.hdf5.foreign import ForeignH5Reader
 from cerebras_tensorflow.saver.hdf5.reader import H5Reader
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, flat_view
 from cerebras_tensorflow.saver.names import files_of
+from cerebras_tensorflow.saver.objects.reader import ObjectReader
 from cerebras_tensorflow.saver.safetensors_file import SafetensorsReader
 from cerebras_tensorflow.text import one_line
 from cerebras_tensorflow.units import format_bytes
@@ -26,6 +27,9 @@ def describe(reader: TensorReader) -> Iterator[str]:
     total = sum(reader.entry(name).num_bytes for name in names)
     yield f"{one_line(reader.path)}: {_kind(reader)}, {len(names)} tensors, {format_bytes(total)}"
     yield f"read by: {', '.join(accepting_readers(reader))}"
+    if isinstance(reader, ObjectReader):
+        for name, size in zip(reader.manifest.objects, reader.manifest.sizes, strict=True):
+            yield f"object {name}: {format_bytes(size)}"
     for file in _files(reader):
         yield f"file {one_line(os.path.basename(file))}: {format_bytes(os.path.getsize(file))}"
     width = min(max((len(one_line(name)) for name in names), default=0), _MAX_WIDTH)
@@ -35,6 +39,19 @@ def describe(reader: TensorReader) -> Iterator[str]:
         yield f"{one_line(name):{width}}  {_type(entry):12} {_shape(entry):20} {format_bytes(entry.num_bytes)}{shard}"
     for name, reason in getattr(reader, "skipped", {}).items():
         yield f"{one_line(name)}: not a tensor: {one_line(reason)}"
+
+
+def layout(reader: TensorReader, shard_of: Callable[[str, int], int]) -> Iterator[str]:
+    """Yield a line for each shard into which `shard_of` splits a checkpoint: its number, size and tensors."""
+    shards: dict[int, list[tuple[str, int]]] = {}
+    for name in reader.names():
+        num_bytes = reader.entry(name).num_bytes
+        shards.setdefault(shard_of(name, num_bytes), []).append((name, num_bytes))
+    for number, members in sorted(shards.items()):
+        size = format_bytes(sum(num_bytes for _, num_bytes in members))
+        count = f"{len(members)} tensor{'s' if len(members) > 1 else ''}"
+        rest = f" ... {one_line(members[-1][0])}" if len(members) > 1 else ""
+        yield f"shard {number}: {size}, {count}: {one_line(members[0][0])}{rest}"
 
 
 def accepting_readers(reader: TensorReader) -> list[str]:
@@ -61,6 +78,8 @@ def accepting_readers(reader: TensorReader) -> list[str]:
         return ["this library", *known, "h5py"]
     if isinstance(reader, SafetensorsReader):
         return ["this library", "safetensors"]
+    if isinstance(reader, ObjectReader):
+        return ["this library"]
     return ["this library", "tf.train.load_checkpoint", "tf.compat.v1.train.Saver"]
 
 
@@ -128,6 +147,8 @@ def _kind(reader: TensorReader) -> str:
         return f"HDF5 by another writer ({reader.generation})"
     if isinstance(reader, H5Reader):
         return f"Cerebras HDF5 in {len(reader.index.shards)} shards" if reader.index.shards else "Cerebras HDF5"
+    if isinstance(reader, ObjectReader):
+        return f"{len(reader.manifest.objects)} data objects"
     return "safetensors" if isinstance(reader, SafetensorsReader) else "TensorFlow V2"
 
 
@@ -136,7 +157,7 @@ def _files(reader: TensorReader) -> list[str]:
         folder = os.path.dirname(reader.path)
         shards = [os.path.join(folder, shard) for shard in reader.index.shards]
         return [reader.path, *(shard for shard in shards if os.path.exists(shard))]
-    return files_of(reader.path)
+    return [] if isinstance(reader, ObjectReader) else files_of(reader.path)
 
 
 def _type(entry: TensorEntry) -> str:

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.files import extents
 from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting, write_all
 from cerebras_tensorflow.saver.interface import (
@@ -186,7 +187,7 @@ class SafetensorsWriter(TensorWriter):
     """
 
     def __init__(self, path: str | os.PathLike[str], entries: dict[str, TensorEntry]) -> None:
-        self.path = os.path.abspath(path)
+        self.path = os.path.abspath(local_path(path))
         self._entries = entries
         self._left = list(entries)
         header = _header(entries)

@@ -1,10 +1,12 @@
 """The choice of each tensor's shard: by size, or by name patterns in a layout file.
 
-Each line of a layout file is a rule, `SHARD PATTERN`, with a shell pattern for tensor names; `#` starts a comment:
+Each line of a layout file is a rule, `SHARD PATTERN`, with a shell pattern for tensor names. The first rule that
+matches a name applies, `*` matches the rest, and `#` starts a comment:
 
     0  embedding/*
     1  layer_[0-5]/*
-    2  layer_[6-9]/*
+    2  layer_*
+    3  *
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 _MAX_SHARDS = 99_999
+_REST = "*"
+# By default, a checkpoint has about this many files, with sizes within these limits.
+_NUM_FILES = 64
+_SMALLEST_BYTES, _LARGEST_BYTES = 1 << 30, 32 << 30
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Rules of (shard, name pattern). Every tensor must fit exactly one rule."""
+    """Rules of (shard, name pattern). The first one that matches a tensor's name gives its shard."""
 
     rules: tuple[tuple[int, str], ...]
 
@@ -26,28 +32,33 @@ class Layout:
         """Return the shard of a tensor.
 
         Raises:
-            ValueError: If no rule or several rules fit its name.
+            ValueError: If no rule matches its name.
         """
-        fitting = [(shard, pattern) for shard, pattern in self.rules if fnmatch.fnmatchcase(name, pattern)]
-        if not fitting:
-            raise ValueError(f"the layout has no rule for tensor {name!r}; add a line with its shard and a pattern")
-        if len(fitting) > 1:
-            rules = ", ".join(f"'{shard} {pattern}'" for shard, pattern in fitting)
-            raise ValueError(f"the layout has {len(fitting)} rules for tensor {name!r}: {rules}; keep one")
-        return fitting[0][0]
+        return self.rules[self._rule(name)][0]
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that every name fits exactly one rule, and every rule fits a name.
+        """Check that a rule matches each name, and that each rule is the first match of a name, except a last `*`.
 
         Raises:
             ValueError: If not; the text names the tensor or the rule.
         """
         names = list(names)
-        for name in names:
-            self.shard(name)
-        for shard, pattern in self.rules:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                raise ValueError(f"the layout's rule '{shard} {pattern}' fits no tensor")
+        used = {self._rule(name) for name in names}
+        for number, (shard, pattern) in enumerate(self.rules):
+            if number in used or (pattern == _REST and number + 1 == len(self.rules)):
+                continue
+            fits = any(fnmatch.fnmatchcase(name, pattern) for name in names)
+            problem = "comes too late: earlier rules fit all its tensors" if fits else "fits no tensor"
+            raise ValueError(f"the layout's rule '{shard} {pattern}' {problem}")
+
+    def _rule(self, name: str) -> int:
+        for number, (_, pattern) in enumerate(self.rules):
+            if fnmatch.fnmatchcase(name, pattern):
+                return number
+        raise ValueError(
+            f"the layout has no rule for tensor {name!r}; add a line with its shard and a pattern, or a last line "
+            f"'SHARD {_REST}' for all others"
+        )
 
 
 def read_layout(path: str) -> Layout:
@@ -74,6 +85,15 @@ def read_layout(path: str) -> Layout:
     if not rules:
         raise ValueError(f"{path}: no rules; expected lines such as '0 layer_1/*'")
     return Layout(tuple(rules))
+
+
+def default_size(total_bytes: int) -> int:
+    """Return the default size of a shard for a total size [B]: one that gives about 64 files, within 1 and 32 GiB.
+
+    >>> [default_size(gib << 30) >> 30 for gib in (1, 30, 640, 100_000)]
+    [1, 1, 10, 32]
+    """
+    return min(max(-(-total_bytes // _NUM_FILES), _SMALLEST_BYTES), _LARGEST_BYTES)
 
 
 def by_size(max_bytes: int) -> Callable[[str, int], int]:

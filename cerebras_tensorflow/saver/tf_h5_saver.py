@@ -22,9 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver import convert
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.files import mapped
 from cerebras_tensorflow.saver.hdf5.sharded import ShardedH5Writer
 from cerebras_tensorflow.saver.hdf5.update import update
@@ -123,10 +125,21 @@ class H5Checkpoint(Mapping[str, LazyTensor]):
         self.close()
 
 
-def writer(path: str | os.PathLike[str], sharding: Sharding | None = None, compression: str = "none") -> TensorWriter:
-    """Return a writer that takes one tensor at a time (`add`, `add_chunks`), in bounded memory."""
+def writer(
+    path: str | os.PathLike[str],
+    sharding: Sharding | None = None,
+    compression: str = "none",
+    has_many_attributes: bool = False,
+) -> TensorWriter:
+    """Return a writer that takes one tensor at a time (`add`, `add_chunks`), in bounded memory.
+
+    For a path it writes HDF5. For a URL in object storage it writes data objects and their manifest.
+    `has_many_attributes` is for one HDF5 file, as of `H5Writer`.
+    """
+    if object_location(path):
+        return open_writer(path, None if sharding is None else _shard_of(sharding), compression)
     if sharding is None:
-        return H5Writer(path, compression)
+        return H5Writer(path, compression, has_many_attributes=has_many_attributes)
     return ShardedH5Writer(path, _shard_of(sharding), compression)
 
 
@@ -187,7 +200,9 @@ def h5_to_tensorflow(
 ) -> convert.Report:
     """Convert an HDF5 checkpoint to TensorFlow's format in bounded memory; report what was copied."""
     shard_of = None if sharding is None else _shard_of(sharding)
-    with open_checkpoint(h5_path) as reader, BundleWriter(saver_path, shard_of) as target:
+    is_object = object_location(saver_path) is not None
+    target = open_writer(saver_path, shard_of) if is_object else BundleWriter(saver_path, shard_of)
+    with open_checkpoint(h5_path) as reader, target:
         return convert.copy(reader, target, selection)
 
 

@@ -47,7 +47,8 @@ class System(ABC):
         Args:
             execution_mode: Mode that the run needs, `pipelined` or `weight_streaming`.
             description: What runs, for `csctl get jobs` and for users who wait.
-            on_wait: Called with one line of text when the run starts to wait, and when the reason changes.
+            on_wait: Called with one line of text when the run starts to wait, when the reason changes, and every
+                ten minutes.
 
         Raises:
             ExecModeError: If an administrator has set the other mode; the text names the command that changes it.

@@ -41,6 +41,7 @@ from cerebras_tensorflow.system.job import (
     send_signal,
     user_name,
 )
+from cerebras_tensorflow.system.reminder import Reminder
 from cerebras_tensorflow.text import one_line, printable
 
 __all__ = [
@@ -125,12 +126,13 @@ class LiveJob:
         Args:
             admit: Called under the lock of the queue when it is this job's turn. It returns False if the system cannot
                 take the job yet, and raises an error if it cannot take it at all.
-            on_wait: Called with one line of text when the job starts to wait, and when the reason changes.
+            on_wait: Called with one line of text when the job starts to wait, when the reason changes, and every ten
+                minutes.
 
         Raises:
             SystemStateError: If the job was cancelled while it waited, and whatever `admit` raises.
         """
-        last_reason = None
+        reminder = Reminder(on_wait)
         while True:
             try:
                 waiting = self.try_start(admit)
@@ -142,9 +144,7 @@ class LiveJob:
                 waiting = Waiting(str(exc), POLL_S)
             if waiting is None:
                 return
-            if on_wait is not None and waiting.reason != last_reason:
-                on_wait(waiting.reason)
-                last_reason = waiting.reason
+            reminder.note(waiting.reason)
             time.sleep(waiting.look_again_s)
 
     def try_start(self, admit: Callable[[], bool]) -> Waiting | None:
@@ -215,9 +215,9 @@ class UnrecordedJob:
 
     def wait_for_wafer(self, admit: Callable[[], bool], on_wait: Callable[[str], None] | None = None) -> None:
         """Return once the system takes the job."""
+        reminder = Reminder(on_wait)
         while not admit():
-            if on_wait is not None:
-                on_wait(f"{self.record.system} is rebooting")
+            reminder.note(f"{self.record.system} is rebooting")
             time.sleep(POLL_S)
 
     def finish(self, phase: str, message: str = "") -> None:

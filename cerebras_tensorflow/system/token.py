@@ -25,17 +25,11 @@ def make(home: Path) -> Path:
     path = home / NAME
     if path.exists():
         return path
-    draft = home / f".{NAME}.{secrets.token_hex(8)}"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with open(files.open_new(draft, 0o600), "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
-        with suppress(FileExistsError):  # another server has created it meanwhile
-            os.link(draft, path)
+        files.create_once(path, f"{secrets.token_urlsafe(32)}\n".encode())
     except OSError as exc:
         raise SettingsError(f"cannot create the token file for clients, {path}: {exc}") from exc
-    finally:
-        draft.unlink(missing_ok=True)
     return path
 
 

@@ -64,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("-p", "--path", type=Path, default=Path(), help="folder for the archive (default: here)")
     export.set_defaults(run=_export)
 
+    volumes = commands.add_parser("check-volumes", help="Check which volumes can be mounted")
+    volumes.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    volumes.set_defaults(run=_check_volumes)
+
+    clear = commands.add_parser("clear-worker-cache", help="Clear the worker cache")
+    clear.set_defaults(run=lambda _home, _arguments: resources.NO_WORKER_CACHE)
+
     types = commands.add_parser("types", help="Display resource types")
     types.set_defaults(run=lambda _home, _arguments: "\n".join(resources.TYPES))
 
@@ -87,6 +94,11 @@ def _get(home: Path, arguments: argparse.Namespace) -> str:
     if arguments.output == "table":
         return resources.table(wanted)
     return _formatted(wanted.content if wanted.objects else {}, arguments.output)
+
+
+def _check_volumes(home: Path, arguments: argparse.Namespace) -> str:
+    checked = resources.check_volumes(home)
+    return resources.table(checked) if arguments.output == "table" else _formatted(checked.content, arguments.output)
 
 
 def _cancel(home: Path, arguments: argparse.Namespace) -> str:

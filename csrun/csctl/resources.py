@@ -17,6 +17,7 @@ TYPES = ("cluster", "jobs", "nodegroups", "volumes", "version")
 SINGULAR = {"job": "jobs", "nodegroup": "nodegroups", "volume": "volumes", "versions": "version", "clusters": "cluster"}
 AUTHORITY = "cluster-server.cerebras.local"
 NAMESPACE = "job-operator"
+NO_WORKER_CACHE = "Nothing to clear: the workers of the simulated systems keep no cache"
 
 Object = dict[str, Any]
 
@@ -79,10 +80,41 @@ def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -
         return _volumes(home)
     if kind == "version":
         info = {"meta": {"type": "version", "name": "cluster-server"}, "clusterServer": __version__}
-        return Resources(("COMPONENT", "__version__"), (("cluster-server", __version__),), (info,), "VersionInfo", True)
+        return Resources(("COMPONENT", "VERSION"), (("cluster-server", __version__),), (info,), "VersionInfo", True)
     raise ResourceError(
         f"resource type {kind} not found; expected one of {', '.join(TYPES)}{did_you_mean(kind, TYPES)}"
     )
+
+
+def check_volumes(home: Path) -> Resources:
+    """Return whether each volume can be given to --mount_dirs.
+
+    Raises:
+        ResourceError: If this site has no volumes.
+    """
+    from csrun import site
+
+    objects: list[Object] = []
+    for folder in site.read(home).mount_dirs:
+        is_there = os.path.isdir(folder)
+        is_valid = is_there and os.access(folder, os.R_OK | os.X_OK)
+        objects.append(
+            {
+                "name": _volume_name(folder),
+                "serverPath": folder,
+                "containerPath": folder,
+                "pathExists": is_there,
+                "validMountDir": is_valid,
+                "allowVenv": is_valid,
+                "details": "" if is_valid else "may not be read" if is_there else "no such folder on this machine",
+            }
+        )
+    if not objects:
+        raise ResourceError(f"this site has no volumes; list them in {home}/site.conf, as in MOUNT_DIRS=/data,/scratch")
+    # The published table omits pathExists.
+    keys = [key for key in objects[0] if key != "pathExists"]
+    rows = tuple(tuple(_cell(item[key]) for key in keys) for item in objects)
+    return Resources(tuple(key.upper() for key in keys), rows, tuple(objects), "Volume")
 
 
 def client_settings(address: str, authority: Mapping[str, str]) -> Object:
@@ -237,7 +269,7 @@ def _volumes(home: Path) -> Resources:
     from csrun import site
 
     folders: Sequence[str] = site.read(home).mount_dirs
-    rows = tuple((folder.strip("/").replace("/", "-"), "hostPath", folder, "", folder, "false") for folder in folders)
+    rows = tuple((_volume_name(folder), "hostPath", folder, "", folder, "false") for folder in folders)
     objects = tuple(
         {
             "meta": {"type": "volume", "name": row[0], "labels": {"allow-venv": "true"}},
@@ -247,3 +279,11 @@ def _volumes(home: Path) -> Resources:
     )
     columns = ("NAME", "TYPE", "CONTAINERPATH", "SERVER", "SERVERPATH", "READONLY")
     return Resources(columns, rows, objects, "Volume")
+
+
+def _volume_name(folder: str) -> str:
+    return folder.strip("/").replace("/", "-")
+
+
+def _cell(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()

@@ -58,6 +58,10 @@ class CsCtl:
         """Ask a job to stop, and kill it if it does not."""
         return self._guarded(context, lambda: self._cancel(request, context))
 
+    def ClearWorkerCache(self, _request: Any, _context: grpc.ServicerContext) -> Any:
+        """Reply that there is nothing to clear."""
+        return api.ClearWorkerCacheResponse(message=resources.NO_WORKER_CACHE)
+
     def ListResourceTypes(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         """Return the types of resources."""
         return api.ListResourceTypesResponse(items=[api.ResourceType(name=name) for name in resources.TYPES])

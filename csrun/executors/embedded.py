@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system.jobs import LiveJob, UnrecordedJob
-from csrun import interpreters, process, worker
+from csrun import interpreters, process, relay, worker
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.executors.standby import Standby
 from csrun.plan import LaunchPlan, Task, counts, folded, layout, task_environment
@@ -86,6 +86,7 @@ def _common_environment(launch: Launch) -> dict[str, str]:
         **interpreters.for_own_modules(),
         env.JOB_ID: str(launch.job.number),
         env.LAYOUT: layout(launch.plan),
+        **relay.environment(),
         "PYTHONUNBUFFERED": "1",
         **interpreters.environment(launch.plan.command),
     }

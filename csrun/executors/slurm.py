@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cerebras_tensorflow.system.jobs import LiveJob, UnrecordedJob
-from csrun import interpreters, process
-from csrun.console import tell
+from cerebras_tensorflow.text import tell
+from csrun import interpreters, process, relay
 from csrun.executors.embedded import CANCEL_GRACE_S
 from csrun.executors.interface import RESUME, Executor, Launch
 from csrun.plan import CHIEF, LaunchPlan, layout, srun_options
@@ -132,7 +132,7 @@ def _environment(plan: LaunchPlan, number: int) -> dict[str, str]:
         name: value for name, value in interpreters.for_own_modules().items() if name not in SIZES_OF_ANOTHER_STEP
     }
     ours = {env.JOB_ID: str(number), env.LAYOUT: layout(plan), "PYTHONUNBUFFERED": "1"}
-    return {**environ, **ours, **interpreters.environment(plan.command)}
+    return {**environ, **ours, **relay.environment(), **interpreters.environment(plan.command)}
 
 
 def _check_possible(plan: LaunchPlan, environ: Mapping[str, str]) -> None:

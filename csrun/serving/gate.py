@@ -13,6 +13,7 @@ from cerebras_tensorflow.config import env
 
 REQUEST_TIMEOUT_S = 10.0
 MAX_THREADS = 128
+MAX_CONNECTIONS = 256
 MAX_STREAMS = 96
 """Each run that holds or waits for a system takes a thread. The remaining threads answer other calls."""
 
@@ -27,6 +28,7 @@ OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     # Limits for clients that connect and send nothing, or too much.
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.max_concurrent_streams", MAX_THREADS),

@@ -15,6 +15,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemStateError
 from cerebras_tensorflow.system import jobs, protocol, registry, remote
 from cerebras_tensorflow.system.database import RecordsError
+from cerebras_tensorflow.system.reminder import Reminder
 from cerebras_tensorflow.text import one_line
 
 NAME_LIMIT = 64
@@ -55,13 +56,14 @@ class Systems:
         phase, message = jobs.FAILED, "the client disconnected before the end of the run"
         try:
             ended = _first_end(requests)
-            last_reason = None
+            said: list[str] = []
+            reminder = Reminder(said.append)
             while (
                 waiting := job.try_start(lambda: registry.admit(self._home, self._name, begin.execution_mode))
             ) is not None:
-                if waiting.reason != last_reason:
-                    yield protos.RunEvent(waiting_for=waiting.reason)
-                    last_reason = waiting.reason
+                reminder.note(waiting.reason)
+                if said:
+                    yield protos.RunEvent(waiting_for=said.pop())
                 if not context.is_active() or _got(ended, waiting.look_again_s) is not None:
                     return
             yield protos.RunEvent(job_id=job.id, job_number=job.number)

@@ -11,10 +11,12 @@ import asyncio
 import hmac
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ HOST_KEY_FILE = "ssh_host_key"
 LOGIN_TIMEOUT_S = 60.0
 WRONG_PASSWORD_PAUSE_S = 1.0
 MAX_CONNECTIONS = 100
+MAX_SHELLS = 100
+"""Each shell is a process."""
+MAX_VIEWERS = 80
+"""Most connections of viewers, and most of their shells. The others are for administrators."""
+MAX_SHELLS_OF_ONE = 10
+"""Most shells of one connection, which may ask for any number of them."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +109,13 @@ def served(home: Path, system: str, settings: SshSettings) -> Iterator[Listening
 
 
 class Door:
-    """State shared by all connections of a server: their number, and a lock per host for password checks. Final."""
+    """State that all connections share: numbers of connections and shells, and locks for password checks. Final."""
 
     def __init__(self) -> None:
         self._connections = 0
+        self._viewers = 0
+        self._shells: Counter[Any] = Counter()  # connection -> its shells
+        self._viewers_shells = 0
         self._turns = [asyncio.Lock() for _ in range(64)]
 
     def comes_in(self) -> bool:
@@ -112,9 +123,41 @@ class Door:
         self._connections += 1
         return self._connections <= MAX_CONNECTIONS
 
-    def goes_out(self) -> None:
+    def views(self) -> bool:
+        """Count a connection as a viewer's, and return whether there is room for it."""
+        self._viewers += 1
+        return self._viewers <= MAX_VIEWERS
+
+    def goes_out(self, is_viewer: bool) -> None:
         """Count a connection that has ended."""
         self._connections -= 1
+        self._viewers -= is_viewer
+
+    async def serve(self, process: Any, shell: Callable[[Any], Awaitable[None]]) -> None:
+        """Run a shell for a client, unless too many run."""
+        connection = process.get_extra_info("connection")
+        is_viewer = not process.get_extra_info("login").may_change
+        limit = self._reached(connection, is_viewer)
+        if limit:
+            process.stderr.write(f"{limit} are open already; close one, or try later\n".encode())
+            process.exit(1)
+            return
+        self._shells[connection] += 1
+        self._viewers_shells += is_viewer
+        try:
+            await shell(process)
+        finally:
+            self._shells[connection] -= 1
+            self._viewers_shells -= is_viewer
+            self._shells += Counter()  # forgets connections without a shell
+
+    def _reached(self, connection: Any, is_viewer: bool) -> str:
+        """Return the limit that allows a connection no further shell, as text; empty if there is none."""
+        if self._shells[connection] >= MAX_SHELLS_OF_ONE:
+            return f"{MAX_SHELLS_OF_ONE} shells of this connection"
+        if is_viewer and self._viewers_shells >= MAX_VIEWERS:
+            return f"{MAX_VIEWERS} shells of viewers"
+        return f"{MAX_SHELLS} shells" if self._shells.total() >= MAX_SHELLS else ""
 
     def turn(self, host: str) -> asyncio.Lock:
         """Return a host's lock for password checks: one guess at a time, over all its connections."""
@@ -129,6 +172,7 @@ class Gate:
         self._door = door
         self._connection: Any = None
         self._proof = ""
+        self._is_viewer = False
 
     def connection_made(self, connection: Any) -> None:
         """Keep the connection; end it if there are too many."""
@@ -138,7 +182,7 @@ class Gate:
 
     def connection_lost(self, _error: Exception | None) -> None:
         """Count the connection as ended; its session ends by itself."""
-        self._door.goes_out()
+        self._door.goes_out(self._is_viewer)
 
     def begin_auth(self, _username: str) -> bool:
         """Return that every user must authenticate."""
@@ -176,10 +220,14 @@ class Gate:
             return False
 
     def auth_completed(self) -> None:
-        """Remember who has logged in."""
+        """Remember who has logged in; end the connection if there are too many of viewers."""
         username = self._connection.get_extra_info("username")
         login = Login(f"{username} ({self._proof}) from {self._host()}", may_change=username == ADMINISTRATOR)
         self._connection.set_extra_info(login=login)
+        if not login.may_change:
+            self._is_viewer = True
+            if not self._door.views():
+                self._connection.abort()
 
     def _host(self) -> str:
         return str(self._connection.get_extra_info("peername")[0])
@@ -197,7 +245,7 @@ async def _listen(asyncssh: Any, home: Path, system: str, settings: SshSettings,
         settings.host,
         settings.port,
         server_host_keys=[key],
-        process_factory=lambda process: serve_login(process, home, system),
+        process_factory=lambda process: door.serve(process, partial(serve_login, home=home, system=system)),
         encoding=None,
         line_editor=False,
         agent_forwarding=False,

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow import command_line
+from cerebras_tensorflow.config.params_file import read_params
 from cerebras_tensorflow.errors import CerebrasError, CheckpointError, SettingsError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from reference_implementations.common import cluster
 from reference_implementations.common.sections import MODES, RunSettings
-from reference_implementations.common.settings import check_section, check_sections, read_yaml, write_yaml
+from reference_implementations.common.settings import check_section, check_sections, write_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
 
     def execute() -> int:
         options = _parser().parse_args(argv)
+        options.model_dir = local_path(options.model_dir)
         params = load_params(options, model.sections)
         _check_model_dir(options.model_dir)
         _execute(model, params, options)
@@ -97,7 +100,7 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
         SettingsError: As `common.settings` has it; also when both steps and max_steps are asked for.
     """
     path = Path(options.params)
-    content = read_yaml(path)
+    content = read_params(path)
     overrides = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(RunSettings)
@@ -117,6 +120,8 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
         for key in PATH_KEYS:
             if params.get(name, {}).get(key):
                 params[name][key] = _resolve(params[name][key], path.parent)
+        if "micro_batch_size" in overrides and name in params:
+            params[name]["micro_batch_size"] = overrides["micro_batch_size"]
     params["runconfig"]["cs_ip"] = with_port(params["runconfig"]["cs_ip"])
     params["runconfig"]["model_dir"] = str(options.model_dir)
     return params
@@ -191,6 +196,11 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--validate_only", action="store_true", help="check that the mode supports the model; no run")
     what.add_argument("--compile_only", action="store_true", help="compile; no run")
     parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB (default: no limit)")
+    parser.add_argument(
+        "--micro_batch_size",
+        type=lambda text: int(text) if text.isdigit() else text,
+        help="samples of a batch to compute at a time: a number, auto, none, or with --compile_only explore",
+    )
     group = parser.add_argument_group("cluster")
     group.add_argument("--num_csx", type=int, help="CS systems that share a batch")
     group.add_argument("--num_wgt_servers", type=int, help="weight servers")
@@ -301,6 +311,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
 
     given: dict[str, Any] = {
         "memory_budget": settings.memory_budget,
+        "micro_batch_size": settings.micro_batch_size,
         "num_csx": settings.num_csx,
         "max_wgt_servers": settings.num_wgt_servers,
         "max_act_per_csx": settings.num_act_servers,

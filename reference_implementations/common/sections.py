@@ -33,6 +33,7 @@ class RunSettings:
     throttle_secs: int = 0  # accepted, without effect: train_and_eval evaluates once
     disable_input_pipeline_ckpt: bool = False  # true: a resumed run starts the data from its beginning
     memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
+    micro_batch_size: int | str | dict[str, Any] | None = None  # for all modes; an input section overrides it
     num_csx: int | None = None
     num_wgt_servers: int | None = None
     num_act_servers: int | None = None
@@ -63,6 +64,7 @@ class CsSettings:
     min_stream_bytes: int = 64 * 1024
     use_xla: bool = False
     memory_budget: int | str | None = None  # runconfig's memory_budget overrides it
+    micro_batch_size: int | str | dict[str, Any] | None = None  # runconfig's micro_batch_size overrides it
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reads a params.yaml file into checked sections; no other module reads raw YAML.
+"""Checks the sections of a params file, and returns each as a dataclass.
 
 A frozen dataclass describes a section: its fields are the keys, their annotations the types, their defaults the
 defaults. Any other key is an error that names the nearest known keys.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import os
 import re
 import types
 import typing
@@ -57,30 +56,6 @@ RANGES: tuple[tuple[str, Range], ...] = (
     (_COUNTS, Range(1)),
 )
 """Pattern of a key's name -> allowed numbers. The first pattern that matches applies."""
-
-
-def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content of a YAML file that holds a mapping.
-
-    Raises:
-        SettingsError: If the file is missing, unreadable, not YAML, or not a mapping.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as exc:
-        raise SettingsError(f"cannot read the params file {os.fspath(path)!r}: {exc.strerror}") from exc
-    try:
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as exc:
-        place = exc.problem_mark
-        line = "" if place is None else f", line {place.line + 1}, column {place.column + 1}"
-        said = " ".join(word for word in (exc.problem, exc.context) if word)
-        raise SettingsError(f"{os.fspath(path)}{line}: not valid YAML: {said}") from exc
-    except yaml.YAMLError as exc:
-        raise SettingsError(f"{os.fspath(path)}: not valid YAML: {exc}") from exc
-    if not isinstance(content, dict):
-        raise SettingsError(f"{os.fspath(path)}: expected sections such as 'model:', found {type(content).__name__}")
-    return content
 
 
 def check_sections(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.common.sections import CsSettings, OptimizerSettings, RunSettings
@@ -33,6 +33,7 @@ class ImageInput:
     shuffle: bool = False
     shuffle_seed: int = 0
     repeat: bool = False
+    micro_batch_size: int | str | dict[str, Any] | None = None  # samples at a time: a number, auto, none or explore
     skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
 
     def __post_init__(self) -> None:

@@ -393,10 +393,7 @@ def many(folder: Path) -> None:
     value = np.arange(16, dtype=np.float32)
     first: dict[str, tuple[float, float]] = {}
     for count in (10_000, 100_000):
-        for label, path, writer in (
-            ("TensorFlow", folder / "m", BundleWriter),
-            ("HDF5", folder / "m.h5", H5Writer),
-        ):
+        for label, path, writer in (("TensorFlow", folder / "m", BundleWriter), ("HDF5", folder / "m.h5", H5Writer)):
             names = [f"block_{k // 100}/layer_{k}/kernel" for k in range(count)]
             write_s = timed(
                 lambda names=names, path=path, writer=writer: save_all(writer(path), dict.fromkeys(names, value))

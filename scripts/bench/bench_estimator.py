@@ -1,9 +1,11 @@
-"""Is training a GPT-2-sized model by our Estimator as fast as by tf.estimator of TensorFlow 2.15?
+"""Compares the training speed of our Estimator and of tf.estimator in TensorFlow 2.15.
 
     python scripts/bench/bench_estimator.py --theirs /path/to/venv-with-tensorflow-2.15/bin/python
 
-The same script in two virtual environments: a GPT-2 of 124 M parameters in plain TensorFlow ops, Adam, no checkpoints,
-no summaries, the same seed and the default threads. The method allows for other work on the machine:
+It runs the same script in two virtual environments, without checkpoints and summaries, with the same seed and the
+default threads. --model chooses the model: `gpt2` has 124 M parameters in plain TensorFlow ops and Adam;
+`dnn_classifier` is tf.estimator.DNNClassifier on numbers and embedded words, whose steps are short. The method allows
+for other work on the machine:
 - both processes of a pair are alive and run blocks of steps in turn, A B B A, while the other one waits;
 - the processes start one after the other, in an order that changes from pair to pair;
 - CPU seconds of the process, user and system, are printed next to wall time, and all figures are medians.
@@ -43,7 +45,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_STEPS = 3  # the first, and those in which caches warm up and threads start
+MODELS = ("gpt2", "dnn_classifier")
 PHASES = ("import", "input", "model_fn", "graph", "session", "first")
+WORDS, NUMBERS, ROWS = 8, 20, 12_800  # size of the table for dnn_classifier
 SHAPE = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1}
 CLOCKS = ("wall", "cpu")
 SIDES = ("ours", "theirs", "cerebras", "session", "checkpoints")
@@ -57,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "--ours", default=sys.executable, help="Python of an environment with this package's TensorFlow"
     )
     options.add_argument("--sides", default="ours,theirs", help=f"two of {', '.join(SIDES)}; the first over the second")
+    options.add_argument("--model", choices=MODELS, default=MODELS[0])
     options.add_argument("--pairs", type=int, default=4, help="pairs of processes")
     options.add_argument("--blocks", type=int, default=6, help="blocks of steps of each process")
     options.add_argument("--steps", type=int, default=4, help="steps of a block")
@@ -67,8 +72,11 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def loss_and_train_op(features: Any, labels: Any, params: Any) -> tuple[Any, Any]:
-    """GPT-2 in plain TensorFlow ops. B batch, S sequence, H hidden, N heads, D head size, V vocabulary."""
+def gpt2(features: Any, labels: Any, params: Any) -> tuple[Any, Any]:
+    """Return loss and train op of GPT-2 in plain TensorFlow ops.
+
+    B batch, S sequence, H hidden, N heads, D head size, V vocabulary.
+    """
     import numpy as np
     import tensorflow as tf
 
@@ -112,6 +120,31 @@ def loss_and_train_op(features: Any, labels: Any, params: Any) -> tuple[Any, Any
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.reshape(labels, [-1]), logits=logits)
     )
     return loss, v1.train.AdamOptimizer(1e-4).minimize(loss, v1.train.get_global_step())
+
+
+def dnn_classifier(features: Any, labels: Any) -> tuple[Any, Any]:
+    """Return loss and train op of a DNNClassifier."""
+    import tensorflow as tf
+
+    column = tf.feature_column
+    words = [column.categorical_column_with_hash_bucket(f"word{number}", 10_000) for number in range(WORDS)]
+    columns = [column.numeric_column("x", (NUMBERS,)), *(column.embedding_column(each, 16) for each in words)]
+    spec = tf.estimator.DNNClassifier([256, 128, 64], columns).model_fn(features, labels, "train", None)
+    return spec.loss, spec.train_op
+
+
+def batches(options: argparse.Namespace) -> Any:
+    """Return the Dataset of a model: one repeated batch for gpt2, rows of a table for dnn_classifier."""
+    import numpy as np
+    import tensorflow as tf
+
+    if options.model == "gpt2":
+        ids = tf.random.stateless_uniform([options.batch, options.sequence], [1, 2], 0, options.vocabulary, tf.int32)
+        return tf.data.Dataset.from_tensors(({"ids": ids}, ids)).repeat()
+    numbers = np.random.RandomState(0)
+    features = {f"word{column}": numbers.randint(0, 10**6, ROWS).astype(str) for column in range(WORDS)}
+    features["x"] = numbers.rand(ROWS, NUMBERS).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((features, numbers.randint(0, 2, ROWS))).batch(128).repeat()
 
 
 @dataclass(frozen=True)
@@ -186,7 +219,7 @@ def train_in_session(made: Any, input_fn: Any, hook: Any, params: dict[str, Any]
 
 def measured(options: argparse.Namespace) -> None:
     """Train in this process and send its times."""
-    if options.side in ("ours", "cerebras", "checkpoints"):
+    if options.side != "theirs" and (options.side != "session" or options.model != "gpt2"):
         sys.path.insert(0, str(ROOT))
         import cerebras_tensorflow as ours  # makes tf.estimator ours
     import tensorflow as tf
@@ -199,13 +232,12 @@ def measured(options: argparse.Namespace) -> None:
     marks = {"start": Moment(options.begun, 0.0), "import": Moment.now()}
 
     def input_fn() -> Any:
-        shape = [options.batch, options.sequence]
-        ids = tf.random.stateless_uniform(shape, [1, 2], 0, options.vocabulary, tf.int32)
-        return tf.data.Dataset.from_tensors(({"ids": ids}, ids)).repeat()
+        return batches(options)
 
     def made(features: Any, labels: Any, mode: str, params: Any) -> Any:
         marks["input"] = Moment.now()
-        loss, train_op = loss_and_train_op(features, labels, params)
+        is_gpt2 = options.model == "gpt2"
+        loss, train_op = gpt2(features, labels, params) if is_gpt2 else dnn_classifier(features, labels)
         marks["model_fn"] = Moment.now()
         return (loss, train_op) if kind is None else tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
@@ -242,7 +274,7 @@ class Side:
 
     def __init__(self, python: str, side: str, options: argparse.Namespace, errors: Any) -> None:
         words = [f"--{name}={getattr(options, name)}" for name in (*SHAPE, "steps")]
-        words += [f"--side={side}", f"--begun={time.time()!r}"]
+        words += [f"--side={side}", f"--model={options.model}", f"--begun={time.time()!r}"]
         environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
         self._errors = errors
         self._command = [python, str(Path(__file__).resolve()), *words]

@@ -1,9 +1,17 @@
-"""How does the rate of a CPU-heavy input_fn grow with the number of input workers? Answer in batches/s and as a ratio.
+"""Measures how the rate of an input pipeline changes with the number of input workers, in batches/s and as a ratio.
 
-    python scripts/bench/bench_input_workers.py [--workers 0 1 2] [--batches 60] [--runs 3]
+    python scripts/bench/bench_input_workers.py [--workers 0 1 2] [--kinds heavy images examples tokens] [--runs 3]
 
-Each run is a launch, `csrun_wse --input-workers W`; the rate excludes the first five batches, and so the
-start of TensorFlow in the workers. On N cores the ratio cannot exceed N.
+| kind | a batch | what a worker does for it |
+|---|---|---|
+| heavy | 8 numbers, 32 B | multiplies matrices, for about 40 ms |
+| images | 32 pictures as float32, 19 MB | casts and scales bytes |
+| examples | 64 parsed tf.train.Examples, 0.4 MB | parses |
+| tokens | 8 x 128 numbers, 8 kB | almost nothing |
+
+One launch starts all workers. Its chief measures the cases in turn, so that other work on the machine affects all of
+them equally. A rate excludes the first batches, because the pipeline starts during them. On N cores the ratio cannot
+exceed N.
 """
 
 from __future__ import annotations
@@ -15,69 +23,109 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
+
+KINDS = ("heavy", "images", "examples", "tokens")
 
 CHIEF = """
 import sys, time
+import numpy as np
 import tensorflow as tf
-from cerebras_tensorflow.runtime.input_workers import chief as input_workers
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.input_workers import chief
 
-tf.compat.v1.disable_eager_execution()
+v1 = tf.compat.v1
+v1.disable_eager_execution()
+seconds, runs, workers, kinds = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
 
-def heavy(seed):
-    matrix = tf.random.stateless_uniform([300, 300], [seed, 1])
-    return tf.reduce_sum(tf.while_loop(lambda i, _: i < 8, lambda i, m: (i + 1, tf.tanh(m @ m / 300)), [0, matrix])[1])
+def heavy():
+    def value(seed):
+        matrix = tf.random.stateless_uniform([300, 300], [seed, 1])
+        step = lambda i, m: (i + 1, tf.tanh(m @ m / 300))
+        return tf.reduce_sum(tf.while_loop(lambda i, _: i < 8, step, [0, matrix])[1])
+    return tf.data.Dataset.range(1 << 40).map(value).batch(8)
 
-options = tf.data.Options()
-options.threading.private_threadpool_size = 1
-dataset = tf.data.Dataset.range(1 << 40).map(heavy).batch(8).with_options(options)
-iterator = tf.compat.v1.data.make_initializable_iterator(input_workers.distributed(dataset))
-batch = iterator.get_next()
-config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
-with tf.compat.v1.Session(config=config) as session:
-    session.run(iterator.initializer)
-    for _ in range(5):
-        session.run(batch)
-    begin = time.perf_counter()
-    for _ in range(int(sys.argv[1])):
-        session.run(batch)
-    print("rate", int(sys.argv[1]) / (time.perf_counter() - begin))
+def images():
+    pictures = np.random.default_rng(1).integers(0, 256, (32, 224, 224, 3), np.uint8)
+    dataset = tf.data.Dataset.from_tensor_slices((pictures, np.arange(32))).repeat()
+    return dataset.map(lambda x, y: (tf.cast(x, tf.float32) / 255.0, y)).batch(32)
+
+def examples():
+    names = [f"feature_{number}" for number in range(6)]
+    def example(number):
+        value = tf.train.Feature(int64_list=tf.train.Int64List(value=range(number, number + 128)))
+        return tf.train.Example(features=tf.train.Features(feature=dict.fromkeys(names, value))).SerializeToString()
+    spec = {name: tf.io.FixedLenFeature([128], tf.int64) for name in names}
+    dataset = tf.data.Dataset.from_tensor_slices([example(number) for number in range(500)]).shuffle(100, 1).repeat()
+    return dataset.map(lambda text: tf.io.parse_single_example(text, spec)).batch(64)
+
+def tokens():
+    return tf.data.Dataset.range(1 << 40).map(lambda x: tf.fill([128], x)).batch(8)
+
+def rate(kind, count):
+    with tf.Graph().as_default():
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = 1
+        dataset = globals()[kind]().prefetch(1).with_options(options)
+        if count:
+            dataset = chief.remote(dataset, env.read().input_folder, count, lambda: False)
+        iterator = v1.data.make_initializable_iterator(dataset)
+        batch = iterator.get_next()
+        config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+        with v1.Session(config=config) as session:
+            session.run(iterator.initializer)
+            for _ in range(5):
+                session.run(batch)
+            begin, batches = time.perf_counter(), 0
+            while time.perf_counter() < begin + seconds:
+                session.run(batch)
+                batches += 1
+            return batches / (time.perf_counter() - begin)
+
+for run in range(runs):
+    for kind in kinds:
+        for count in map(int, workers.split(",")):
+            print("rate", kind, count, rate(kind, count), flush=True)
 """
 
 
-def rate(workers: int, batches: int) -> float:
-    """Return the rate of one launch [batches/s]."""
+def rates(arguments: argparse.Namespace) -> dict[tuple[str, int], list[float]]:
+    """Return the rates of each kind and number of workers, one for each run [batches/s]."""
     launcher = "import sys; from csrun.cli import csrun_wse; sys.exit(csrun_wse())"
-    options = ["--executor", "embedded", "--input-workers", str(workers), "--local-tasks", str(workers)]
+    most = str(max(arguments.workers))
+    options = ["--executor", "embedded", "--input-workers", most, "--local-tasks", most]
+    words = [str(arguments.seconds), str(arguments.runs), ",".join(map(str, arguments.workers)), *arguments.kinds]
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "CEREBRAS_HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-c", launcher, *options, "python", "-c", CHIEF, str(batches)]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    return float(next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("rate ")))
+        command = [sys.executable, "-c", launcher, *options, "python", "-c", CHIEF, *words]
+        done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    measured: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for line in done.stdout.splitlines():
+        if line.startswith("rate "):
+            _, kind, workers, rate = line.split()
+            measured[kind, int(workers)].append(float(rate))
+    return measured
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--batches", type=int, default=60)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a run [s]")
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, {arguments.runs} runs of {arguments.batches}"
-    )
-    print(f"{'workers':>7}  {'batches/s (median)':>18}  {'spread':>13}  ratio to the first")
-    found: dict[int, list[float]] = {workers: [] for workers in arguments.workers}
-    # In turns, so that other work on the machine affects all equally.
-    for _ in range(arguments.runs):
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, {arguments.runs} runs")
+    measured = rates(arguments)
+    print(f"{'kind':>8}  {'workers':>7}  {'batches/s (median)':>18}  {'spread':>15}  median ratio to the first")
+    for kind in arguments.kinds:
+        first = measured[kind, arguments.workers[0]]
         for workers in arguments.workers:
-            found[workers].append(rate(workers, arguments.batches))
-    first = None
-    for workers, rates in found.items():
-        rates.sort()
-        median = statistics.median(rates)
-        first = first or median
-        print(f"{workers:7d}  {median:18.1f}  {rates[0]:6.1f}-{rates[-1]:6.1f}  {median / first:.2f}", flush=True)
+            values = measured[kind, workers]
+            ratio = statistics.median(value / other for value, other in zip(values, first, strict=True))
+            spread = f"{min(values):.1f}-{max(values):.1f}"
+            print(f"{kind:>8}  {workers:7d}  {statistics.median(values):18.1f}  {spread:>15}  {ratio:.2f}")
 
 
 if __name__ == "__main__":

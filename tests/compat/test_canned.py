@@ -25,7 +25,7 @@ def batches() -> Any:
 
 
 def columns() -> list[Any]:
-    words = tf.feature_column.categorical_column_with_identity("word", 1000)
+    words = tf.feature_column.categorical_column_with_identity("word", 20_000)
     return [tf.feature_column.numeric_column("x", (3,)), tf.feature_column.embedding_column(words, 8)]
 
 
@@ -38,6 +38,13 @@ def test_a_dnn_classifier_trains_evaluates_and_predicts(tmp_path: Path, api: Any
     assert len(list(estimator.predict(batches))) == 32
 
 
+class Streamed(v1.train.SessionRunHook):
+    """Keeps the names of the weights that a run streams."""
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self.names = {spec.name for spec in session.program.streamed}
+
+
 @pytest.mark.parametrize("api", [v1.estimator, tf.estimator], ids=["v1", "v2"])
 def test_a_canned_estimator_trains_to_the_same_weights_in_both_modes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: Any
@@ -46,9 +53,11 @@ def test_a_canned_estimator_trains_to_the_same_weights_in_both_modes(
     for mode in (env.PIPELINED, env.WEIGHT_STREAMING):
         monkeypatch.setenv(env.EXECUTION_MODE, mode)
         config = tf.estimator.RunConfig(tf_random_seed=5)
-        estimator = api.DNNClassifier([4], columns(), str(tmp_path / mode), config=config).train(batches)
+        streamed = Streamed()
+        estimator = api.DNNClassifier([4], columns(), str(tmp_path / mode), config=config)
+        estimator.train(batches, hooks=[streamed])
         weights[mode] = {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
-    assert any("embedding" in name for name in weights[env.PIPELINED])
+    assert any("embedding" in name for name in streamed.names)
     # TensorFlow's Saver drops the partition: the v1 variable dnn/logits/kernel/part_0 is saved without part_0.
     assert {"dnn/hiddenlayer_0/kernel", "dnn/logits/kernel"} <= set(weights[env.PIPELINED])
     assert set(weights[env.PIPELINED]) == set(weights[env.WEIGHT_STREAMING])
@@ -98,6 +107,24 @@ def test_use_tpu_is_refused_and_the_error_names_the_alternative() -> None:
         tpu.TPUEstimator(tpu_model, config=tpu.RunConfig(), train_batch_size=2)
 
 
+def test_variables_that_change_their_shape_train_resume_and_are_saved(tmp_path: Path) -> None:
+    points = np.array([[0, 0], [0, 1], [10, 10], [10, 11]], np.float32)
+    for repeats in (2, 3):  # the second run resumes
+        estimator = v1.estimator.experimental.KMeans(
+            2, str(tmp_path), initial_clusters=points[[0, 2]], use_mini_batch=False
+        )
+        estimator.train(lambda: tf.data.Dataset.from_tensors({"x": points}).repeat(repeats))  # noqa: B023 - called now
+    assert estimator.get_variable_value("global_step") == 5
+    np.testing.assert_allclose(estimator.cluster_centers(), [[0, 0.5], [10, 10.5]], atol=1e-4)
+
+
+def test_a_head_makes_an_estimator_spec_of_ours() -> None:
+    with tf.Graph().as_default():
+        logits = tf.zeros([2, 1])
+        spec = tf.estimator.BinaryClassHead().create_estimator_spec({}, "infer", logits)
+    assert isinstance(spec, tf.estimator.EstimatorSpec)
+
+
 SCRIPT = """
 import cerebras_tensorflow
 import tensorflow.compat.v1 as tf
@@ -106,6 +133,10 @@ from tensorflow_estimator.python.estimator import model_fn, run_config, estimato
 from tensorflow.python.estimator import run_config as old_run_config
 from tensorflow.python.estimator.canned.head import _regression_head
 import tensorflow.python.estimator.estimator
+import tensorflow.python.training.tracking.util
+from tensorflow.python.tpu import tpu_config, tpu_estimator
+from tensorflow.python.training import training_ops
+from tensorflow.python.training.tracking import base, graph_view
 import tensorflow_estimator as wheel
 assert issubclass(dnn.DNNClassifier, tf.estimator.Estimator)
 assert tf.compat.v1.estimator.Estimator is tf.estimator.Estimator
@@ -113,6 +144,9 @@ assert old_run_config.RunConfig is tf.estimator.RunConfig is run_config.RunConfi
 assert run_config.TaskType.CHIEF == "chief" and model_fn.LOSS_METRIC_KEY == "loss"
 assert estimator_lib.maybe_overwrite_model_dir_and_session_config
 assert head_lib._regression_head is _regression_head
+assert tpu_estimator.TPUEstimator is tf.estimator.tpu.TPUEstimator
+assert tpu_config.RunConfig is tf.estimator.tpu.RunConfig
+assert training_ops.resource_apply_adam and base.Trackable and graph_view.ObjectGraphView
 assert wheel.estimator.DNNClassifier is dnn.DNNClassifier
 with tf.Graph().as_default():
     assert tf.layers.dense(tf.zeros([2, 3]), 1).shape == (2, 1)

@@ -686,3 +686,27 @@ def test_a_checkpoint_has_its_graph_beside_it(trained: Any) -> None:
     folder = Path(trained.model_dir)
     assert (folder / "graph.pbtxt").read_text(encoding="utf-8").startswith("node {")
     assert len(list(folder.glob("*.meta"))) == len(list(folder.glob("*.index")))
+
+
+def test_predict_gives_the_model_no_labels(tmp_path: Path) -> None:
+    given: list[Any] = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        given.append(labels)
+        return models.linear(features, labels, mode, None)
+
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path)).train(models.repeated, max_steps=1)
+    next(estimator.predict(models.repeated))
+    assert given[0] is not None
+    assert given[-1] is None
+
+
+def test_an_evaluation_initializes_its_own_variables_beside_a_local_init_op(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        if mode != tf.estimator.ModeKeys.EVAL:
+            return models.linear(features, labels, mode, None)
+        scaffold = V1.Scaffold(local_init_op=tf.compat.v1.local_variables_initializer())
+        return models.linear(features, labels, mode, None)._replace(scaffold=scaffold)
+
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path)).train(models.repeated, max_steps=1)
+    assert np.isfinite(estimator.evaluate(models.once, steps=1)["loss"])

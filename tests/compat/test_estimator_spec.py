@@ -276,7 +276,8 @@ def test_the_class_has_the_name_that_scripts_compare() -> None:
     assert cerebras_tensorflow.CSEstimatorSpec.__name__ == "CSEstimatorSpec"
     assert cerebras_tensorflow.CSRunConfig.__name__ == "CSRunConfig"
     assert cerebras_tensorflow.CerebrasEstimator.__name__ == "CerebrasEstimator"
-    assert tf.estimator.Estimator.__name__ == "Estimator"
+    assert tf.estimator.Estimator.__name__ == "EstimatorV2"
+    assert tf.compat.v1.estimator.Estimator.__name__ == "Estimator"
 
 
 @pytest.mark.parametrize("name", FIELDS)

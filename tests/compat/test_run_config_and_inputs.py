@@ -201,7 +201,7 @@ def test_shuffling_keeps_all_rows() -> None:
 )
 def test_malformed_arrays_are_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        numpy_input_fn(**arguments)
+        numpy_input_fn(**arguments)()
 
 
 def test_pandas_inputs() -> None:

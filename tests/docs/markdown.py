@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
+MODELS = ROOT / "reference_implementations"
 _MADE = ("_build", "generated", "build", "model_dir")
 
 
@@ -56,9 +57,14 @@ def documents() -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """The documents whose blocks run: README.md, CONTRIBUTING.md and docs/."""
-    pages_of_site = [path for path in documents() if path.is_relative_to(ROOT / "docs")]
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *pages_of_site]
+    """The documents whose blocks run: README.md, CONTRIBUTING.md, docs/ and reference_implementations/."""
+    inner = [path for path in documents() if path.relative_to(ROOT).parts[0] in ("docs", MODELS.name)]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *inner]
+
+
+def folder_of(page: Path) -> Path:
+    """Return the folder in which a page's first block runs: that of the page for a model, else the checkout."""
+    return page.parent if page.is_relative_to(MODELS) else ROOT
 
 
 def tokens(path: Path) -> list[Token]:

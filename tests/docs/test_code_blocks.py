@@ -1,8 +1,8 @@
-"""Every code block of README and docs runs when it is pasted.
+"""Every code block of README, docs and the reference models runs when it is pasted.
 
-The blocks of a page run in order in a copy of the checkout. Each block gets a new shell with the folder and variables
-that the last one left. If an `output` block follows, the printed text must match it. tests/docs/markdown.py lists the
-words after a fence that say how its block is tested.
+The blocks of a page run in order in a copy of the checkout; those of a model begin in the model's folder. Each block
+gets a new shell with the folder and variables that the last one left. If an `output` block follows, the printed text
+must match it. tests/docs/markdown.py lists the words after a fence that say how its block is tested.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import ROOT, Block, blocks, pages
+from tests.docs.markdown import MODELS, ROOT, Block, blocks, folder_of, pages
 
 RUNNABLE = ("bash", "python")
 LANGUAGES = (*RUNNABLE, "text", "yaml", "json", "dockerfile", "ini")
 OPTIONS = {"slow", "slurm", "file", "exits", "output", "norun"}
 TIMEOUT_S = 900
-# Pages that start TensorFlow many times.
-SLOW_PAGES = {"checkpoints.md", "porting.md", "quickstart.md", "training-what-does-not-fit.md"}
+# Pages that start TensorFlow many times, or train a model.
+SLOW_DOCS = {"checkpoints.md", "porting.md", "quickstart.md", "training-what-does-not-fit.md"}
 # Limit on blocks that no test runs.
 MOST_THAT_DO_NOT_RUN = 10
 
@@ -43,13 +43,33 @@ def is_run(block: Block) -> bool:
     return block.language in RUNNABLE and "norun" not in block.options and "file" not in block.options
 
 
+def runs(page_blocks: Sequence[Block]) -> bool:
+    """Whether at least one of the blocks is run."""
+    return any(map(is_run, page_blocks))
+
+
+def blocks_without(path: Path, *words: str) -> list[Block]:
+    """The blocks of a page that have none of the words."""
+    return [block for block in blocks(path) if not set(words) & set(block.options)]
+
+
 def page_id(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def is_slow(page: Path) -> bool:
+    return page.name in SLOW_DOCS or (page.is_relative_to(MODELS) and page.name != "TUTORIAL.md")
 
 
 def with_word(*words: str) -> list[Path]:
     """Pages with a block that has one of the words."""
     return [path for path in pages() if any(word in block.options for block in blocks(path) for word in words)]
+
+
+QUICK_PAGES = [path for path in pages() if not is_slow(path) and runs(blocks_without(path, "slow", "slurm"))]
+SLOW_PAGES = [
+    path for path in pages() if (is_slow(path) or path in with_word("slow")) and runs(blocks_without(path, "slurm"))
+]
 
 
 @pytest.mark.parametrize("path", pages(), ids=page_id)
@@ -84,6 +104,7 @@ def checkout(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "scripts" / "setup_venv.sh").write_text("#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     (tmp_path / "user").mkdir()
     return folder
@@ -92,12 +113,15 @@ def checkout(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 class Page:
     """Runs the blocks of one page."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._state = folder.parent / "shell_state"
+    def __init__(self, checkout: Path, path: Path) -> None:
+        self._folder = checkout / folder_of(path).relative_to(ROOT)
+        self._state = checkout.parent / "shell_state"
+        self._scripts = checkout.parent
         self._printed = ""
 
-    def play(self, page_blocks: Iterable[Block]) -> None:
+    def play(self, page_blocks: Sequence[Block]) -> None:
+        """Run blocks; fail if one fails or prints something else, or if there is none to run."""
+        assert runs(page_blocks), "no block to run"
         for number, block in enumerate(page_blocks):
             if "file" in block.options:
                 (self._cwd() / block.options["file"]).write_text(block.text)
@@ -107,7 +131,7 @@ class Page:
                 self._run(block, number)
 
     def _run(self, block: Block, number: int) -> None:
-        script = self._folder.parent / f"block_{number}.sh"
+        script = self._scripts / f"block_{number}.sh"
         script.write_text(block.text)
         if block.language == "python":
             program = self._cwd() / f"pasted_{number}.py"
@@ -149,18 +173,18 @@ def matches(expected: str, printed: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", [p for p in pages() if p.name not in SLOW_PAGES], ids=page_id)
+@pytest.mark.parametrize("path", QUICK_PAGES, ids=page_id)
 def test_the_quick_blocks_of_a_page_run_in_order(path: Path, checkout: Path) -> None:
-    Page(checkout).play(b for b in blocks(path) if not {"slow", "slurm"} & set(b.options))
+    Page(checkout, path).play(blocks_without(path, "slow", "slurm"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [p for p in pages() if p.name in SLOW_PAGES or p in with_word("slow")], ids=page_id)
+@pytest.mark.parametrize("path", SLOW_PAGES, ids=page_id)
 def test_all_blocks_of_a_page_run_in_order(path: Path, checkout: Path) -> None:
-    Page(checkout).play(b for b in blocks(path) if "slurm" not in b.options)
+    Page(checkout, path).play(blocks_without(path, "slurm"))
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("path", with_word("slurm"), ids=page_id)
 def test_all_blocks_of_a_page_run_under_slurm(path: Path, checkout: Path, slurm: None) -> None:
-    Page(checkout).play(b for b in blocks(path) if "slow" not in b.options)
+    Page(checkout, path).play(blocks_without(path, "slow"))

@@ -1,5 +1,5 @@
-// Preload this library into a process: writes to files whose path contains FAULT_MATCH fail with errno FAULT_ERRNO.
-// If FAULT_WHEN is set, they fail only once that file exists.
+// Preload this library into a process: writes to files whose path contains FAULT_MATCH, or one of its parts between
+// colons, fail with errno FAULT_ERRNO. If FAULT_WHEN is set, they fail only once that file exists.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,9 +13,15 @@
 
 static int fails(const char *path) {
     const char *match = getenv("FAULT_MATCH"), *when = getenv("FAULT_WHEN");
-    if (!match || !path || !strstr(path, match) || (when && access(when, F_OK))) return 0;
-    errno = atoi(getenv("FAULT_ERRNO"));
-    return 1;
+    char parts[1024], *rest;
+    if (!match || !path || (when && access(when, F_OK))) return 0;
+    snprintf(parts, sizeof parts, "%s", match);
+    for (char *part = strtok_r(parts, ":", &rest); part; part = strtok_r(NULL, ":", &rest))
+        if (strstr(path, part)) {
+            errno = atoi(getenv("FAULT_ERRNO"));
+            return 1;
+        }
+    return 0;
 }
 
 static int handle_fails(int handle) {
@@ -39,6 +45,7 @@ static int handle_fails(int handle) {
     }
 OPEN(open)
 OPEN(open64)
+int fflush(FILE *file) { REAL(fflush); return file && handle_fails(fileno(file)) ? EOF : real(file); }
 
 ssize_t write(int handle, const void *data, size_t size) { REAL(write); return handle_fails(handle) ? -1 : real(handle, data, size); }
 ssize_t pwrite(int handle, const void *data, size_t size, off_t at) { REAL(pwrite); return handle_fails(handle) ? -1 : real(handle, data, size, at); }

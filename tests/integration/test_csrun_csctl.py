@@ -259,6 +259,7 @@ def test_the_published_client_works(
     ):
         assert text in csctl("get", kind).stdout
     assert "jobs" in csctl("types").stdout
+    assert "keep no cache" in csctl("clear-worker-cache").stdout
     assert _without_server(csctl("config", "view").stdout) == _without_server(run("csctl", "config", "view").stdout)
     export = csctl("log-export", job_id, "-p", str(tmp_path))
     with zipfile.ZipFile(re.search(r"Logs archive: (\S+)", export.stdout).group(1)) as archive:

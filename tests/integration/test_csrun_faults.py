@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,18 +25,6 @@ sys.exit(3)
 WRITES = ("systems.sqlite", "jobs.sqlite", "/jobs", ".alive", "output.log", "task-0", "/done")
 AT_START = ("systems.sqlite", "jobs.sqlite", "/jobs", ".alive")
 """Files written before anything runs. Without permission to write them, a launch is refused and nothing is lost."""
-
-
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that makes writes fail."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    path = tmp_path_factory.mktemp("shim") / "faults.so"
-    source = Path(__file__).with_name("faults.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", path, source, "-ldl"], check=True)
-    return path
 
 
 @pytest.fixture

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
 import pytest
 
+from cerebras_tensorflow.runtime.host.gate import MAX_CONNECTIONS
 from cerebras_tensorflow.runtime.input_workers import process as input_worker
 from cerebras_tensorflow.runtime.input_workers import protocol
 from cerebras_tensorflow.runtime.weight_store import server as weight_server
@@ -41,7 +46,7 @@ with tf.compat.v1.Session() as session:
         session.run(batch)
         time.sleep(0.1)
 """
-UNARY = ("Open", "Hold", "Release", "EndHold", "Close")
+UNARY = ("Open", "Hold", "Release", "EndHold", "Close", "Stay")
 STREAMS = ("Read", "Gather")
 
 
@@ -121,13 +126,35 @@ def test_another_user_cannot_read_files_of_a_launch(launch: subprocess.Popen[str
         assert "Permission denied" in done.stderr, path
 
 
-def test_silent_connections_do_not_block_an_input_worker() -> None:
-    server, port = input_worker.start("127.0.0.1", "secret")
+@pytest.mark.parametrize(
+    ("module", "key", "method"),
+    [
+        (input_worker, protocol.TOKEN_KEY, protocol.BATCHES),
+        (weight_server, weight_server.TOKEN_KEY, f"/{weight_server.SERVICE}/Open"),
+    ],
+)
+def test_silent_calls_without_the_token_block_nobody(module: Any, key: str, method: str) -> None:
+    server, port = module.start("127.0.0.1", "secret")
+    never: queue.SimpleQueue[None] = queue.SimpleQueue()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        silent = [channel.stream_unary(f"/{protocol.SERVICE}/Batches") for _ in range(4 * input_worker.THREADS)]
-        waiting = [call.future(iter(()), timeout=TIMEOUT_S) for call in silent]
-        answers = channel.unary_stream(protocol.BATCHES)(b"", metadata=((protocol.TOKEN_KEY, "no"),), timeout=TIMEOUT_S)
-        assert refusal(lambda: next(answers)) is grpc.StatusCode.UNAUTHENTICATED
-        for call in waiting:
-            call.cancel()
+        silent = [channel.stream_stream(method)(iter(never.get, None)) for _ in range(4 * module.THREADS)]
+        call = channel.unary_unary(method)
+        # The server has read the message and found it wrong.
+        code = refusal(lambda: call(b"x", metadata=((key, "secret"),), timeout=TIMEOUT_S))
+        assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+        assert {refusal(lambda one=one: next(one)) for one in silent} == {grpc.StatusCode.UNAUTHENTICATED}
+        for _ in silent:
+            never.put(None)
+    server.stop(None)
+
+
+@pytest.mark.parametrize("module", [input_worker, weight_server])
+def test_a_server_closes_connections_beyond_its_limit(module: Any) -> None:
+    server, port = module.start("127.0.0.1", "secret")
+    with ExitStack() as stack:
+        links = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MAX_CONNECTIONS + 9)]
+        for link in links:
+            link.settimeout(TIMEOUT_S)
+        first = [link.recv(1) for link in links]  # HTTP/2 settings, or the end
+        assert first.count(b"") == 9
     server.stop(None)

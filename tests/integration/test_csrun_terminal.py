@@ -49,6 +49,30 @@ def test_the_command_can_read_from_the_terminal(home: Path, argv) -> None:
         assert terminal.exitstatus == 0
 
 
+PROGRESS = """
+from cerebras_tensorflow.progress import Progress
+with Progress("Waiting", 10, "steps", done=lambda: 5, clock=iter(range(0, 10**6, 5)).__next__) as progress:
+    progress.refresh()
+    print("a line of the script", flush=True)
+    input("enough? ")
+"""
+
+
+def test_a_progress_line_of_the_chief_is_on_the_terminal_and_not_in_the_log(home: Path, argv) -> None:
+    words = argv("csrun_wse", "python", "-c", PROGRESS)
+    terminal = pexpect.spawn(words[0], words[1:], encoding="utf-8", timeout=30, dimensions=(24, 100))
+    terminal.expect(r"\rWaiting: \[#+ +\]  50 %  5 of 10 steps  \S+  \S+ s left\x1b\[K")
+    terminal.expect_exact("\r\x1b[Ka line of the script")  # the line is erased first
+    terminal.expect_exact("enough? ")
+    terminal.sendline("yes")
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+    log = Path(jobs.record(home, 1).log).read_text()
+    assert "a line of the script\n" in log
+    assert "Waiting" not in log
+
+
 def test_ctrl_z_stops_the_whole_launch_and_fg_continues_it(home: Path, argv) -> None:
     words = argv("csrun_wse", "python", "-c", SAVING)
     shell = pexpect.spawn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -65,42 +64,6 @@ def test_a_signal_ends_the_step_saves_and_sets_the_exit_status(
     assert is_complete(newest)
     assert int(newest.rpartition("-")[2]) >= 10
     assert "Traceback" not in seen
-
-
-def test_a_run_killed_ten_times_ends_with_the_weights_of_an_unbroken_run(start: Start, tmp_path: Path) -> None:
-    unbroken = start("weight_streaming", tmp_path / "unbroken", 120)
-    expected = outcome(finish(unbroken))
-    assert len(expected) == 2
-    moments = random.Random(3)
-    for _ in range(10):
-        process = start("weight_streaming", tmp_path / "broken", 120, "pause_s=0.02")
-        try:
-            process.communicate(timeout=moments.uniform(3.5, 6.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        assert all(is_complete(path) for path in checkpoints_newest_first(tmp_path / "broken"))
-    assert outcome(finish(start("weight_streaming", tmp_path / "broken", 120)))[-1] == expected[-1]
-
-
-@pytest.mark.parametrize("mode", [pytest.param("pipelined", marks=pytest.mark.slow), "weight_streaming"])
-def test_a_run_killed_while_writing_hdf5_ends_with_the_weights_of_an_unbroken_run(
-    start: Start, tmp_path: Path, mode: str
-) -> None:
-    words = ["format=h5", "save_every=1"]
-    expected = outcome(finish(start(mode, tmp_path / "unbroken", 40, *words)))
-    moments = random.Random(4)
-    for _ in range(3):
-        process = start(mode, tmp_path / "broken", 40, *words, "pause_s=0.02")
-        wait_for(process, "Saving checkpoint")
-        try:
-            process.communicate(timeout=moments.uniform(0.1, 1.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        paths = checkpoints_newest_first(tmp_path / "broken")
-        assert all(is_complete(path) and path.endswith(".h5") for path in paths)
-    assert outcome(finish(start(mode, tmp_path / "broken", 40, *words)))[-1] == expected[-1]
 
 
 def test_a_second_signal_stops_at_once_and_leaves_no_partial_checkpoint(start: Start, tmp_path: Path) -> None:

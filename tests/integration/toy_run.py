@@ -59,7 +59,7 @@ def main() -> None:
     config = CSRunConfig(
         cs_ip=params.get("cs_ip"),
         save_checkpoints_steps=int(params.get("save_every", 5)),
-        keep_checkpoint_max=3,
+        keep_checkpoint_max=int(params.get("keep", 3)),
         checkpoint_format=params.get("format", "auto"),
         log_step_count_steps=10,
         save_summary_steps=10,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ def parser() -> command_line.Parser:
     show = commands.add_parser("show")
     show.add_argument("--max-jobs", type=int)
     show.add_argument("--mode", choices=("train", "eval"))
+    commands.add_parser("sum").add_argument("--model", required=True)
     return parser
 
 
@@ -36,12 +38,19 @@ def test_options_may_have_hyphens_or_underscores(words: list[str]) -> None:
         (["show", "--mode", "trian"], "'train'"),
         (["show", "--max-jbos", "3"], "'--max-jobs'"),
         (["--outdir=x", "show"], "'--out_dir'"),
+        (["sum", "--modle", "x"], "'--model'"),
     ],
 )
 def test_a_mistyped_word_gets_a_suggestion(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         parser().parse_args(words)
     assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_an_option_of_another_command_is_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(["sum", "--model", "x", "--max-jbos", "3"])
+    assert "did you mean" not in capsys.readouterr().err
 
 
 def test_every_command_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,6 +69,15 @@ def test_an_error_of_ours_is_one_line_without_escapes(
     monkeypatch.delenv("CEREBRAS_DEBUG", raising=False)
     assert command_line.exit_code("cs-tool", fail) == 1
     assert capsys.readouterr().err == "cs-tool: no \\x1b[31m good\n"
+
+
+def test_an_unusable_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def write() -> int:
+        Path("/nonexistent/x").write_text("")
+        return 0
+
+    assert command_line.exit_code("cs-tool", write) == 1
+    assert capsys.readouterr().err == "cs-tool: [Errno 2] No such file or directory: '/nonexistent/x'\n"
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from cerebras_tensorflow import tf_private
 
@@ -26,9 +28,21 @@ def test_the_definition_of_an_op_says_whether_it_is_stateful() -> None:
     assert [definition.is_stateful for definition in definitions] == [False, True]
 
 
-@pytest.mark.parametrize("name", ["LossesContainer", "MetricsContainer"])
-def test_keras_has_the_containers_of_a_compiled_model(name: str) -> None:
-    assert isinstance(getattr(tf_private.keras_compile_utils(), name), type)
+@pytest.mark.parametrize("name", ["model_to_estimator", "_create_keras_model_fn", "_save_first_checkpoint"])
+def test_the_wheel_makes_estimators_from_keras_models(name: str) -> None:
+    assert callable(getattr(tf_private.keras_lib(), name))
+
+
+def test_listing_the_devices_creates_no_eager_context() -> None:
+    code = """
+import tensorflow as tf
+from cerebras_tensorflow import tf_private
+names = tf_private.list_physical_devices()
+tf.config.threading.set_inter_op_parallelism_threads(3)  # fails once there is an eager context
+print(names)
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "/physical_device:CPU:0" in output
 
 
 def test_importing_the_module_loads_no_tensorflow() -> None:
@@ -46,3 +60,47 @@ def test_options_of_a_dataset_are_read_from_its_graph() -> None:
     message = tf_private.dataset_options(operation.get_attr("serialized_options"))
     assert message.HasField("deterministic")
     assert not message.deterministic
+
+
+def test_optimizers_scale_the_loss_for_a_strategy_on_request() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with tf.Graph().as_default() as graph, strategy.scope(), tf_private.loss_scaling(strategy):
+        assert not tf_private.is_loss_scaled(graph)
+
+
+def test_a_saver_hook_takes_listeners_once() -> None:
+    listener = tf.compat.v1.train.CheckpointSaverListener()
+    hook = tf.compat.v1.train.CheckpointSaverHook("anywhere", save_steps=1, listeners=[listener])
+    added = tf.compat.v1.train.CheckpointSaverListener()
+    tf_private.add_listeners(hook, [listener, added])
+    assert hook._listeners == [listener, added]
+
+
+def test_every_gradient_api_passes_through_one_function() -> None:
+    seen: list[int] = []
+
+    def change(gradients: Any, sources: Any) -> Any:
+        seen.append(len(tf.nest.flatten(sources)))
+        return tf.nest.map_structure(lambda gradient: 2 * gradient, gradients)
+
+    with tf.Graph().as_default(), tf_private.gradients_passed_through(change):
+        x, y = tf.Variable(1.0, use_resource=True), tf.Variable(2.0, use_resource=True)
+        with tf.GradientTape(persistent=True) as tape:
+            loss = x * x * y
+        optimizer = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        keras = tf_keras.optimizers.legacy.SGD(1.0)
+        found = [
+            tf.gradients(loss, [x])[0],
+            tf.compat.v1.gradients(loss, x)[0],
+            tape.gradient(loss, {"x": x})["x"],
+            optimizer.compute_gradients(loss, [x])[0][0],
+            keras.get_gradients(loss, [x])[0],
+        ]
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert session.run(found) == [8.0] * 5
+    assert seen == [1] * 5
+    with tf.Graph().as_default():
+        one = tf.constant(1.0)
+        tf.gradients(one, [one])
+    assert len(seen) == 5, "the switch ends with its block"

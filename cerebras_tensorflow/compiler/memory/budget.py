@@ -20,7 +20,7 @@ from functools import partial
 from cerebras_tensorflow.compiler.memory.liveness import Value
 from cerebras_tensorflow.compiler.memory.spilling import SpillPlan, plan_spills
 from cerebras_tensorflow.compiler.options import StreamingOptions
-from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.errors import MemoryBudgetError
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
@@ -144,7 +144,7 @@ class Footprint:
         return math.ceil(self.total_bytes - _PLANNED_SHARE * memory_budget)
 
 
-def budget_error(memory_budget: int, least: Footprint) -> CompileError:
+def budget_error(memory_budget: int, least: Footprint) -> MemoryBudgetError:
     """Return the error for a budget that is too small.
 
     Args:
@@ -152,13 +152,13 @@ def budget_error(memory_budget: int, least: Footprint) -> CompileError:
         least: The footprint with all spillable values spilled.
     """
     needed = least.total_bytes / _PLANNED_SHARE
-    return CompileError(
+    return MemoryBudgetError(
         f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
         f"{format_bytes(least.process_bytes)} for the process, {format_bytes(least.moved_bytes)} for weights on the "
         f"move, {format_bytes(least.value_bytes)} for the values of its largest ops with everything else spilled, "
         f"{format_bytes(least.resident_bytes)} for variables that stay, {format_bytes(least.overhead_bytes)} for "
-        "kernels, queues and allocators, plus a reserve. Raise memory_budget to that, or make the batch or the "
-        "sequence smaller"
+        "kernels, queues and allocators, plus a reserve. Raise memory_budget to that, set micro_batch_size, or make "
+        "the batch or the sequence smaller"
     )
 
 

@@ -31,6 +31,7 @@ def compile_weight_streaming(
     options: StreamingOptions,
     outputs: Mapping[str, Sequence[Output]],
     roots: Container[str] = (),
+    spilled_before: int = 0,
 ) -> Program:
     """Return the weight-streaming Program of a step.
 
@@ -42,6 +43,7 @@ def compile_weight_streaming(
         options: The user's options.
         outputs: Outputs of each op. If empty, nothing can be spilled.
         roots: Names of all ops that a run may fetch.
+        spilled_before: Spilled values of the step's other part. They come first in the store.
 
     Raises:
         CompileError: If the step does not fit into the memory budget.
@@ -53,12 +55,12 @@ def compile_weight_streaming(
     streamed, obstacles = choose_streamed(table, variables.values(), weights, options)
     all_uses, order, ties = order_without_cycles(table, streamed, sources)
     moved = {uses.variable.handle for uses in all_uses}
-    resident = [v for v in variables.values() if v.handle not in moved and v.shape is not None]
+    resident = [v for v in variables.values() if v.handle not in moved]
     resident_bytes = sum(variable.num_bytes for variable in resident)
 
     def attempt(most_value_bytes: int | None) -> tuple[StreamPlan, Rewritten]:
         plan = plan_step_memory(table, order, all_uses, outputs, options, roots, resident_bytes, most_value_bytes)
-        return plan, rewrite(plan, train_node)
+        return plan, rewrite(plan, train_node, spilled_before)
 
     plan, rewritten = _within_budget(attempt, options, resident_bytes)
     return _program(plan, rewritten, resident, roots, train_node, [*obstacles, *ties])

@@ -41,14 +41,15 @@ class Rewritten:
     inserted: Mapping[str, Sequence[str]]
 
 
-def rewrite(plan: StreamPlan, train_node: str | None) -> Rewritten:
+def rewrite(plan: StreamPlan, train_node: str | None, spilled_before: int = 0) -> Rewritten:
     """Return the graph in which weights and values move as planned.
 
     Args:
         plan: The decisions.
         train_node: Name of the train op; None when nothing is updated.
+        spilled_before: Spilled values of the step's other part. They come first in the store.
     """
-    restores = make_restore_nodes(plan.table, plan.outputs, plan.restores, len(plan.uses), plan.sliced)
+    restores = make_restore_nodes(plan.table, plan.outputs, plan.restores, len(plan.uses) + spilled_before, plan.sliced)
     reads = [read.node for uses in plan.uses for read in uses.reads]
     emission = Emission(plan.table, plan.order, plan.outputs, reads, plan.sliced, restores.inputs)
     emission.record(*restores.events)

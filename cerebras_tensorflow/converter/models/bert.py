@@ -6,17 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from cerebras_tensorflow.converter.models.parts import (
-    CS_FORMATS,
-    RUN_STATE,
-    SLOTS,
-    checked,
-    linear,
-    norm,
-    numbered,
-    plain,
-    tied,
-)
+from cerebras_tensorflow.converter.models import parts
 from cerebras_tensorflow.converter.rules import (
     CS,
     CS_OLD,
@@ -30,6 +20,7 @@ from cerebras_tensorflow.converter.rules import (
     Model,
     Tensor,
     family,
+    release,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,54 +32,56 @@ def _encoder(config: Config, cs: str, hf: str, is_pooler_optional: bool = False)
     """Return the tensors of the encoder and its pooler, with the name prefixes of CS and HF."""
     embedding, theirs = f"{cs}embedding_layer", f"{hf}embeddings"
     tensors = [
-        plain(
+        parts.plain(
             f"{embedding}.word_embeddings.weight",
             f"{theirs}.word_embeddings.weight",
             "input_embedding/embedding_weights",
         ),
-        plain(
+        parts.plain(
             f"{embedding}.position_embeddings.weight",
             f"{theirs}.position_embeddings.weight",
             "position_embedding/position_embedding_weights",
         ),
-        plain(
+        parts.plain(
             f"{embedding}.segment_embeddings.weight",
             f"{theirs}.token_type_embeddings.weight",
             "segment_embedding/segment_embedding_weights",
         ),
-        *norm(f"{cs}embed_ln_f", f"{theirs}.LayerNorm", "pre_encoder_layer_norm"),
+        *parts.norm(f"{cs}embed_ln_f", f"{theirs}.LayerNorm", "pre_encoder_layer_norm"),
     ]
     for i in range(config["num_hidden_layers"]):
         block, theirs = f"{cs}transformer_encoder.layers.{i}", f"{hf}encoder.layer.{i}"
-        attention = f"encoder/{numbered('self_attention', i)}"
+        attention = f"encoder/{parts.numbered('self_attention', i)}"
         for letter, name in (("q", "query"), ("k", "key"), ("v", "value")):
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            tensors += linear(key, f"{theirs}.attention.self.{name}", f"{attention}/{letter}_projection")
+            tensors += parts.linear(key, f"{theirs}.attention.self.{name}", f"{attention}/{letter}_projection")
         key = f"{block}.self_attn.proj_output_dense_layer"
-        tensors += linear(key, f"{theirs}.attention.output.dense", f"{attention}/output_transform")
+        tensors += parts.linear(key, f"{theirs}.attention.output.dense", f"{attention}/output_transform")
         for number, name in ((1, "attention.output"), (2, "output")):
-            scope = f"encoder/{numbered('layer_normalization_layer', 2 * i + number - 1)}"
-            tensors += norm(f"{block}.norm{number}", f"{theirs}.{name}.LayerNorm", scope)
+            scope = f"encoder/{parts.numbered('layer_normalization_layer', 2 * i + number - 1)}"
+            tensors += parts.norm(f"{block}.norm{number}", f"{theirs}.{name}.LayerNorm", scope)
         for part, name in enumerate(("intermediate", "output")):
-            scope = f"encoder/{numbered('ffn', i)}/{numbered('dense_layer', 2 * i + part)}"
-            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.{name}.dense", scope)
+            scope = f"encoder/{parts.numbered('ffn', i)}/{parts.numbered('dense_layer', 2 * i + part)}"
+            tensors += parts.linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.{name}.dense", scope)
     pooler = f"{cs}pooler.pooler.ffn.0.linear_layer"
-    tensors += linear(pooler, f"{hf}pooler.dense", "cls_layer/cls_dense", is_optional=is_pooler_optional)
+    tensors += parts.linear(pooler, f"{hf}pooler.dense", "cls_layer/cls_dense", is_optional=is_pooler_optional)
     return tensors
 
 
 def _pretraining(config: Config) -> list[Tensor]:
     tensors = _encoder(config, "bert_encoder.", "bert.")
     key = "bert_cls_head.classifier.ffn.0.linear_layer"
-    tensors += linear(key, "cls.seq_relationship", "cls_layer/cls_output_dense")
+    tensors += parts.linear(key, "cls.seq_relationship", "cls_layer/cls_output_dense")
     key = "bert_mlm_head.mlm_transform.ffn.ffn.0.linear_layer"
-    tensors += linear(key, "cls.predictions.transform.dense", "mlm_layer/mlm_ffn")
-    tensors += norm("bert_mlm_head.mlm_transform.ln", "cls.predictions.transform.LayerNorm", "mlm_layer/mlm_layer_norm")
+    tensors += parts.linear(key, "cls.predictions.transform.dense", "mlm_layer/mlm_ffn")
+    tensors += parts.norm(
+        "bert_mlm_head.mlm_transform.ln", "cls.predictions.transform.LayerNorm", "mlm_layer/mlm_layer_norm"
+    )
     head, theirs = "bert_mlm_head.classifier.ffn.0.linear_layer", "cls.predictions"
-    weight = plain(f"{head}.weight", f"{theirs}.decoder.weight", None)
-    tensors.append(tied(weight, "bert_encoder.embedding_layer.word_embeddings.weight"))
+    weight = parts.plain(f"{head}.weight", f"{theirs}.decoder.weight", None)
+    tensors.append(parts.tied(weight, "bert_encoder.embedding_layer.word_embeddings.weight"))
     copies = {HF: (f"{theirs}.bias",), CS_OLD: (f"{theirs}.bias",)}
-    return [*tensors, plain(f"{head}.bias", f"{theirs}.decoder.bias", "mlm_layer/mlm_bias", copies=copies)]
+    return [*tensors, parts.plain(f"{head}.bias", f"{theirs}.decoder.bias", "mlm_layer/mlm_bias", copies=copies)]
 
 
 def _headless(config: Config) -> list[Tensor]:
@@ -99,7 +92,7 @@ def _with_classifier(hf: str, tf: str | None, is_pooler_optional: bool) -> Calla
     """Return the tensors function of the encoder with a dense layer `classifier`."""
 
     def tensors(config: Config) -> list[Tensor]:
-        return [*_encoder(config, "bert.", "bert.", is_pooler_optional), *linear("classifier", hf, tf)]
+        return [*_encoder(config, "bert.", "bert.", is_pooler_optional), *parts.linear("classifier", hf, tf)]
 
     return tensors
 
@@ -145,7 +138,10 @@ def _write(values: Config, _target_values: Config, target: str) -> Config:
     if family(target) != CS:
         return {}
     settings: Config = {} if position is None else {"position_embedding_type": _POSITIONS[position]}
-    settings["enable_vts"] = False
+    if release(target) < (2, 1):
+        settings["enable_vts"] = False
+    if release(target) >= (2, 3):
+        settings["freeze_ffn_bias_in_glu"] = False
     if target == "cs-1.7":
         if values["hidden_act"] != "gelu":
             logger.warning(
@@ -229,8 +225,8 @@ _KEYS = (
     ConfigKey("tie_word_embeddings", "share_embedding_weights", None, True),
 )
 _CONSTANTS: tuple[Constant, ...] = (
-    *checked(HF, type_vocab_size=2, is_decoder=False, add_cross_attention=False),
-    *checked(
+    *parts.checked(HF, type_vocab_size=2, is_decoder=False, add_cross_attention=False),
+    *parts.checked(
         CS,
         disable_nsp=False,
         attention_type="scaled_dot_product",
@@ -241,7 +237,7 @@ _CONSTANTS: tuple[Constant, ...] = (
         use_output_bias_in_mlm=True,
     ),
 )
-_FORMATS = (HF, CS_OLD, *CS_FORMATS, TF)
+_FORMATS = (HF, CS_OLD, *parts.CS_FORMATS, TF)
 _POSITION_IDS = r"embeddings\.position_ids"
 _OLD_NORMS = tuple((rf"(.*LayerNorm)\.{old}", rf"\1.{new}") for old, new in (("gamma", "weight"), ("beta", "bias")))
 
@@ -260,22 +256,35 @@ BERT = Model(
     check_source=_check_nonlinearities,
     read_keys={
         HF: frozenset({"position_embedding_type"}),
-        CS: frozenset({"position_embedding_type", "mlm_nonlinearity", "pooler_nonlinearity", "enable_vts"}),
+        CS: frozenset(
+            {
+                "position_embedding_type",
+                "mlm_nonlinearity",
+                "pooler_nonlinearity",
+                "enable_vts",
+                "freeze_ffn_bias_in_glu",
+            }
+        ),
         TF: frozenset({"num_labels"}),
     },
-    ignored={HF: rf"bert\.{_POSITION_IDS}", CS_OLD: rf"{RUN_STATE}|bert\.{_POSITION_IDS}", CS: RUN_STATE, TF: SLOTS},
+    ignored={
+        HF: rf"bert\.{_POSITION_IDS}",
+        CS_OLD: rf"{parts.RUN_STATE}|bert\.{_POSITION_IDS}",
+        CS: parts.RUN_STATE,
+        TF: parts.SLOTS,
+    },
     renamed={HF: _OLD_NORMS, CS_OLD: _OLD_NORMS},
 )
 _HEADLESS = replace(
     BERT,
     name="bert-headless",
     tensors=_headless,
-    formats=(HF, *CS_FORMATS, TF),
+    formats=(HF, *parts.CS_FORMATS, TF),
     hf_class="BertModel",
     ignored={
         HF: rf"(bert\.)?{_POSITION_IDS}|cls\..*",
-        CS: rf"{RUN_STATE}|(model\.)*bert_(mlm|cls)_head\..*",
-        TF: rf"{SLOTS}|mlm_layer/.*|cls_layer/cls_output_dense/.*",
+        CS: rf"{parts.RUN_STATE}|(model\.)*bert_(mlm|cls)_head\..*",
+        TF: rf"{parts.SLOTS}|mlm_layer/.*|cls_layer/cls_output_dense/.*",
     },
     head="bert_mlm_head, bert_cls_head",
     caveat="conversion to HF drops the CS model's heads; conversion to CS leaves them out, so that a run initialises "
@@ -340,8 +349,10 @@ _SUMMARIES = _fine_tuned(
     "classifier",
     None,
     True,
-    formats=(CS_OLD, *CS_FORMATS),
+    formats=(CS_OLD, *parts.CS_FIRST_FORMATS),
     hf_class=None,
     cs_class="BertForSummarization",
 )
-MODELS = (BERT, _HEADLESS, _SEQUENCE, _TOKENS, _QUESTIONS, _SUMMARIES)
+# Since 2.1, the question-answering model has this name.
+_NEW_QUESTIONS = replace(_QUESTIONS, name="bert-qa")
+MODELS = (BERT, _HEADLESS, _SEQUENCE, _TOKENS, _QUESTIONS, _NEW_QUESTIONS, _SUMMARIES)

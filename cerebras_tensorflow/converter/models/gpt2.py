@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from cerebras_tensorflow.converter.layouts import THIRDS, TRANSPOSED
-from cerebras_tensorflow.converter.models.parts import (
-    CS_FORMATS,
-    RUN_STATE,
-    SLOTS,
-    checked,
-    headless,
-    last_norm,
-    linear,
-    norm,
-    numbered,
-    plain,
-    tied,
-)
+from cerebras_tensorflow.converter.models import parts
 from cerebras_tensorflow.converter.rules import (
     CS,
     HF,
@@ -43,7 +31,7 @@ GPT_KEYS = (
     ConfigKey("initializer_range", "initializer_range", "initializer_range", 0.02),
 )
 # Fixed settings of GPT-2, GPT-J, CodeGen and GPT-NeoX in the Model Zoo.
-DECODER_CONSTANTS = checked(
+DECODER_CONSTANTS = parts.checked(
     CS,
     use_position_embedding=True,
     embedding_layer_norm=False,
@@ -54,8 +42,8 @@ DECODER_CONSTANTS = checked(
 GPT_IGNORED = {
     # Masks that transformers creates itself.
     HF: r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|causal_mask)",
-    CS: RUN_STATE,
-    TF: SLOTS,
+    CS: parts.RUN_STATE,
+    TF: parts.SLOTS,
 }
 _ATTENTION_TYPES = {True: "scaled_dot_product", False: "dot_product"}
 
@@ -63,25 +51,31 @@ _ATTENTION_TYPES = {True: "scaled_dot_product", False: "dot_product"}
 def _tensors(config: Config) -> list[Tensor]:
     positions = "embedding_layer.position_embeddings.weight"
     tensors = [
-        plain(TABLE, "wte.weight", "input_embedding/embedding_weights"),
-        plain(positions, "wpe.weight", "position_embedding/position_embedding_weights"),
+        parts.plain(TABLE, "wte.weight", "input_embedding/embedding_weights"),
+        parts.plain(positions, "wpe.weight", "position_embedding/position_embedding_weights"),
     ]
     for i in range(config["n_layer"]):
         block = f"transformer_decoder.layers.{i}"
-        attention = f"decoder/{numbered('self_attention', i)}"
-        tensors += norm(f"{block}.norm1", f"h.{i}.ln_1", f"decoder/{numbered('layer_normalization_layer', 3 * i)}")
+        attention = f"decoder/{parts.numbered('self_attention', i)}"
+        tensors += parts.norm(
+            f"{block}.norm1", f"h.{i}.ln_1", f"decoder/{parts.numbered('layer_normalization_layer', 3 * i)}"
+        )
         for part, letter in enumerate("qkv"):
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            tensors += linear(key, f"h.{i}.attn.c_attn", f"{attention}/{letter}_projection", True, THIRDS, part)
+            tensors += parts.linear(key, f"h.{i}.attn.c_attn", f"{attention}/{letter}_projection", True, THIRDS, part)
         key = f"{block}.self_attn.proj_output_dense_layer"
-        tensors += linear(key, f"h.{i}.attn.c_proj", f"{attention}/output_transform", True, TRANSPOSED)
-        tensors += norm(f"{block}.norm3", f"h.{i}.ln_2", f"decoder/{numbered('layer_normalization_layer', 3 * i + 2)}")
+        tensors += parts.linear(key, f"h.{i}.attn.c_proj", f"{attention}/output_transform", True, TRANSPOSED)
+        tensors += parts.norm(
+            f"{block}.norm3", f"h.{i}.ln_2", f"decoder/{parts.numbered('layer_normalization_layer', 3 * i + 2)}"
+        )
         for part, name in enumerate(("c_fc", "c_proj")):
-            scope = f"decoder/{numbered('ffn', i)}/{numbered('dense_layer', 2 * i + part)}"
-            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", scope, True, TRANSPOSED)
-    tensors += last_norm("ln_f", "post_decoder_layer_norm")
-    (head,) = linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
-    return [*tensors, tied(head, TABLE) if config["tie_word_embeddings"] else head]
+            scope = f"decoder/{parts.numbered('ffn', i)}/{parts.numbered('dense_layer', 2 * i + part)}"
+            tensors += parts.linear(
+                f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", scope, True, TRANSPOSED
+            )
+    tensors += parts.last_norm("ln_f", "post_decoder_layer_norm")
+    (head,) = parts.linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
+    return [*tensors, parts.tied(head, TABLE) if config["tie_word_embeddings"] else head]
 
 
 def fill_inner(values: Config) -> Config:
@@ -139,17 +133,18 @@ GPT2 = Model(
     ),
     constants=(
         *DECODER_CONSTANTS,
-        *checked(HF, scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False),
-        *checked(
+        *parts.checked(HF, scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False),
+        *parts.checked(
             CS,
             position_embedding_type="learned",
             use_projection_bias_in_attention=True,
             use_ffn_bias_in_attention=True,
             use_ffn_bias=True,
-            use_bias_in_output=False,
         ),
+        *parts.before((2, 0), parts.checked(CS, use_bias_in_output=False)),
+        *parts.since((2, 0), (*parts.written(use_bias_in_output=False), *parts.checked(CS, norm_type="layernorm"))),
     ),
-    formats=(HF, *CS_FORMATS, TF),
+    formats=(HF, *parts.CS_FORMATS, TF),
     hf_class="GPT2LMHeadModel",
     cs_class="GPT2LMHeadModel",
     hf_prefix="transformer.",
@@ -159,4 +154,4 @@ GPT2 = Model(
     read_keys={HF: frozenset({"scale_attn_weights"}), CS: frozenset({"attention_type"})},
     ignored=GPT_IGNORED,
 )
-MODELS = (GPT2, headless(GPT2, "GPT2Model"))
+MODELS = (GPT2, parts.headless(GPT2, "GPT2Model"))

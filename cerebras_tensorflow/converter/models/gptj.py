@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cerebras_tensorflow.converter.layouts import CODEGEN_PACKED
+from cerebras_tensorflow.converter.models import parts
 from cerebras_tensorflow.converter.models.gpt2 import DECODER_CONSTANTS, GPT_IGNORED, GPT_KEYS, TABLE, fill_inner
-from cerebras_tensorflow.converter.models.parts import (
-    CS_FORMATS,
-    checked,
-    headless,
-    last_norm,
-    linear,
-    norm,
-    numbered,
-    plain,
-    tied,
-    with_defaults,
-    written,
-)
 from cerebras_tensorflow.converter.rules import (
     CS,
     HF,
@@ -36,22 +24,22 @@ _MIN_CODEGEN_HEADS = 4
 
 
 def _gptj_tensors(config: Config) -> list[Tensor]:
-    tensors = [plain(TABLE, "wte.weight", "input_embedding/embedding_weights")]
+    tensors = [parts.plain(TABLE, "wte.weight", "input_embedding/embedding_weights")]
     for i in range(config["n_layer"]):
         block, scope = f"transformer_decoder.layers.{i}", f"gptj_decoder/{i}"
-        tensors += norm(f"{block}.norm1", f"h.{i}.ln_1", f"{scope}/ln_1")
+        tensors += parts.norm(f"{block}.norm1", f"h.{i}.ln_1", f"{scope}/ln_1")
         for letter in "qkv":
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            tensors += linear(key, f"h.{i}.attn.{letter}_proj", f"{scope}/attn/{letter}_proj", has_bias=False)
+            tensors += parts.linear(key, f"h.{i}.attn.{letter}_proj", f"{scope}/attn/{letter}_proj", has_bias=False)
         key = f"{block}.self_attn.proj_output_dense_layer"
-        tensors += linear(key, f"h.{i}.attn.out_proj", f"{scope}/attn/out_proj", has_bias=False)
+        tensors += parts.linear(key, f"h.{i}.attn.out_proj", f"{scope}/attn/out_proj", has_bias=False)
         for part, name in enumerate(("fc_in", "fc_out")):
-            dense = f"{scope}/mlp/{numbered('dense_layer', 2 * i + part)}"
-            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", dense)
-    tensors += last_norm("ln_f", "post_decoder_layer_norm")
-    weight, bias = linear("lm_head", "lm_head", "lm_head")
+            dense = f"{scope}/mlp/{parts.numbered('dense_layer', 2 * i + part)}"
+            tensors += parts.linear(f"{block}.ffn.ffn.{part}.linear_layer", f"h.{i}.mlp.{name}", dense)
+    tensors += parts.last_norm("ln_f", "post_decoder_layer_norm")
+    weight, bias = parts.linear("lm_head", "lm_head", "lm_head")
     if config["tie_word_embeddings"]:
-        weight, bias = tied(weight, TABLE), replace(bias, places=bias.places | {TF: Place("bias")})
+        weight, bias = parts.tied(weight, TABLE), replace(bias, places=bias.places | {TF: Place("bias")})
     return [*tensors, weight, bias]
 
 
@@ -111,9 +99,10 @@ def _keys(dropout: float) -> tuple[ConfigKey, ...]:
 
 _CONSTANTS = (
     *DECODER_CONSTANTS,
-    *checked(HF, scale_attn_weights=True),
-    *with_defaults(
-        written(
+    *parts.since((2, 0), parts.checked(CS, norm_type="layernorm")),
+    *parts.checked(HF, scale_attn_weights=True),
+    *parts.with_defaults(
+        parts.written(
             attention_type="scaled_dot_product",
             use_projection_bias_in_attention=False,
             use_ffn_bias_in_attention=False,
@@ -130,8 +119,8 @@ GPTJ = Model(
     name="gptj",
     tensors=_gptj_tensors,
     config_keys=_keys(dropout=0.1),
-    constants=_CONSTANTS,
-    formats=(HF, *CS_FORMATS, TF),
+    constants=(*_CONSTANTS, *parts.since((2, 0), parts.written(use_untied_layer_norm=False))),
+    formats=(HF, *parts.CS_FORMATS, TF),
     hf_class="GPTJForCausalLM",
     cs_class="GPTJModel",
     hf_prefix="transformer.",
@@ -147,11 +136,14 @@ CODEGEN = replace(
     name="codegen",
     tensors=_codegen_tensors,
     config_keys=_keys(dropout=0.0),
-    constants=with_defaults((*_CONSTANTS, *checked(CS, use_untied_layer_norm=False)), use_bias_in_output=False),
-    formats=(HF, *CS_FORMATS),
+    constants=parts.with_defaults(
+        (*_CONSTANTS, *parts.checked(CS, use_untied_layer_norm=False)), use_bias_in_output=False
+    ),
+    cs_name="gptj",
+    formats=(HF, *parts.CS_FORMATS),
     hf_class="CodeGenForCausalLM",
     model_type="codegen",
     read=_read_codegen,
     caveat="CS GPTJModel configured as CodeGen",
 )
-MODELS = (GPTJ, headless(GPTJ, "GPTJModel"), CODEGEN, headless(CODEGEN, "CodeGenModel"))
+MODELS = (GPTJ, parts.headless(GPTJ, "GPTJModel"), CODEGEN, parts.headless(CODEGEN, "CodeGenModel"))

@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 from cerebras_tensorflow.converter.layouts import NEOX_PACKED
+from cerebras_tensorflow.converter.models import parts
 from cerebras_tensorflow.converter.models.gpt2 import DECODER_CONSTANTS, TABLE
-from cerebras_tensorflow.converter.models.parts import (
-    CS_FORMATS,
-    RUN_STATE,
-    checked,
-    headless,
-    last_norm,
-    linear,
-    norm,
-    plain,
-    tied,
-    with_defaults,
-    written,
-)
 from cerebras_tensorflow.converter.rules import (
     CS,
     HF,
@@ -32,20 +20,20 @@ _BASE = 10000
 
 
 def _tensors(config: Config) -> list[Tensor]:
-    tensors = [plain(TABLE, "embed_in.weight", None)]
+    tensors = [parts.plain(TABLE, "embed_in.weight", None)]
     for i in range(config["num_hidden_layers"]):
         block, theirs = f"transformer_decoder.layers.{i}", f"layers.{i}"
-        tensors += norm(f"{block}.norm1", f"{theirs}.input_layernorm", None)
-        tensors += norm(f"{block}.norm3", f"{theirs}.post_attention_layernorm", None)
+        tensors += parts.norm(f"{block}.norm1", f"{theirs}.input_layernorm", None)
+        tensors += parts.norm(f"{block}.norm3", f"{theirs}.post_attention_layernorm", None)
         for part, letter in enumerate("qkv"):
             key = f"{block}.self_attn.proj_{letter}_dense_layer"
-            tensors += linear(key, f"{theirs}.attention.query_key_value", None, True, NEOX_PACKED, part)
-        tensors += linear(f"{block}.self_attn.proj_output_dense_layer", f"{theirs}.attention.dense", None)
+            tensors += parts.linear(key, f"{theirs}.attention.query_key_value", None, True, NEOX_PACKED, part)
+        tensors += parts.linear(f"{block}.self_attn.proj_output_dense_layer", f"{theirs}.attention.dense", None)
         for part, name in enumerate(("dense_h_to_4h", "dense_4h_to_h")):
-            tensors += linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.mlp.{name}", None)
-    tensors += last_norm("final_layer_norm", None)
-    (head,) = linear("lm_head", "embed_out", None, has_bias=False)
-    return [*tensors, tied(head, TABLE) if config["tie_word_embeddings"] else head]
+            tensors += parts.linear(f"{block}.ffn.ffn.{part}.linear_layer", f"{theirs}.mlp.{name}", None)
+    tensors += parts.last_norm("final_layer_norm", None)
+    (head,) = parts.linear("lm_head", "embed_out", None, has_bias=False)
+    return [*tensors, parts.tied(head, TABLE) if config["tie_word_embeddings"] else head]
 
 
 def _read(config: Config, values: Config, kind: str) -> Config:
@@ -58,6 +46,10 @@ def _read(config: Config, values: Config, kind: str) -> Config:
         return {"rotary_pct": rotary_dim / head_size, "rotary_dim": rotary_dim}
     # Newer releases of transformers have the base and the rotated part in a separate section.
     rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ConfigConversionError(
+            f"Can't convert config with rope_type={rope['rope_type']}. Only default is supported."
+        )
     base = rope.get("rope_theta", config.get("rotary_emb_base", _BASE))
     if base != _BASE:
         raise ConfigConversionError(f"Can't convert config with rotary_emb_base={base}. Only {_BASE} is supported.")
@@ -88,10 +80,12 @@ NEOX = Model(
     ),
     constants=(
         *DECODER_CONSTANTS,
-        *checked(HF, use_parallel_residual=True, scale_attn_weights=True, attention_bias=True),
-        *checked(CS, position_embedding_type="rotary"),
-        *with_defaults(
-            written(
+        *parts.checked(HF, use_parallel_residual=True, scale_attn_weights=True, attention_bias=True, rope_scaling=None),
+        *parts.since((2, 0), parts.checked(CS, norm_type="layernorm")),
+        *parts.since((2, 1), parts.checked(CS, pos_scaling_factor=1.0)),
+        *parts.checked(CS, position_embedding_type="rotary"),
+        *parts.with_defaults(
+            parts.written(
                 attention_type="scaled_dot_product",
                 use_untied_layer_norm=True,
                 use_projection_bias_in_attention=True,
@@ -109,7 +103,7 @@ NEOX = Model(
             residual_dropout_rate=0.1,
         ),
     ),
-    formats=(HF, *CS_FORMATS),
+    formats=(HF, *parts.CS_FORMATS),
     hf_class="GPTNeoXForCausalLM",
     cs_class="GPTJModel",
     hf_prefix="gpt_neox.",
@@ -124,10 +118,10 @@ NEOX = Model(
     ignored={
         HF: r"(gpt_neox\.)?layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)"
         r"|(gpt_neox\.)?rotary_emb\.inv_freq",
-        CS: RUN_STATE,
+        CS: parts.RUN_STATE,
     },
     # In memory, transformers 5 names this layer lm_head; published files, and files that it saves, have embed_out.
     renamed={HF: ((r"lm_head\.(weight|bias)", r"embed_out.\1"),)},
     caveat="CS GPTJModel configured as GPT-NeoX",
 )
-MODELS = (NEOX, headless(NEOX, "GPTNeoXModel"))
+MODELS = (NEOX, parts.headless(NEOX, "GPTNeoXModel"))

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from cerebras_tensorflow.converter.layouts import PLAIN, TRANSPOSED, Layout
-from cerebras_tensorflow.converter.rules import CS, HF, TF, Config, Constant, Model, Place, Tensor
+from cerebras_tensorflow.converter.rules import CS, HF, TF, Config, Constant, Model, Place, Release, Tensor
 
-CS_FORMATS = ("cs-1.7", "cs-1.8")
+CS_FIRST_FORMATS = ("cs-1.7", "cs-1.8")
+CS_2_FORMATS = tuple(f"cs-2.{number}" for number in range(10))
+CS_FORMATS = (*CS_FIRST_FORMATS, "cs-1.9", *CS_2_FORMATS)
 # Names in a run's checkpoints that are not weights: optimizer state and counters.
 RUN_STATE = r"global_step|optimizer\..*|lr_scheduler\..*|amp\..*|scaler\..*|grad_scaler.*|state_version|__.*"
 SLOTS = (
@@ -89,6 +91,16 @@ def checked(kind: str, **values: Any) -> tuple[Constant, ...]:
 def written(**values: Any) -> tuple[Constant, ...]:
     """Return settings of the PyTorch Model Zoo that must have these values; converted configs include them."""
     return tuple(Constant(CS, key, value, is_written=True) for key, value in values.items())
+
+
+def since(first: Release, constants: Iterable[Constant]) -> tuple[Constant, ...]:
+    """Return constants for settings that exist since a release."""
+    return tuple(replace(item, since=first) for item in constants)
+
+
+def before(first: Release, constants: Iterable[Constant]) -> tuple[Constant, ...]:
+    """Return constants for settings that only releases before the given one have, or write in this way."""
+    return tuple(replace(item, before=first) for item in constants)
 
 
 def with_defaults(constants: Iterable[Constant], **defaults: Any) -> tuple[Constant, ...]:

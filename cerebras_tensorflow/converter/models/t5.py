@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cerebras_tensorflow.converter.models.parts import (
-    CS_FORMATS,
-    RUN_STATE,
-    SLOTS,
-    checked,
-    linear,
-    norm,
-    numbered,
-    plain,
-    tied,
-    with_defaults,
-)
+from cerebras_tensorflow.converter.models import parts
 from cerebras_tensorflow.converter.rules import (
     CS,
     CS_OLD,
@@ -28,14 +17,17 @@ from cerebras_tensorflow.converter.rules import (
     Place,
     Tensor,
     family,
+    release,
 )
 
 _TABLE = "encoder_embeddings.word_embeddings.weight"
 _STACKS = ("encoder", "decoder")
+_GATED = "gated-"
+_GLUS = {"gated-silu": "swiglu", "gated-relu": "reglu", "gated-gelu": "geglu"}  # feed_forward_proj <-> nonlinearity
 
 
 def _t5_tensors(config: Config) -> list[Tensor]:
-    table = plain(
+    table = parts.plain(
         _TABLE,
         "shared.weight",
         "encoder_embedding/embedding_weights",
@@ -51,32 +43,41 @@ def _t5_tensors(config: Config) -> list[Tensor]:
         biases = [f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight" for i in range(num_blocks)]
         # In cs-1.6 every block has the table. In transformers and later releases only the first block has it.
         key = f"relative_position_{stack}.relative_attention_bias.weight"
-        tensors.append(plain(key, biases[0], f"{stack}/relative_attention_bias", copies={CS_OLD: tuple(biases[1:])}))
+        tensors.append(
+            parts.plain(key, biases[0], f"{stack}/relative_attention_bias", copies={CS_OLD: tuple(biases[1:])})
+        )
         kinds = [("self_attn", "SelfAttention", "self_attention")]
         if stack == "decoder":
             kinds.append(("multihead_attn", "EncDecAttention", "encoder_decoder_attention"))
         for i in range(num_blocks):
             block, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
             for number, (key, name, scope) in enumerate(kinds):
-                ours = f"{stack}/{numbered(scope, i)}"
+                ours = f"{stack}/{parts.numbered(scope, i)}"
                 for part, letter in (("q", "q"), ("k", "k"), ("v", "v"), ("output", "o")):
                     last = "output_transform" if part == "output" else f"{part}_projection"
                     layer = f"{block}.{key}.proj_{part}_dense_layer"
-                    tensors += linear(layer, f"{theirs}.{number}.{name}.{letter}", f"{ours}/{last}", has_bias=False)
+                    tensors += parts.linear(
+                        layer, f"{theirs}.{number}.{name}.{letter}", f"{ours}/{last}", has_bias=False
+                    )
             for number, name in enumerate(("wi", "wo")):
-                scope = f"{stack}/{numbered('ffn', i)}/{numbered('dense_layer', dense_number)}"
+                dense: str | None = f"{stack}/{parts.numbered('ffn', i)}/{parts.numbered('dense_layer', dense_number)}"
                 layer, hf = f"{block}.ffn.ffn.{number}.linear_layer", f"{theirs}.{len(kinds)}.DenseReluDense.{name}"
-                tensors += linear(layer, hf, scope, has_bias=False)
+                if name == "wi" and str(config["feed_forward_proj"]).startswith(_GATED):
+                    tensors += parts.linear(f"{layer}_for_glu", f"{hf}_0", None, has_bias=False)
+                    hf, dense = f"{hf}_1", None
+                tensors += parts.linear(layer, hf, dense, has_bias=False)
                 dense_number += 1
             for number in range(len(kinds) + 1):
-                scope = f"{stack}/{numbered('layer_normalization_layer', norm_number)}"
-                tensors += norm(f"{block}.norm{number + 1}", f"{theirs}.{number}.layer_norm", scope, has_bias=False)
+                scope = f"{stack}/{parts.numbered('layer_normalization_layer', norm_number)}"
+                tensors += parts.norm(
+                    f"{block}.norm{number + 1}", f"{theirs}.{number}.layer_norm", scope, has_bias=False
+                )
                 norm_number += 1
-        scope = f"{stack}/{numbered('layer_normalization_layer', norm_number)}"
-        tensors += norm(f"{stack}.norm", f"{stack}.final_layer_norm", scope, has_bias=False)
+        scope = f"{stack}/{parts.numbered('layer_normalization_layer', norm_number)}"
+        tensors += parts.norm(f"{stack}.norm", f"{stack}.final_layer_norm", scope, has_bias=False)
         norm_number += 1
-    (head,) = linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
-    return [*tensors, tied(head, _TABLE) if config["tie_word_embeddings"] else head]
+    (head,) = parts.linear("lm_head", "lm_head", "lm_output_layer", has_bias=False)
+    return [*tensors, parts.tied(head, _TABLE) if config["tie_word_embeddings"] else head]
 
 
 def _transformer_tensors(config: Config) -> list[Tensor]:
@@ -110,11 +111,6 @@ def _read(config: Config, values: Config, kind: str) -> Config:
     settings: Config = {}
     if values["num_decoder_layers"] is None:
         settings["num_decoder_layers"] = values["num_layers"]
-    if kind == HF and str(values["feed_forward_proj"]).startswith("gated-"):
-        raise ConfigConversionError(
-            f"Can't convert config with feed_forward_proj={values['feed_forward_proj']}. Only a feed-forward without "
-            "gate is supported."
-        )
     if kind != CS:
         return settings
     encoder, decoder = values["feed_forward_proj"], config.get("decoder_nonlinearity", values["feed_forward_proj"])
@@ -125,16 +121,31 @@ def _read(config: Config, values: Config, kind: str) -> Config:
     for name, reference in (("tgt_vocab_size", "src_vocab_size"), ("relu_dropout_rate", "dropout_rate")):
         if config.get(name) is not None and config[name] != config.get(reference):
             raise ConfigConversionError(f"HF implementation doesn't allow {name} != {reference}")
+    settings["feed_forward_proj"] = _gated_of_glu(encoder)
     # The Model Zoo's tables have extra rows for sentinels, which its vocabulary size does not count.
     return settings | {"vocab_size": values["vocab_size"] + config.get("extra_ids", 0)}
 
 
+def _gated_of_glu(nonlinearity: str) -> str:
+    """Return Hugging Face's name of a nonlinearity: "gated-silu" for swiglu."""
+    glus = {glu: gated for gated, glu in _GLUS.items()}
+    return glus.get(nonlinearity, nonlinearity)
+
+
 def _write(values: Config, _target_values: Config, target: str) -> Config:
+    nonlinearity = str(values["feed_forward_proj"])
+    if nonlinearity.startswith(_GATED) and (nonlinearity not in _GLUS or (target != HF and release(target) < (2, 0))):
+        raise ConfigConversionError(
+            f"Can't convert config with feed_forward_proj={nonlinearity}. {target} has "
+            + ("no feed-forward with a gate." if nonlinearity in _GLUS else f"only {', '.join(_GLUS)}.")
+        )
     if family(target) != CS:
         return {}
+    nonlinearity = _GLUS.get(nonlinearity, nonlinearity)
     # The original tool writes the position settings too, although relative positions do not use them.
     return {
-        "decoder_nonlinearity": values["feed_forward_proj"],
+        "encoder_nonlinearity": nonlinearity,
+        "decoder_nonlinearity": nonlinearity,
         "src_max_position_embeddings": 512,
         "tgt_max_position_embeddings": 512,
     }
@@ -166,8 +177,8 @@ T5 = Model(
         ConfigKey("tie_word_embeddings", "share_embedding_weights", "share_embedding_weights", True),
     ),
     constants=(
-        *checked(HF, is_encoder_decoder=True, relative_attention_max_distance=128),
-        *checked(
+        *parts.checked(HF, is_encoder_decoder=True, relative_attention_max_distance=128),
+        *parts.checked(
             CS,
             use_projection_bias_in_attention=False,
             position_embedding_type="relative",
@@ -177,9 +188,10 @@ T5 = Model(
             use_ffn_bias=False,
             use_transformer_initialization=False,
         ),
-        *with_defaults(checked(TF, relative_attention_max_distance=128, use_t5_layer_norm=True)),
+        *parts.since((2, 0), parts.written(norm_type="rmsnorm")),
+        *parts.with_defaults(parts.checked(TF, relative_attention_max_distance=128, use_t5_layer_norm=True)),
     ),
-    formats=(HF, CS_OLD, *CS_FORMATS, TF),
+    formats=(HF, CS_OLD, *parts.CS_FORMATS, TF),
     hf_class="T5ForConditionalGeneration",
     cs_class="T5ForConditionalGeneration",
     model_type="t5",
@@ -200,16 +212,16 @@ T5 = Model(
         )
     },
     ignored={
-        CS: RUN_STATE,
-        CS_OLD: rf"{RUN_STATE}|shared\.weight|(encoder|decoder)\.embed_tokens\.weight",
-        TF: SLOTS,
+        CS: parts.RUN_STATE,
+        CS_OLD: rf"{parts.RUN_STATE}|shared\.weight|(encoder|decoder)\.embed_tokens\.weight",
+        TF: parts.SLOTS,
     },
 )
 _TRANSFORMER = replace(
     T5,
     name="transformer",
     tensors=_transformer_tensors,
-    formats=(CS_OLD, *CS_FORMATS),
+    formats=(CS_OLD, *parts.CS_FIRST_FORMATS),
     hf_class=None,
     cs_class="TransformerForConditionalGeneration",
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.units import parse_size
 
 STORES = ("auto", "memory", "servers", "file")
@@ -27,6 +28,11 @@ class CSConfig:
         memory_budget: Memory limit of the process, in bytes or as text ("4GB"). Values that do not fit are spilled to
             the weight store. If a step cannot fit, the error names the smallest budget that works. None: no limit.
         min_stream_bytes: Variables smaller than this stay in memory.
+        micro_batch_size: Samples to compute at a time. A step adds up the gradients of all micro-batches, then updates
+            once. A number that divides the batch size; "none" or None: the whole batch; "auto": the largest
+            size that lets the step fit into memory_budget; "explore" or {"explore": {"min": 1, "max": 8}}: only for
+            compile, which compares all sizes. `micro_batch_size` in params' train_input, eval_input or
+            predict_input overrides it.
         use_xla: Compile clusters of ops with XLA, in pipelined mode only. The last bits of the results then differ from
             those of weight streaming.
 
@@ -57,10 +63,13 @@ class CSConfig:
     min_stream_bytes: int = 64 * 1024
     use_xla: bool = False
     memory_budget: int | str | None = None
+    micro_batch_size: int | str | dict[str, dict[str, int]] | None = None
 
     def __post_init__(self) -> None:
         if self.weight_store not in STORES:
             raise SettingsError(f"weight_store is {self.weight_store!r}: expected one of {', '.join(STORES)}")
+        if self.weight_store_dir is not None:
+            self.weight_store_dir = local_path(self.weight_store_dir)
         if isinstance(self.memory_budget, str):
             try:
                 self.memory_budget = parse_size(self.memory_budget)
@@ -71,7 +80,30 @@ class CSConfig:
                 "memory_budget is given and weight_store is memory, which keeps all weights in memory; set "
                 "weight_store to auto, file or servers"
             )
+        check_micro_batch_size(self.micro_batch_size)
         for name in ("stream_window_bytes", "min_stream_bytes", "memory_budget"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):
                 raise SettingsError(f"{name} is {value!r}: expected a number of bytes, 0 or more")
+
+
+def check_micro_batch_size(value: object) -> None:
+    """Check a setting of micro_batch_size.
+
+    Raises:
+        SettingsError: If it is not one of the documented values.
+    """
+    if isinstance(value, dict) and list(value) == ["explore"]:
+        limits = value["explore"]
+        if isinstance(limits, dict) and set(limits) <= {"min", "max"} and all(map(_is_count, limits.values())):
+            return
+    if value is None or value in ("auto", "none", "explore") or _is_count(value):
+        return
+    raise SettingsError(
+        f"micro_batch_size is {value!r}: expected a number of samples, auto, none, explore or "
+        "{explore: {min: NUMBER, max: NUMBER}}"
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

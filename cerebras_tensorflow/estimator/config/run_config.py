@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.estimator.config.cluster import cluster_task, input_worker_task
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.user_functions import parameters_of
+from cerebras_tensorflow.locations import local_path
+from cerebras_tensorflow.logs import run_log
 
 _UNSET: Any = object()
-EVALUATOR = "evaluator"
-_WORKERS = ("chief", "master", "worker")
 CHECKPOINT_FORMATS = ("auto", "tensorflow", "h5")
 
 
@@ -31,8 +31,12 @@ class RunConfig:
         keep_checkpoint_max: Number of newest checkpoints to keep; 0 or None: all.
         keep_checkpoint_every_n_hours: Of the older checkpoints, one per this many hours is kept.
         log_step_count_steps: Steps between log lines; None: no lines.
-        train_distribute, device_fn, protocol, eval_distribute, experimental_distribute: Accepted; no effect.
-        experimental_max_worker_delay_secs, session_creation_timeout_secs: Accepted; no effect.
+        train_distribute, eval_distribute: tf.distribute.Strategy of training and of evaluation.
+        device_fn: In a cluster, returns the device of an op; default: tf.compat.v1.train.replica_device_setter.
+        protocol: Protocol of the cluster's servers; None: gRPC.
+        experimental_distribute: Object with train_distribute and eval_distribute.
+        experimental_max_worker_delay_secs: Longest delay of a cluster's workers; default: 60.
+        session_creation_timeout_secs: In a cluster, how long a worker waits for the chief.
         checkpoint_save_graph_def: Whether a checkpoint's .meta file is written.
         checkpoint_format: Our own setting: "tensorflow", "h5" or "auto". "auto" chooses HDF5 for weight streaming
             through the appliance's interface outside csrun, since such scripts read with CheckpointReader. Otherwise it
@@ -40,7 +44,8 @@ class RunConfig:
 
     Raises:
         ValueError: If a value is out of range or both save intervals are given. RunConfig only: if the cluster of
-            TF_CONFIG lacks this task or does not have exactly one chief, or TF_CONFIG names another model_dir.
+            TF_CONFIG lacks this task or does not have exactly one chief, or TF_CONFIG names another model_dir. If a
+            strategy is given twice, or cannot be used with an Estimator.
         TypeError: If a setting is unknown, or the service of TF_CONFIG is not a dict.
     """
 
@@ -68,16 +73,11 @@ class RunConfig:
         *,
         checkpoint_format: str = "auto",
     ) -> None:
-        if save_checkpoints_steps is _UNSET and save_checkpoints_secs is _UNSET:
-            save_checkpoints_steps, save_checkpoints_secs = None, 600
-        elif save_checkpoints_steps is _UNSET:
-            save_checkpoints_steps = None
-        elif save_checkpoints_secs is _UNSET:
-            save_checkpoints_secs = None
-        elif save_checkpoints_steps is not None and save_checkpoints_secs is not None:
-            raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
+        save_checkpoints_steps, save_checkpoints_secs = _save_intervals(save_checkpoints_steps, save_checkpoints_secs)
         tf_config = env.tf_config()
-        self._model_dir = os.fspath(model_dir) if model_dir is not None else None
+        if tf_config and self._checks_cluster:
+            run_log.info("TF_CONFIG environment variable: %s", tf_config)
+        self._model_dir = local_path(model_dir) if model_dir is not None else None
         if self._checks_cluster:
             self._model_dir = _model_dir_of(tf_config, self._model_dir)
         self._settings: dict[str, Any] = {
@@ -100,14 +100,13 @@ class RunConfig:
             "checkpoint_save_graph_def": checkpoint_save_graph_def,
         }
         _check_ranges({**self._settings, "model_dir": self._model_dir})
-        self._cluster: dict[str, Any] = tf_config.get("cluster", {})
-        if self._checks_cluster:
-            _check_cluster(self._cluster, tf_config.get("task", {}))
+        self._settings.update(_strategies(self._settings))
+        self._task = cluster_task(tf_config) if self._checks_cluster else input_worker_task(tf_config)
+        if self._checks_cluster and session_config is None:
+            self._settings["session_config"] = self._default_session_config()
         self._service = tf_config.get("service")
         if self._service is not None and not isinstance(self._service, dict):
             raise TypeError(f'If "service" is set in TF_CONFIG, it must be a dict. Given {type(self._service)}')
-        self._task_type = tf_config.get("task", {}).get("type", "worker")
-        self._task_id = int(tf_config.get("task", {}).get("index", 0))
 
     def __getattr__(self, name: str) -> Any:
         settings = self.__dict__.get("_settings", {})
@@ -123,47 +122,44 @@ class RunConfig:
     @property
     def task_type(self) -> str:
         """Type of this task in TF_CONFIG."""
-        return self._task_type
+        return self._task.kind
 
     @property
     def task_id(self) -> int:
         """Index of this task in TF_CONFIG."""
-        return self._task_id
+        return self._task.index
 
     @property
     def is_chief(self) -> bool:
         """Whether this process saves and logs: the cluster's chief, or its first worker if it has none."""
-        has_chief = "chief" in self._cluster or "master" in self._cluster
-        return self._task_id == 0 and (self._task_type in ("chief", "master") or not has_chief)
+        return self._task.is_chief
 
     @property
     def cluster_spec(self) -> Any:
         """The cluster of TF_CONFIG, as a tf.train.ClusterSpec."""
         import tensorflow as tf
 
-        return tf.train.ClusterSpec(self._cluster if self._task_type != EVALUATOR else {})
+        return tf.train.ClusterSpec(self._task.jobs)
 
     @property
     def master(self) -> str:
-        """Session target: this process."""
-        return ""
+        """Session target of training: "grpc://" and this task's address, or "" for this process."""
+        return self._task.master
 
     @property
     def evaluation_master(self) -> str:
-        """Session target of evaluations: this process."""
-        return ""
+        """Session target of evaluations; "" is this process."""
+        return self._task.evaluation_master
 
     @property
     def num_ps_replicas(self) -> int:
         """Number of parameter servers in TF_CONFIG; 0 for an evaluator, which is not in the cluster."""
-        return len(self._cluster.get("ps", ())) if self._task_type != EVALUATOR else 0
+        return self._task.num_ps
 
     @property
     def num_worker_replicas(self) -> int:
         """Number of workers in TF_CONFIG, including the chief; 1 without a cluster."""
-        if self._task_type == EVALUATOR:
-            return 0
-        return sum(len(self._cluster.get(name, ())) for name in _WORKERS) or 1
+        return self._task.num_workers
 
     @property
     def service(self) -> Any:
@@ -172,12 +168,8 @@ class RunConfig:
 
     @property
     def global_id_in_cluster(self) -> int | None:
-        """Index of this task in the order chief, workers, parameter servers; None for an evaluator."""
-        if self._task_type == EVALUATOR:
-            return None
-        order = ("chief", "master", "worker", "ps")
-        before = order[: order.index(self._task_type)] if self._task_type in order else ()
-        return self._task_id + sum(len(self._cluster.get(name, ())) for name in before)
+        """Index of this task in the order chief, other jobs by name, parameter servers; None for an evaluator."""
+        return self._task.global_id
 
     def replace(self, **changes: Any) -> RunConfig:
         """Return a copy with other values.
@@ -192,6 +184,20 @@ class RunConfig:
         result._change(changes)  # noqa: SLF001 - of the same class
         return result
 
+    def _default_session_config(self) -> Any:
+        """Return the ConfigProto of a task in a cluster. Its filters let a trainer run while other trainers are down.
+
+        None without a cluster. Also None with a strategy, because the strategy makes its own.
+        """
+        jobs, filters = self._task.jobs, self._task.device_filters
+        if not jobs or not filters or (self._settings["train_distribute"] is not None and "master" not in jobs):
+            return None
+        import tensorflow as tf
+
+        result = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=filters)
+        result.graph_options.rewrite_options.meta_optimizer_iterations = 1  # the enum value ONE of RewriterConfig
+        return result
+
     def _change(self, changes: Mapping[str, Any]) -> None:
         self._settings = dict(self._settings)
         if changes.get("save_checkpoints_steps") is not None:
@@ -200,12 +206,26 @@ class RunConfig:
             self._settings["save_checkpoints_steps"] = None
         for name, value in changes.items():
             if name == "model_dir":
-                self._model_dir = os.fspath(value) if value is not None else None
+                self._model_dir = local_path(value) if value is not None else None
             elif name in self._settings:
                 self._settings[name] = value
             else:
                 allowed = ["model_dir", *self._settings]
                 raise ValueError(f"Replacing {name} is not supported. Allowed properties are {allowed}.")
+
+
+def _save_intervals(steps: Any, seconds: Any) -> tuple[Any, Any]:
+    """Return save_checkpoints_steps and save_checkpoints_secs with their defaults.
+
+    Raises:
+        ValueError: If both are set.
+    """
+    if steps is _UNSET and seconds is _UNSET:
+        return None, 600
+    steps, seconds = (None if value is _UNSET else value for value in (steps, seconds))
+    if steps is not None and seconds is not None:
+        raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
+    return steps, seconds
 
 
 def _check_ranges(settings: Mapping[str, Any]) -> None:
@@ -256,6 +276,7 @@ def _model_dir_of(tf_config: Mapping[str, Any], model_dir: str | None) -> str | 
     given = tf_config.get("model_dir")
     if given == "":
         raise ValueError("model_dir in TF_CONFIG should be non-empty.")
+    given = local_path(given) if given else given
     if given and model_dir and given != model_dir:
         raise ValueError(
             "`model_dir` provided in RunConfig construct, if set, must have the same value as the model_dir in "
@@ -264,44 +285,31 @@ def _model_dir_of(tf_config: Mapping[str, Any], model_dir: str | None) -> str | 
     return model_dir if model_dir is not None else given
 
 
-def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> None:
-    """Check TF_CONFIG as tf.estimator does.
+def _strategies(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return train_distribute and eval_distribute; experimental_distribute may hold them instead.
 
     Raises:
-        ValueError: If the cluster does not have exactly one chief, or lacks this task.
+        ValueError: If one is given twice, or is the ParameterServerStrategy of TensorFlow 2. If experimental_distribute
+            has a remote cluster.
     """
-    if not cluster:
-        if task.get("type", "worker") != "worker":
-            raise ValueError('If "cluster" is not set in TF_CONFIG, task type must be WORKER.')
-        if int(task.get("index", 0)) != 0:
-            raise ValueError('If "cluster" is not set in TF_CONFIG, task index must be 0.')
-        return
-    if "master" in cluster and "chief" in cluster:
-        raise ValueError("If `master` node exists in `cluster`, job `chief` is not supported.")
-    chiefs = cluster.get("chief", cluster.get("master"))
-    if not chiefs:
-        raise ValueError('If "cluster" is set in TF_CONFIG, it must have one "chief" node.')
-    if len(chiefs) > 1:
-        raise ValueError('The "cluster" in TF_CONFIG must have only one "chief" node.')
-    for key, name in (("type", "task type"), ("index", "task index")):
-        if task.get(key) is None:
-            raise ValueError(f'If "cluster" is set in TF_CONFIG, {name} must be set.')
-    _check_task(cluster, task["type"], int(task["index"]))
-
-
-def _check_task(cluster: Mapping[str, Any], kind: str, index: int) -> None:
-    if index < 0:
-        raise ValueError("Task index must be non-negative number.")
-    if kind == EVALUATOR:
-        if "master" in cluster:
-            raise ValueError("If `master` node exists in `cluster`, task_type `evaluator` is not supported.")
-        return
-    note = "Note that these values may be coming from the TF_CONFIG environment variable."
-    shown = f"in the cluster_spec:\n{dict(cluster)}\n\n{note}"
-    if kind not in cluster:
-        raise ValueError(f"{kind} is not a valid task_type {shown}")
-    if index >= len(cluster[kind]):
-        raise ValueError(f"{index} is not a valid task_id for task_type {kind} {shown}")
+    experimental = settings["experimental_distribute"]
+    if getattr(experimental, "remote_cluster", None):
+        raise ValueError(
+            "experimental_distribute.remote_cluster is not supported: one program cannot run the tasks of other "
+            "machines. Start the program on each machine, with TF_CONFIG."
+        )
+    result: dict[str, Any] = {}
+    for name in ("train_distribute", "eval_distribute"):
+        other = getattr(experimental, name, None)
+        if other is not None and settings[name] is not None:
+            raise ValueError(f"Either `{name}` or `experimental_distribute.{name}` can be set.")
+        result[name] = settings[name] if other is None else other
+        if type(result[name]).__name__ == "ParameterServerStrategyV2":
+            raise ValueError(
+                "Please use `tf.compat.v1.distribute.experimental.ParameterServerStrategy` for parameter server "
+                "strategy with estimator."
+            )
+    return result
 
 
 class CSRunConfig(RunConfig):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any
 
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
@@ -17,7 +17,27 @@ _OUR_FIELDS = (
     "use_xla",
     "memory_budget",
     "debug_args",
+    "micro_batch_size",
 )
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How TensorFlow spreads a run over processes and devices. All attributes are as in RunConfig."""
+
+    master: str = ""
+    evaluation_master: str = ""
+    is_chief: bool = True
+    task_type: str = "worker"
+    task_id: int = 0
+    num_ps_replicas: int = 0
+    cluster_spec: Any = None
+    device_fn: Any = None
+    protocol: str | None = None
+    train_distribute: Any = None
+    eval_distribute: Any = None
+    experimental_max_worker_delay_secs: int | None = None
+    session_creation_timeout_secs: int = 7200
 
 
 @dataclass(frozen=True)
@@ -31,6 +51,7 @@ class RunSettings:
         execution_mode: The mode that a config of the appliance (1.6 to 1.8) sets; None: the interpreter decides.
         stack_params: Settings for the original's compiler.
         is_cs_config: Whether the config is a CSRunConfig. The cluster of TF_CONFIG then lists input workers.
+        distribution: The task in a cluster, and the strategies.
         tf_random_seed, save_summary_steps, save_checkpoints_steps, save_checkpoints_secs, session_config,
             keep_checkpoint_max, keep_checkpoint_every_n_hours, log_step_count_steps, checkpoint_save_graph_def,
             checkpoint_format: As in RunConfig.
@@ -42,6 +63,7 @@ class RunSettings:
     execution_mode: str | None = None
     stack_params: Mapping[str, Any] | None = None
     is_cs_config: bool = False
+    distribution: Distribution = Distribution()
     tf_random_seed: int | None = None
     save_summary_steps: int | None = None
     save_checkpoints_steps: int | None = None
@@ -56,19 +78,21 @@ class RunSettings:
 
 def run_settings(config: object) -> RunSettings:
     """Return the settings of a RunConfig, or of another object with some of its attributes."""
-    given = {
-        item.name: getattr(config, item.name)
-        for item in fields(RunSettings)
-        if item.name not in ("config", "cs", "is_cs_config", "stack_params") and hasattr(config, item.name)
-    }
     stack_params = getattr(config, "stack_params", None)
     return RunSettings(
         config=config,
         cs=_cs_config(getattr(config, "cs_config", None)),
         stack_params=stack_params if isinstance(stack_params, Mapping) else None,
         is_cs_config=isinstance(config, CSRunConfig),
-        **cast(Any, given),
+        distribution=Distribution(**_given(config, Distribution)),
+        **_given(config, RunSettings, ("config", "cs", "is_cs_config", "stack_params", "distribution")),
     )
+
+
+def _given(config: object, kind: type[Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the attributes that a config shares with a dataclass."""
+    names = [item.name for item in fields(kind) if item.name not in without]
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
 
 def _cs_config(given: object) -> CSConfig:

@@ -29,26 +29,42 @@ def predict(
         ValueError: If no key of predict_keys exists, or a batch to be split has arrays of different lengths.
     """
     given = 0
-    with opened_model(request, target, ModeKeys.PREDICT) as (model, create):
+    with opened_model(request, target, ModeKeys.PREDICT) as opened:
+        model, create, pipeline = opened
         run_log.info("Done calling model_fn.")
         predictions = _chosen(model.spec.predictions, predict_keys)
         fetched = tf.nest.flatten(predictions, expand_composites=True)
         hooks = [*request.hooks, *getattr(model.spec, "prediction_hooks", ())]
-        with model.graph.as_default():
-            creator = SessionCreator(lambda: create(fetched))
-            with tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks) as session:
-                while not session.should_stop():
-                    values = session.run(predictions)
-                    if yield_single_examples:
-                        left = None if num_samples is None else num_samples - given
-                        yield from itertools.islice(_samples(values), left)
-                    else:
-                        yield values
-                    if num_samples is None:
+        creator = SessionCreator(lambda: create(fetched))
+        with (
+            model.graph.as_default(),
+            tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks) as session,
+        ):
+            parts: list[Any] = []  # predictions of the micro-batches of one batch
+            while not session.should_stop():
+                values = session.run(predictions)
+                if not yield_single_examples:
+                    parts.append(values)
+                    if not pipeline.is_between_batches:
                         continue
-                    given += _length(values)
-                    if given >= num_samples:
-                        return
+                    values, parts = _joined(parts), []
+                if yield_single_examples:
+                    left = None if num_samples is None else num_samples - given
+                    yield from itertools.islice(_samples(values), left)
+                else:
+                    yield values
+                if num_samples is None:
+                    continue
+                given += _length(values)
+                if given >= num_samples:
+                    return
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Return the predictions of a batch from those of its micro-batches. A scalar is that of the first one."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.nest.map_structure(lambda *values: np.concatenate(values) if np.ndim(values[0]) else values[0], *parts)
 
 
 def _samples(values: Any) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,18 +16,20 @@ import tensorflow as tf
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.evaluation.summary import write_evaluation
-from cerebras_tensorflow.estimator.execution import store_choice
+from cerebras_tensorflow.estimator.execution import micro_batch_size, store_choice
 from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.session_settings import SessionCreator, session_config_of
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.host_call import HostMetrics
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
-from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, graph_semantics, local_init_of
-from cerebras_tensorflow.estimator.model.scaffold import checkpoint_keys, finalize, own_init
+from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, local_init_of
+from cerebras_tensorflow.estimator.model.scaffold import checkpoint_layout, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training.initialize import initial_values, set_initial_values
-from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.session import ProgramSession
 
 train_v1 = tf.compat.v1.train
@@ -67,7 +69,8 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
     """Return metric name -> value, with "loss" (mean over batches) and "global_step"."""
     begin = time.perf_counter()
     path = checkpoint_of(request)
-    with opened_model(dataclasses.replace(request, checkpoint_path=path), target, ModeKeys.EVAL) as (model, create):
+    with opened_model(dataclasses.replace(request, checkpoint_path=path), target, ModeKeys.EVAL) as opened:
+        model, create, pipeline = opened
         spec = model.spec
         run_log.info("Done calling model_fn.")
         ops = evaluation_ops(model)
@@ -84,25 +87,34 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
         hooks = [
             *request.hooks,
             *getattr(spec, "evaluation_hooks", ()),
-            _EvaluationHook(request.steps, finish, needs_batch=request.ignores_negative_labels),
+            EvaluationHook(request.steps, finish, request.ignores_negative_labels, lambda: pipeline.is_between_batches),
         ]
-        with model.graph.as_default():
-            creator = SessionCreator(lambda: create(ops.roots))
-            with train_v1.MonitoredSession(session_creator=creator, hooks=hooks) as session:
-                while not session.should_stop():
-                    _, device_values = session.run(fetches)
-                    if host is not None:
-                        host.update(device_values)
+        creator = SessionCreator(lambda: create(ops.roots))
+        with (
+            model.graph.as_default(),
+            train_v1.MonitoredSession(session_creator=creator, hooks=hooks) as session,
+            run_progress("Evaluating", request.steps, "batches") as progress,
+        ):
+            while not session.should_stop():
+                _, device_values = session.run(fetches)
+                progress.advance()
+                if host is not None:
+                    host.update(device_values)
         if host is not None:
             host.close()
     if not results:
         raise ValueError("evaluate: the input has no batch. Check the files and the batch size of eval_input.")
     folder = os.path.join(request.model_dir, f"eval_{request.name}" if request.name else "eval")
     write_evaluation(folder, results, path)
+    log_results(results, begin)
+    return results
+
+
+def log_results(results: Mapping[str, Any], begin: float) -> None:
+    """Log the results of an evaluation, and how long it took since a time.perf_counter."""
     shown = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(results.items()))
     run_log.info("Finished evaluation in %.2f seconds.", time.perf_counter() - begin)
     run_log.info("Saving dict for global step %d: %s", results["global_step"], shown)
-    return results
 
 
 @dataclass(frozen=True)
@@ -135,22 +147,29 @@ def evaluation_ops(model: Model) -> EvaluationOps:
     host_call = getattr(model.spec, "host_call", None)
     updates: dict[str, Any] = {}
     values: dict[str, Any] = {}
+    metrics = model.spec.eval_metric_ops or {}
+    check_metric_names(metrics)
     with model.graph.as_default(), graph_semantics():
-        for key, metric in (model.spec.eval_metric_ops or {}).items():
-            if key in ("loss", "global_step"):
-                raise ValueError(
-                    f'Metric with name "{key}" is not allowed, because every evaluation has a result of this name. '
-                    "Rename it in eval_metric_ops."
-                )
+        for key, metric in metrics.items():
             if hasattr(metric, "result"):
-                updates[key], values[key] = _keras_metric(model.graph, metric)
+                updates[key], values[key] = keras_metric(model.graph, metric)
             else:
                 values[key], updates[key] = metric
         values["loss"], updates["loss"] = tf.compat.v1.metrics.mean(model.spec.loss)
     return EvaluationOps(updates, values, HostMetrics(host_call) if host_call is not None else None)
 
 
-def _keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
+def check_metric_names(metrics: Iterable[str]) -> None:
+    """Raise an error if a metric's name is reserved for a result of every evaluation."""
+    for key in metrics:
+        if key in ("loss", "global_step"):
+            raise ValueError(
+                f'Metric with name "{key}" is not allowed, because every evaluation has a result of this name. '
+                "Rename it in eval_metric_ops."
+            )
+
+
+def keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
     """Return the update op and the value of a Keras metric, and make its variables local.
 
     A run initializes local variables. Keras 3 keeps no list of its updates, so we take all assignments to the metric's
@@ -176,11 +195,12 @@ def _keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
 @contextmanager
 def opened_model(
     request: InferenceRequest, target: Target, mode: str
-) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession]]]:
-    """Yield a model for inference, and a function that makes its session; it takes the tensors and ops to run."""
+) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession], InputPipeline]]:
+    """Yield a model for inference, a function from the tensors and ops to run to its session, and the input."""
     path = checkpoint_of(request)
-    if request.checkpoint_path and not any(
-        os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5")
+    if request.checkpoint_path and not (
+        object_location(request.checkpoint_path)
+        or any(os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5"))
     ):
         raise ValueError(
             f"The passed save_path is not a valid checkpoint: {request.checkpoint_path}. Give the prefix, as in "
@@ -190,6 +210,7 @@ def opened_model(
         run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
     session_config = session_config_of(request.settings, target.mode)  # XLA must be chosen before the first session
     pipeline = InputPipeline(request.input_fn, request.params, mode, request.settings)
+    micro_batch_size.cut(pipeline, request.settings.cs, request.params, mode)
     sessions: list[ProgramSession] = []
 
     def create(roots: list[Any]) -> ProgramSession:
@@ -197,15 +218,15 @@ def opened_model(
         step = model.step([*roots, local_init])
         compiled = compile_model(model, step, target.mode, request.settings.cs, request.compile_dir)
         store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir)
-        session = ProgramSession(
-            compiled.program, model.graph, None, store, session_config, pipeline.next_batch, pipeline
-        )
+        next_batch = pipeline.next_micro_batch if pipeline.is_fed else None
+        session = ProgramSession(compiled.program, model.graph, None, store, session_config, next_batch)
         sessions.append(session)
-        init = own_init(model.scaffold)
+        init = own_init(model)
+        pipeline.start()
         session.run(local_init)
         if request.load is not None:
             request.load(model, session)  # before finalize: load checks the Scaffold that model_fn returned
-        keys = checkpoint_keys(model, finalize(model))
+        keys = checkpoint_layout(model, finalize(model)).keys
         if path is not None:
             run_log.info("Restoring parameters from %s", path)
             checkpoints.restore(session, path, keys)
@@ -214,7 +235,7 @@ def opened_model(
             for name, value in initial_values(model, request.warm_start):
                 session.load(name, value)
             init.run(model, session)
-        pipeline.start(lambda: session.global_step)
+        pipeline.initialize(session)
         return session
 
     try:
@@ -223,7 +244,7 @@ def opened_model(
         model = call_model_fn(
             request.model_fn, pipeline, mode, request.params, request.settings, request.ignores_negative_labels
         )
-        yield model, create
+        yield model, create, pipeline
     finally:
         pipeline.close()
         for session in sessions:
@@ -243,28 +264,38 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if np.ndim(value) == 0 and not isinstance(value, bytes) else str(value)
 
 
-class _EvaluationHook(tf.compat.v1.train.SessionRunHook):
+class EvaluationHook(tf.compat.v1.train.SessionRunHook):
     """Stops after the given number of batches and reads the metrics at the end.
 
     Args:
         steps: Number of batches; None: until the input ends.
-        finish: Reads the metrics.
-        needs_batch: Whether to skip `finish` if the input has no batch. tf.estimator calls it and gets the metrics'
-            initial values.
+        finish: Reads the metrics in the session.
+        needs_batch: Whether to skip `finish` if the input has no batch. tf.estimator does not skip it, and returns the
+            metrics' initial values.
+        ends_batch: Returns whether the last run ended a batch. A batch has one run for each micro-batch.
     """
 
-    def __init__(self, steps: int | None, finish: Callable[[ProgramSession], None], needs_batch: bool) -> None:
+    def __init__(
+        self,
+        steps: int | None,
+        finish: Callable[[Any], None],
+        needs_batch: bool,
+        ends_batch: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._steps = steps
+        self._ends_batch = ends_batch
         self._finish = finish
         self._needs_batch = needs_batch
         self._taken = 0
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._taken += 1
+        """Stop after the last batch."""
+        self._taken += self._ends_batch()
         if self._steps is not None and self._taken >= self._steps:
             run_context.request_stop()
 
     def end(self, session: Any) -> None:
+        """Read the metrics."""
         if not self._taken and not self._needs_batch:
             run_log.warning("The evaluation's input has no batch, so the metrics have their initial values.")
         if self._taken or not self._needs_batch:

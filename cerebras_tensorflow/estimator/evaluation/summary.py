@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from cerebras_tensorflow.estimator.event_writers import event_writer
+from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.logs import run_log
 
 _TEXT_PLUGIN = "text"  # name of TensorBoard's text plugin
@@ -36,9 +36,9 @@ def write_evaluation(folder: str, results: Mapping[str, Any], checkpoint_path: s
         text = tf.make_tensor_proto(checkpoint_path, tf.string)
         summary.value.add(tag="checkpoint_path", metadata=metadata, tensor=text)
     with tf.Graph().as_default():
-        writer = event_writer(folder)
-    writer.add_summary(summary, results["global_step"])
-    writer.flush()
+        events = EventFile(folder)
+        events.add_summary(summary, results["global_step"])
+        events.flush()
 
 
 def _add(summary: Any, key: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.errors import MemoryBudgetError
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
@@ -21,7 +21,7 @@ from cerebras_tensorflow.graph.cost import flops, op_outputs, output_bytes
 from cerebras_tensorflow.graph.exactness import InexactOp, find_inexact_ops
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Note, Program, Residence
-from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
@@ -63,11 +63,12 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, _estimate(model, program))
-    program = compile_step(step, mode, options, op_outputs(model.graph))
+    with run_progress("Compiling"):
+        program = compile_step(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
     _warn_of_notes(program, model)
     plan = plan_memory(program)
-    _check_budget(mode, options, plan)
+    check_budget(mode, options, plan)
     speed = _estimate(model, program)
     if folder is not None:
         texts = {
@@ -75,7 +76,8 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
             "memory_plan.txt": report.memory_plan_text(program, plan),
             "compile_report.txt": report.compile_report_text(speed),
         }
-        cache.save(folder, program, texts)
+        if not cache.save(folder, program, texts):
+            folder = None
     return Compiled(program, compiled_s, folder, speed)
 
 
@@ -102,25 +104,27 @@ def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingO
     )
 
 
-def _check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None:
+def check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None:
     """Check a pipelined step against the memory budget. The compiler has already made a streamed step fit.
 
     Raises:
-        CompileError: If the step needs more memory than the budget.
+        MemoryBudgetError: If the step needs more memory than the budget.
     """
     needed = options.process_bytes + plan.peak_bytes
     if mode != WEIGHT_STREAMING and options.memory_budget is not None and needed > options.memory_budget:
-        raise CompileError(
+        raise MemoryBudgetError(
             f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs {format_bytes_up(needed)} in "
             f"pipelined mode, which keeps all weights ({format_bytes(plan.resident_bytes)}) in memory. Raise "
-            "memory_budget to that, or use weight streaming: csrun_wse python-ws run.py …"
+            "memory_budget to that, set micro_batch_size, or use weight streaming: csrun_wse python-ws run.py …"
         )
 
 
 def _estimate(model: Model, program: Program) -> Estimate:
-    inputs = [model.graph.get_tensor_by_name(f"{name}:0") for name in model.inputs.names]
+    inputs = model.inputs.tensors
     dims = [tensor.shape.as_list()[0] for tensor in inputs if tensor.shape.rank]
     sizes = output_bytes(model.graph)
-    batch_bytes = sum(sizes[name] for name in model.inputs.names)
+    batch_bytes = sum(sizes[name] for name in {tensor.op.name for tensor in inputs})
     names = set(NodeTable(program.graph_def).nodes)
-    return estimate(program, int(dims[0] or 1) if dims else 1, batch_bytes, flops(model.graph, names))
+    times = model.inputs.micro_batches  # the update has almost no matrix products
+    num_flops = times * flops(model.graph, names)
+    return estimate(program, times * int(dims[0] or 1) if dims else 1, times * batch_bytes, num_flops)

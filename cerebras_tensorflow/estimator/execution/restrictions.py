@@ -20,7 +20,7 @@ MAX_CHECKPOINT_MB = 9024
 """Limit of a pipelined run's checkpoints in 1.4 and 1.5 [2**20 B]. Weight streaming has none: GPT-J takes 24 GB."""
 
 _PARAMS = (
-    ("runconfig", "use_cs_grad_accum", "each batch is computed at once, with the same sums"),
+    ("runconfig", "use_cs_grad_accum", "micro_batch_size decides whether a batch is computed in parts"),
     ("model", "precision_opt_level", "tensors keep the dtypes of the model"),
 )
 _logged_params: set[str] = set()

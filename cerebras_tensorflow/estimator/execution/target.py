@@ -54,5 +54,9 @@ def held(target: Target, description: str) -> Iterator[None]:
     if target.system is None:
         yield
         return
-    with target.system.run(target.mode, description=description, on_wait=run_log.info):
+
+    def tell(reason: str) -> None:
+        run_log.info("Waiting for the system, to %s: %s.", description, reason)
+
+    with target.system.run(target.mode, description=description, on_wait=tell):
         yield

@@ -15,10 +15,14 @@ import tensorflow as tf
 from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
-from cerebras_tensorflow.estimator.model.model_call import call_model_fn, graph_semantics, local_init_of
+from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, local_init_of
+from cerebras_tensorflow.estimator.model.partitions import PartKey
+from cerebras_tensorflow.estimator.model.scaffold import checkpoint_layout
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import TensorReader
 
 SINGLE_FEATURE = "feature"
 SINGLE_RECEIVER = "input"
@@ -195,6 +199,7 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
     source = _Receiver(request.receiver_fns[mode])
     model = call_model_fn(request.model_fn, source, mode, request.params, request.settings)
     run_log.info("Done calling model_fn.")
+    saver = model.scaffold.saver if model.scaffold is not None else None
     with model.graph.as_default(), graph_semantics():
         metrics = model.spec.eval_metric_ops or None
         export_utils = tf_private.export_utils()
@@ -212,25 +217,49 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
             "assets_collection": model.graph.get_collection(tf.compat.v1.GraphKeys.ASSET_FILEPATHS),
             "main_op": local_init_of(model),
             "strip_default_attrs": True,
+            "saver": saver,
         }
-        if not has_variables:
-            builder.add_meta_graph([_TAGS[mode]], **described)
-            return
-        with tf.compat.v1.Session(graph=model.graph) as session, open_checkpoint(request.checkpoint) as reader:
-            for name, variable in model.saved_names().items():
-                session.run(variable.initializer, {variable.initializer.inputs[1]: reader.read(name)})
-            run_log.info("Restored the exported variables from %s", request.checkpoint)
-            builder.add_meta_graph_and_variables(session, [_TAGS[mode]], **described)
+        with open_checkpoint(request.checkpoint) as reader:
+            values = _stored_variables(model, saver, reader)
+            if not has_variables:
+                builder.add_meta_graph([_TAGS[mode]], **described)
+                return
+            with tf.compat.v1.Session(graph=model.graph) as session:
+                for variable, key in values:
+                    value = reader.read(key)
+                    value = value[key.region] if isinstance(key, PartKey) else value
+                    session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+                run_log.info("Restoring parameters from %s", request.checkpoint)
+                builder.add_meta_graph_and_variables(session, [_TAGS[mode]], **described)
+
+
+def _stored_variables(model: Model, saver: Any, reader: TensorReader) -> list[tuple[Any, str]]:
+    """Return (variable, its name in the checkpoint) of all variables that are exported.
+
+    Raises:
+        ValueError: If the checkpoint lacks one.
+    """
+    variables = model.saved_names()
+    keys = checkpoint_layout(model, saver).keys
+    missing = [key for key in keys.values() if key not in reader]
+    if missing:
+        raise ValueError(
+            f"Could not load all requested variables from checkpoint {reader.path}: it lacks {', '.join(missing)}. "
+            "Please make sure your model_fn does not expect variables that were not saved in the checkpoint."
+        )
+    return [(variables[name], key) for name, key in keys.items()]
 
 
 class _Receiver:
     """Passes the receiver's features to model_fn instead of a batch."""
 
+    graph = None
+
     def __init__(self, receiver_fn: Callable[[], Any]) -> None:
         self._receiver_fn = receiver_fn
         self.receiver: Any = None
 
-    def placeholders(self) -> BatchInputs:
+    def batch(self) -> BatchInputs:
         """Call the receiver function in the current graph."""
         self.receiver = self._receiver_fn()
         return BatchInputs(self.receiver.features, getattr(self.receiver, "labels", None), ())
@@ -244,8 +273,12 @@ def _timestamped(folder: str) -> str:
     return os.path.join(folder, str(number))
 
 
-def _placeholder(name: str, value: Any, batch_size: int | None) -> Any:
-    return tf.compat.v1.placeholder(value.dtype, [batch_size, *tuple(value.shape)[1:]], name=name)
+def _placeholder(name: Any, value: Any, batch_size: int | None) -> Any:
+    """Return a placeholder for values like a tensor or an array, named like the tensor if it has a name."""
+    shape = tf.TensorShape(value.shape)
+    own_name = None if tf.executing_eagerly() else getattr(getattr(value, "op", None), "name", None)
+    dims = None if shape.rank is None else [batch_size, *shape.as_list()[1:]]
+    return tf.compat.v1.placeholder(value.dtype, dims, name=own_name or str(name))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -280,6 +313,6 @@ def _checked_receiver(tensors: Any) -> dict[str, Any]:
     for name, value in result.items():
         if not isinstance(name, str):
             raise ValueError(f"receiver_tensor keys must be strings: {name}.")
-        if not isinstance(value, tf.Tensor):
+        if not _is_tensor(value):
             raise ValueError(f"receiver_tensor {name} must be a Tensor.")
     return result

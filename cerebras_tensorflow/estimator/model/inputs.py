@@ -1,18 +1,15 @@
-"""The input pipeline: input_fn runs in a separate graph, and placeholders pass its batches to the step.
+"""The input of a run: what input_fn returns, as the batch of the step.
 
-So the step's graph does not depend on how data is read, and one compiled Program works for any pipeline with the same
-shapes. We can also measure whether a run waits for data or for the step. Hooks see no difference: the session of a run
-also accepts ops and tensors of the input's graph, so a hook may initialize an iterator, feed it, or fetch the batch.
+input_fn runs in the graph of the model. A Dataset that shares nothing with the model gets this graph for itself: it is
+read ahead, and placeholders of the model's own graph take its batches. So one compiled Program works for any
+such Dataset with the same shapes, and we can measure whether a run waits for data or for the step. All other inputs
+(tensors, iterators, queues, a Dataset that reads the global step) stay part of the model, as in tf.estimator.
 """
 
 from __future__ import annotations
 
 import copy
-import queue
-import threading
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,37 +18,50 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.estimator.model.dataset_reader import DatasetReader, untuned
+from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph
 from cerebras_tensorflow.estimator.user_functions import call_with
-from cerebras_tensorflow.runtime.input_workers import chief as input_workers
+from cerebras_tensorflow.graph.micro_batches import BATCH
+from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
 
-PLACEHOLDER_PREFIX = "cs_input/"
-_AHEAD = 2  # batches read ahead of the step
-_LOOK_UP_S = 0.5  # between checks of should_stop while a step waits for its batch
+PLACEHOLDER_PREFIX = BATCH
 
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """The batch inside the step's graph.
+    """The batch inside the model's graph.
 
     Attributes:
         features, labels: Arguments of model_fn.
-        names: Names of the placeholder ops, in the order of the pipeline's values.
+        names: Names of the placeholder ops to feed, in the order of the input's values. Empty if the step reads the
+            batch itself.
+        micro_batches: Number of micro-batches in a batch. The placeholders take one of them.
     """
 
     features: Any
     labels: Any
     names: tuple[str, ...]
+    micro_batches: int = 1
+
+    @property
+    def tensors(self) -> list[Any]:
+        """All tensors of the batch."""
+        return [value for value in _leaves((self.features, self.labels)) if isinstance(value, tf.Tensor)]
 
 
 class InputPipeline:
-    """Runs one input_fn and yields its batches as arrays.
+    """The result of one input_fn.
 
     Args:
         input_fn: Returns a Dataset, (features, labels) or features; may take params, mode, config, input_context.
         params, mode: Passed to input_fn if it takes them.
         settings: Settings of the run, with the config for input_fn and the seed of the graph.
         should_stop: Called while waiting for a batch; True ends the input.
+
+    Attributes:
+        graph: The graph in which model_fn must be called, with the batch in it; None: any graph.
     """
 
     def __init__(
@@ -62,180 +72,175 @@ class InputPipeline:
         settings: RunSettings,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.graph = tf.Graph()
-        self._should_stop = should_stop
-        self._batches: queue.Queue[Any] = queue.Queue(_AHEAD)
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._session: Any = None
-        self._coordinator = tf.train.Coordinator()
-        self._has_queues = False
-        self._step_of_run: Callable[[], int] | None = None
-        self.waited_s = 0.0
-        self.is_exhausted = False
-        with self.graph.as_default():
-            tf.compat.v1.set_random_seed(settings.tf_random_seed)
-            self._global_step = tf.compat.v1.train.create_global_step(self.graph)
-            num_own = len(self.graph.get_operations())
-            given = {} if params is None else {"params": copy.deepcopy(params)}
-            offered = {**given, "mode": mode, "config": settings.config, "input_context": None}
-            with env.as_input_worker() if settings.is_cs_config else nullcontext():
+        self._micro_batches = 1
+        self._parts: list[Mapping[str, np.ndarray]] = []  # micro-batches of the current batch that are left
+        graph = new_graph(settings.tf_random_seed)
+        known = _Known(graph)
+        given = {} if params is None else {"params": copy.deepcopy(params)}
+        offered = {**given, "mode": mode, "config": settings.config, "input_context": None}
+        as_worker = env.as_input_worker() if settings.is_cs_config else nullcontext()
+        self._initializer: Any = None
+        self._reader: DatasetReader | None = None
+        with graph.as_default(), graph_semantics(), as_worker:
+            with tf.device("/cpu:0"):
                 result = call_with(input_fn, offered)
-            self._initializers: list[Any] = []
-            self._is_dataset = isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset))
-            if self._is_dataset:
-                iterator = tf.compat.v1.data.make_initializable_iterator(
-                    untuned(input_workers.distributed(result, should_stop=self._stop.is_set))
-                )
-                self._initializers.append(iterator.initializer)
-                result = iterator.get_next()
-            features, labels = _features_and_labels(result)
-            self._structure = (features,) if labels is None else (features, labels)
-            flat = tf.nest.flatten(self._structure, expand_composites=True)
-            self._tensors = [tf.convert_to_tensor(tensor) for tensor in flat]
-        made = self.graph.get_operations()[num_own:]
-        self._takes_step = any(tensor.op.name == self._global_step.op.name for one in made for tensor in one.inputs)
+            if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
+                if known.is_apart(graph):
+                    self._reader = DatasetReader(result, should_stop)
+                    result = self._reader.element
+                else:
+                    iterator = tf.compat.v1.data.make_initializable_iterator(untuned(result))
+                    self._initializer, result = iterator.initializer, iterator.get_next()
+        self.graph = graph if self._reader is None else None
+        self._features, self._labels = features_and_labels(result)
 
-    def placeholders(self) -> BatchInputs:
-        """Make placeholders for the batch in the current graph."""
-        made = [
-            tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=f"{PLACEHOLDER_PREFIX}{number}")
-            for number, tensor in enumerate(self._tensors)
-        ]
-        features, *labels = tf.nest.pack_sequence_as(self._structure, made, expand_composites=True)
-        return BatchInputs(features, labels[0] if labels else None, tuple(tensor.op.name for tensor in made))
-
-    @property
-    def session(self) -> Any:
-        """The TensorFlow session on the input's graph; the first use makes it and initializes variables and tables."""
-        if self._session is None:
-            with self.graph.as_default():
-                self._session = tf.compat.v1.Session(graph=self.graph)
-                self._session.run(
-                    [
-                        tf.compat.v1.global_variables_initializer(),
-                        tf.compat.v1.local_variables_initializer(),
-                        tf.compat.v1.tables_initializer(),
-                    ]
-                )
-        return self._session
-
-    def placeholder_of(self, tensor: Any) -> str | None:
-        """Return the name of the step's placeholder for a tensor of the input; None if it is not in the batch."""
-        for number, own in enumerate(self._tensors):
-            if own is tensor:
-                return f"{PLACEHOLDER_PREFIX}{number}:0"
-        return None
-
-    def start(self, step_of_run: Callable[[], int] | None = None) -> None:
-        """Start the pipeline. A Dataset is read ahead from now on, other inputs from the first `next_batch`.
-
-        So a hook can first initialize the iterator of an input_fn that returns tensors.
-
-        Args:
-            step_of_run: Returns the global step. An input that uses the global step is not read ahead.
-        """
-        self._step_of_run = step_of_run
-        if self._is_dataset and not self._takes_step:
-            self._read_ahead()
-
-    def _read_ahead(self) -> None:
-        self._thread = threading.Thread(target=self._read, name="input-pipeline", daemon=True)
-        self._thread.start()
-
-    def next_batch(self) -> Mapping[str, np.ndarray]:
-        """Return the next batch: name of the placeholder's tensor -> value.
+    def cut_batches(self, micro_batch_size: int | None) -> None:
+        """Let the placeholders take micro-batches of this size; None: whole batches.
 
         Raises:
-            tf.errors.OutOfRangeError: If the input has ended.
-            StopIteration: If should_stop returns True before a batch arrives.
-            Exception: The error of the pipeline.
+            SettingsError: If the batches cannot be cut into parts of this size.
         """
-        if self._takes_step:
-            return self._batch_of_step()
-        if self._thread is None:
-            self._read_ahead()
-        begin = time.perf_counter()
-        item: Any = None
-        while item is None:
-            try:
-                item = self._batches.get(timeout=_LOOK_UP_S)
-            except queue.Empty:
-                if self._should_stop():
-                    raise StopIteration from None
-        self.waited_s += time.perf_counter() - begin
-        if isinstance(item, BaseException):
-            self._batches.put(item)
-            self.is_exhausted = isinstance(item, tf.errors.OutOfRangeError)
-            raise item
-        return _named(item)
+        if micro_batch_size is not None and not self.is_fed:
+            raise SettingsError(
+                f"micro_batch_size is {micro_batch_size}, but input_fn returns tensors of the model's graph. Return "
+                "the Dataset itself, or set micro_batch_size to none."
+            )
+        self._micro_batches = 1 if micro_batch_size is None else self.batch_size // micro_batch_size
+        if micro_batch_size is not None and self.batch_size % micro_batch_size:
+            raise SettingsError(
+                f"micro_batch_size is {micro_batch_size}, and the batch has {self.batch_size} samples. Choose one of "
+                f"{', '.join(map(str, divisors(self.batch_size)))}."
+            )
 
-    def _batch_of_step(self) -> Mapping[str, np.ndarray]:
-        """Return the next batch of an input that uses the global step."""
-        begin = time.perf_counter()
-        try:
-            if self._initializers:
-                initializers, self._initializers = self._initializers, []
-                self.session.run(initializers)
-            self._start_queues()
-            self._global_step.load(self._step_of_run() if self._step_of_run is not None else 0, self.session)
-            return _named(self.session.run(self._tensors))
-        except tf.errors.OutOfRangeError:
-            self.is_exhausted = True
-            raise
-        finally:
-            self.waited_s += time.perf_counter() - begin
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in each batch.
 
-    def _start_queues(self) -> None:
-        with self.graph.as_default():
-            if self.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS) and not self._has_queues:
-                self._has_queues = True
-                tf.compat.v1.train.start_queue_runners(self.session, self._coordinator)
+        Raises:
+            SettingsError: If it is not fixed, so that batches cannot be cut into micro-batches.
+        """
+        sizes = {}
+        for tensor in BatchInputs(self._features, self._labels, ()).tensors:
+            if tensor.shape.rank != 0:
+                sizes[tensor.shape.as_list()[0] if tensor.shape.rank else None] = tensor
+        if len(sizes) == 1 and None not in sizes:
+            return next(iter(sizes))
+        shown = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in sizes.values())
+        raise SettingsError(
+            "micro_batch_size: the values of input_fn need the same, fixed first dim, the samples of a batch; they "
+            f"have {shown or 'none'}. Use dataset.batch(..., drop_remainder=True), or set micro_batch_size to none."
+        )
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether `next_batch` gives the batches, instead of the step itself."""
+        return self._reader is not None
+
+    @property
+    def waited_s(self) -> float:
+        """Time that steps have waited for their batch [s]; 0 if they read it themselves."""
+        return self._reader.waited_s if self._reader is not None else 0.0
+
+    def batch(self) -> BatchInputs:
+        """Return the batch of `graph`, or new placeholders for it in the current graph."""
+        if self._reader is None:
+            return BatchInputs(self._features, self._labels, ())
+        structure = (self._features,) if self._labels is None else (self._features, self._labels)
+        made = [
+            tf.compat.v1.placeholder(
+                tensor.dtype, shape_of_part(tensor.shape, self._micro_batches), name=f"{PLACEHOLDER_PREFIX}{number}"
+            )
+            for number, tensor in enumerate(tf.nest.flatten(structure, expand_composites=True))
+        ]
+        features, *labels = tf.nest.pack_sequence_as(structure, made, expand_composites=True)
+        names = tuple(tensor.op.name for tensor in made)
+        return BatchInputs(features, labels[0] if labels else None, names, self._micro_batches)
+
+    def start(self) -> None:
+        """Start to read ahead, if `next_batch` gives the batches."""
+        if self._reader is not None:
+            self._reader.start()
+
+    def initialize(self, session: Any) -> None:
+        """Initialize the iterator of a Dataset that is part of the model's graph."""
+        if self._initializer is not None:
+            session.run(self._initializer)
+
+    def next_batch(self) -> Mapping[str, np.ndarray]:
+        """Return the next batch: name of the placeholder's tensor -> value. Errors are those of DatasetReader."""
+        assert self._reader is not None, "the step reads the batch itself"
+        values = self._reader.next_batch()
+        return {f"{PLACEHOLDER_PREFIX}{number}:0": value for number, value in enumerate(values)}
+
+    def next_micro_batch(self) -> Mapping[str, np.ndarray]:
+        """Return the next micro-batch, with the same keys and errors as `next_batch`."""
+        if not self._parts:
+            self._parts = list(parts_of_batch(self.next_batch(), self._micro_batches))
+        return self._parts.pop(0)
+
+    @property
+    def is_between_batches(self) -> bool:
+        """Whether all micro-batches of the last batch were taken."""
+        return not self._parts
 
     def close(self) -> None:
-        """Stop reading and release the pipeline."""
-        self._stop.set()
-        while self._thread is not None and self._thread.is_alive():
-            try:
-                self._batches.get_nowait()
-            except queue.Empty:
-                self._thread.join(0.01)
-        self._coordinator.request_stop()
-        if self._session is not None:
-            self._session.close()
-
-    def _read(self) -> None:
-        try:
-            self.session.run(self._initializers)
-            self._start_queues()
-            step = self.session.make_callable(self._tensors)
-            while not self._stop.is_set():
-                self._batches.put(step())
-        except Exception as error:  # noqa: BLE001 - handed to the thread that asks for the next batch
-            self._batches.put(error)
-        finally:
-            self._coordinator.request_stop()
+        """Stop reading and release the input."""
+        if self._reader is not None:
+            self._reader.close()
 
 
-def _named(values: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"{PLACEHOLDER_PREFIX}{number}:0": value for number, value in enumerate(values)}
+class _Known:
+    """What a graph had before the call of input_fn."""
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self._num_ops = len(graph.get_operations())
+        self._collections = _collections(graph)
+        step = tf.compat.v1.train.get_global_step(graph)
+        self._step = {step.handle.op.name}
+
+    def is_apart(self, graph: tf.Graph) -> bool:
+        """Whether input_fn has only made ops that the model cannot reach: no variable, no summary, no queue.
+
+        Tables may be there: those of a Dataset's maps are used in its own functions.
+        """
+        made = graph.get_operations()[self._num_ops :]
+        reads_step = any(tensor.op.name in self._step for one in made for tensor in one.inputs)
+        return not reads_step and self._collections == _collections(graph)
 
 
-def untuned(dataset: Any) -> Any:
-    """Return the dataset with tf.data's autotuning off, unless its options set it.
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending.
 
-    Releasing a tuned dataset may wait for the tuner's thread. This thread sleeps up to 60 s and can miss its
-    cancellation, so runs with slow steps ended a minute late (TF 2.21, RootDataset::Iterator). Without tuning, AUTOTUNE
-    means the number of cores.
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
     """
-    with warnings.catch_warnings():
-        # In graph mode TensorFlow warns that it only knows options that were set in Python.
-        warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
-        if dataset.options().autotune.enabled is not None:
-            return dataset
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def shape_of_part(shape: Any, micro_batches: int) -> Any:
+    """Return the shape of a micro-batch of a tensor; a value without dims is in each micro-batch."""
+    if micro_batches == 1 or shape.rank == 0:
+        return shape
+    return tf.TensorShape([shape.as_list()[0] // micro_batches, *shape.as_list()[1:]])
+
+
+def _collections(graph: tf.Graph) -> dict[str, int]:
+    """Return the sizes of a graph's collections that are not empty, except that of tables."""
+    keys = set(graph.get_all_collection_keys()) - {tf.compat.v1.GraphKeys.TABLE_INITIALIZERS}
+    sizes = {str(key): len(graph.get_collection(key)) for key in keys}
+    return {key: size for key, size in sizes.items() if size}
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the parts of a structure. Unlike tf.nest, this does not sort keys, so they may have different types."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield from tf.nest.flatten(value, expand_composites=True)
 
 
 def first_dim(batch: Mapping[str, np.ndarray]) -> int:
@@ -246,8 +251,13 @@ def first_dim(batch: Mapping[str, np.ndarray]) -> int:
     return 1
 
 
-def _features_and_labels(result: Any) -> tuple[Any, Any]:
-    if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
+def features_and_labels(result: Any) -> tuple[Any, Any]:
+    """Return features and labels from what input_fn or its iterator returned; labels may be None.
+
+    Raises:
+        ValueError: If it is a tuple or list of another length than 2.
+    """
+    if isinstance(result, (list, tuple)):
         if len(result) != 2:
             raise ValueError(
                 f"input_fn should return (features, labels) as a len 2 tuple, a Dataset of such, or features alone. "

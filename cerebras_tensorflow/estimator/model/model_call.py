@@ -1,24 +1,29 @@
-"""Call model_fn in a new graph with placeholders for the batch, and make a step from the result."""
+"""Call model_fn in a graph, with the batch of an input, and make a step from the result."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.gradient_marks import marked_gradients, marks_of
+from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.negative_labels import ignore_negative_labels
+from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
 from cerebras_tensorflow.estimator.user_functions import call_with, parameters_of
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.logs import run_log
+
+INPUT_SECTIONS = {ModeKeys.TRAIN: "train_input", ModeKeys.EVAL: "eval_input", ModeKeys.PREDICT: "predict_input"}
+"""Mode -> section of params with the input's settings, as in the Model Zoo."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Model:
     Attributes:
         graph: The graph.
         spec: The EstimatorSpec.
-        inputs: The placeholders of the batch.
+        inputs: The batch.
         global_step: The global step variable.
         mode: The mode of the call.
         ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
@@ -55,8 +60,12 @@ class Model:
         return getattr(self.spec, "scaffold", None)
 
     def saved_names(self) -> dict[str, Any]:
-        """Return checkpoint name -> variable, for all variables in checkpoints."""
+        """Return name -> variable, for all variables in checkpoints."""
         return {variable_name(variable): variable for variable in self.graph.get_collection("variables")}
+
+    def checkpoint_keys(self) -> dict[str, str]:
+        """Return name -> name in checkpoints, without a Saver. A key of a part of a variable is a PartKey."""
+        return {name: checkpoint_key(variable) for name, variable in self.saved_names().items()}
 
     def _name_as_in_checkpoints(self, graph_def: Any) -> None:
         """Name handles as their variables in checkpoints; the compiler and the stores use these names."""
@@ -74,6 +83,7 @@ class Model:
         names = list(dict.fromkeys(names))
         graph_def = prune(self.graph.as_graph_def(), names)
         self._name_as_in_checkpoints(graph_def)
+        trainable = [variable.handle.op.name for variable in self.graph.get_collection("trainable_variables")]
         return Step(
             graph_def=ignore_negative_labels(graph_def) if self.ignores_negative_labels else graph_def,
             roots=names,
@@ -81,14 +91,21 @@ class Model:
             sources=self.inputs.names,
             global_step=self.global_step.handle.op.name,
             weights=weights,
+            micro_batches=self.inputs.micro_batches,
+            marks=marks_of(self.graph),
+            trainable=trainable if self.inputs.micro_batches > 1 else (),
         )
 
 
 class BatchSource(Protocol):
-    """Makes placeholders for the batch: an input pipeline, or the input receiver of an export."""
+    """Gives model_fn its batch: an input pipeline, or the input receiver of an export."""
 
-    def placeholders(self) -> BatchInputs:
-        """Make placeholders for the batch in the current graph."""
+    @property
+    def graph(self) -> tf.Graph | None:
+        """The graph that has the batch; None: the batch can be made in any graph."""
+
+    def batch(self) -> BatchInputs:
+        """Return the batch, for the current graph."""
 
 
 def call_model_fn(
@@ -99,11 +116,11 @@ def call_model_fn(
     settings: RunSettings,
     ignores_negative_labels: bool = False,
 ) -> Model:
-    """Call a model_fn in a new graph.
+    """Call a model_fn in the graph of its input, or in a new graph.
 
     Args:
         model_fn: The caller's.
-        pipeline: Makes the placeholders of the batch.
+        pipeline: Gives the batch.
         mode: One of ModeKeys.
         params: Passed to model_fn if it takes params.
         settings: Settings of the run, with the config for model_fn.
@@ -112,20 +129,53 @@ def call_model_fn(
     Raises:
         ValueError: If input_fn returns labels and model_fn does not take them, or model_fn does not return a spec.
     """
-    graph = tf.Graph()
+    graph = pipeline.graph or new_graph(settings.tf_random_seed)
     with graph.as_default(), graph_semantics():
-        tf.compat.v1.set_random_seed(settings.tf_random_seed)
-        global_step = tf.compat.v1.train.create_global_step(graph)
-        inputs = pipeline.placeholders()
-        run_log.info("Calling model_fn.")
-        offered = {"mode": mode, "params": copy.deepcopy(params), "config": settings.config}
-        spec = call_with_batch(model_fn, inputs.features, inputs.labels, offered)
-        for name in ("mode", "loss", "train_op", "predictions"):
-            if not hasattr(spec, name):
-                raise ValueError(
-                    f"model_fn should return an EstimatorSpec. It returned {spec!r:.200} ({type(spec).__name__})."
-                )
-    return Model(graph, spec, inputs, global_step, mode, ignores_negative_labels)
+        inputs = pipeline.batch()
+        labels = None if mode == ModeKeys.PREDICT else inputs.labels  # as in TensorFlow
+        own_params = params_of_micro_batch(copy.deepcopy(params), mode, inputs)
+        is_cut = mode == ModeKeys.TRAIN and inputs.micro_batches > 1
+        with marked_gradients(graph) if is_cut else nullcontext():
+            spec = call_for_spec(model_fn, inputs.features, labels, mode, own_params, settings)
+    return Model(graph, spec, inputs, tf.compat.v1.train.get_global_step(graph), mode, ignores_negative_labels)
+
+
+def call_for_spec(
+    model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: Any, settings: RunSettings
+) -> Any:
+    """Call a model_fn in the current graph; return its EstimatorSpec.
+
+    Raises:
+        ValueError: As call_model_fn.
+    """
+    run_log.info("Calling model_fn.")
+    offered = {"mode": mode, "params": copy.deepcopy(params), "config": settings.config}
+    spec = call_with_batch(model_fn, features, labels, offered)
+    for name in ("mode", "loss", "train_op", "predictions"):
+        if not hasattr(spec, name):
+            raise ValueError(
+                f"model_fn should return an EstimatorSpec. It returned {spec!r:.200} ({type(spec).__name__})."
+            )
+    return spec
+
+
+def params_of_micro_batch(params: Any, mode: str, inputs: BatchInputs) -> Any:
+    """Return params with the batch size of a micro-batch, which is the batch that model_fn sees.
+
+    Args:
+        params: A copy of the caller's. Changes `batch_size` in it and in the mode's input section.
+        mode: One of ModeKeys.
+        inputs: The placeholders.
+    """
+    if inputs.micro_batches == 1 or not isinstance(params, MutableMapping):
+        return params
+    for section in (params, params.get(INPUT_SECTIONS[mode])):
+        if not isinstance(section, MutableMapping):
+            continue
+        size = section.get("batch_size")
+        if isinstance(size, int) and size % inputs.micro_batches == 0:
+            section["batch_size"] = size // inputs.micro_batches
+    return params
 
 
 def call_with_batch(model_fn: Callable[..., Any], features: Any, labels: Any, offered: Mapping[str, Any]) -> Any:
@@ -150,44 +200,17 @@ def call_with_batch(model_fn: Callable[..., Any], features: Any, labels: Any, of
     return call_with(model_fn, offered, features)
 
 
-@contextmanager
-def graph_semantics() -> Iterator[None]:
-    """Set TensorFlow's switches for building a model's graph: resource variables, and tf.cond as Switch and Merge.
-
-    So a conditional weight update has one op for each weight instead of one op for all weights. A variable that is made
-    inside a tf.cond gets the name that it would have outside.
-    """
-    had_resources = tf.compat.v1.resource_variables_enabled()
-    had_control_flow = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.enable_resource_variables()
-    tf.compat.v1.disable_control_flow_v2()
-    try:
-        with tf.variable_creator_scope(_create_variable):
-            yield
-    finally:
-        if not had_resources:
-            tf.compat.v1.disable_resource_variables()
-        if had_control_flow:
-            tf.compat.v1.enable_control_flow_v2()
-
-
-def _create_variable(create: Callable[..., Any], **settings: Any) -> Any:
-    """Make a resource variable, even if the caller asks for a reference variable, outside the scope of a tf.cond."""
-    settings["use_resource"] = True
-    graph = tf.compat.v1.get_default_graph()
-    inside = tf_private.scope_inside_cond(graph)
-    if inside is None:
-        return create(**settings)
-    with tf.compat.v1.name_scope(None), tf.compat.v1.name_scope(f"{inside}/") if inside else nullcontext():
-        return create(**settings)
-
-
 def local_init_of(model: Model) -> Any:
-    """Return the op that initializes local variables and tables: the Scaffold's, or a new one."""
-    if model.scaffold is not None and model.scaffold.local_init_op is not None:
-        return model.scaffold.local_init_op
+    """Return the op that initializes local variables and tables: the Scaffold's op, or a new one.
+
+    In EVAL mode it runs both, because the evaluation adds local variables for the mean loss.
+    """
+    own = model.scaffold.local_init_op if model.scaffold is not None else None
+    if own is not None and model.mode != ModeKeys.EVAL:
+        return own
     with model.graph.as_default(), graph_semantics():
-        return tf.group(tf.compat.v1.local_variables_initializer(), tf.compat.v1.tables_initializer())
+        default = tf.group(tf.compat.v1.local_variables_initializer(), tf.compat.v1.tables_initializer())
+        return default if own is None else tf.group(own, default)
 
 
 def local_initializers(model: Model) -> frozenset[str]:
@@ -205,11 +228,9 @@ def new_local_init(model: Model, known: frozenset[str]) -> list[Any]:
 
 
 def variable_name(variable: Any) -> str:
-    """Name of a variable in a checkpoint. A partitioned variable with one part has the name of the whole."""
-    part = getattr(variable, "_save_slice_info", None)  # private: no public name for it
-    if part is not None and list(part.full_shape) == variable.shape.as_list():
-        return str(part.full_name)
-    return str(variable.name).split(":")[0]
+    """Name of a variable among `saved_names`. A partitioned variable with one part has the name of the whole."""
+    key = checkpoint_key(variable)
+    return str(variable.name).split(":")[0] if isinstance(key, PartKey) else key
 
 
 def op_name(graph: tf.Graph, value: Any) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.estimator.model.model_call import Model, graph_semantics
+from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
+from cerebras_tensorflow.estimator.model.model_call import Model
+from cerebras_tensorflow.estimator.model.partitions import PartKey
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.fetches import ancestors
 
@@ -30,55 +34,65 @@ def finalize(model: Model) -> Any:
     return model.scaffold.saver if is_own else None
 
 
-def checkpoint_keys(model: Model, saver: Any) -> dict[str, str]:
-    """Return variable -> its name in checkpoints, for all variables that a Saver saves.
+@dataclass(frozen=True)
+class Layout:
+    """What checkpoints hold.
 
-    Without a Saver, all variables have their own names.
+    Attributes:
+        keys: Variable -> its name in checkpoints.
+        constants: Name -> value, such as the object graph of a tf.train.Checkpoint.
+    """
+
+    keys: Mapping[str, str]
+    constants: Mapping[str, np.ndarray]
+
+
+def checkpoint_layout(model: Model, saver: Any) -> Layout:
+    """Return what a Saver saves. Without a Saver, all variables are saved under their own names.
 
     Raises:
         CerebrasError: If the Saver does not have the ops of a tf.compat.v1.train.Saver.
     """
     if saver is None:
-        return {name: name for name in model.saved_names()}
+        return Layout(model.checkpoint_keys(), {})
     saver_def = getattr(saver, "saver_def", None)
     if saver_def is None:
         raise CerebrasError(
             f"Scaffold.saver is {saver!r}: expected a tf.compat.v1.train.Saver or a tf.train.Checkpoint."
         )
     known = {variable.handle.op.name: name for name, variable in model.saved_names().items()}
+    own = model.checkpoint_keys()
     root = model.graph.get_operation_by_name(saver_def.save_tensor_name.split(":")[0])
     keys: dict[str, str] = {}
+    constants: dict[str, np.ndarray] = {}
     left_out: list[str] = []
-    for operation in ancestors([root]):
-        if operation.type == "SaveV2":
-            for key, tensor in _saved(operation):
-                name = known.get(_source(tensor))
-                if name is not None:
-                    keys[name] = key
-                elif tensor.op.type != "Const":  # a tf.train.Checkpoint stores its object graph as a constant
-                    left_out.append(key)
+    saves = [operation for operation in ancestors([root]) if operation.type == "SaveV2"]
+    for key, tensor in itertools.chain.from_iterable(map(_saved, saves)):
+        source = _source(tensor)
+        name = known.get(str(source.name))
+        if name is not None:
+            part = own[name]
+            keys[name] = PartKey(key, part.shape, part.region) if isinstance(part, PartKey) else key
+        elif source.type == "Const":
+            constants[key] = np.asarray(tf.get_static_value(source.outputs[0]), tensor.dtype.as_numpy_dtype)
+        else:
+            left_out.append(key)
     if left_out:
         run_log.warning("Not saved, since checkpoints hold only variables: %s.", ", ".join(sorted(left_out)))
-    return keys
+    return Layout(keys, constants)
 
 
 def _saved(operation: Any) -> Iterator[tuple[str, Any]]:
-    names, slices = (tf.get_static_value(operation.inputs[number]) for number in (1, 2))
-    for key, part, tensor in zip(names, slices, operation.inputs[3:], strict=True):
-        if part:
-            raise CerebrasError(
-                f"Scaffold.saver saves {key.decode()} in slices ({part.decode()}). Create the variable without a "
-                "partitioner: weight streaming slices it anyway."
-            )
+    for key, tensor in zip(tf.get_static_value(operation.inputs[1]), operation.inputs[3:], strict=True):
         yield key.decode(), tensor
 
 
-def _source(tensor: Any) -> str:
-    """Return the name of the op behind a tensor, without reads and Identity ops."""
+def _source(tensor: Any) -> Any:
+    """Return the op behind a tensor, without reads and Identity ops."""
     operation = tensor.op
     while operation.type in _PASSING:
         operation = operation.inputs[0].op
-    return str(operation.name)
+    return operation
 
 
 @dataclass(frozen=True)
@@ -112,7 +126,7 @@ class OwnInit:
             self.init_fn(session)
 
     def check_ready(self, session: Any) -> None:
-        """Run the Scaffold's ready_op.
+        """Run the ready_op.
 
         Raises:
             RuntimeError: If it returns names of variables, with the text of TensorFlow.
@@ -127,11 +141,19 @@ class OwnInit:
             )
 
 
-def own_init(scaffold: Any) -> OwnInit:
-    """Return the settings of a Scaffold from model_fn. Call it before `finalize`, which adds defaults."""
+def own_init(model: Model) -> OwnInit:
+    """Return the settings of model_fn's Scaffold. Call it before `finalize`, which adds defaults.
+
+    A local_init_op without a ready_op gets one that finds the local variables which it leaves uninitialized.
+    """
+    scaffold = model.scaffold
     if scaffold is None:
         return OwnInit(None, {}, None, None)
-    return OwnInit(scaffold.init_op, scaffold.init_feed_dict or {}, scaffold.init_fn, scaffold.ready_op)
+    ready_op = scaffold.ready_op
+    if ready_op is None and scaffold.local_init_op is not None:
+        with model.graph.as_default(), graph_semantics():
+            ready_op = tf.compat.v1.report_uninitialized_variables(tf.compat.v1.local_variables())
+    return OwnInit(scaffold.init_op, scaffold.init_feed_dict or {}, scaffold.init_fn, ready_op)
 
 
 def _parts(value: Any) -> list[Any]:

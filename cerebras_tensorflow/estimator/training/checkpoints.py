@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CheckpointError, StoreError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
-from cerebras_tensorflow.graph.program import dtype_from_name
-from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.estimator.model.partitions import PartKey, Wholes
+from cerebras_tensorflow.estimator.model.scaffold import Layout
+from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
+from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -29,6 +31,7 @@ from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
 from cerebras_tensorflow.saver.model_dir import retention
 from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
+from cerebras_tensorflow.saver.model_dir.state import read_state
 from cerebras_tensorflow.units import format_bytes
 
 _CONDS = re.compile(r"(cond(_\d+)?/)+")  # scopes of tf.cond
@@ -45,7 +48,8 @@ def newest_whole(model_dir: str) -> str | None:
     We compare every checksum, since the step of this checkpoint also decides at which sample a resumed run continues.
     """
     for path in checkpoints_newest_first(model_dir):
-        problem = integrity.find_damage(path)
+        with run_progress("Checking the checkpoint"):
+            problem = integrity.find_damage(path)
         if problem is None:
             return path
         run_log.warning(
@@ -58,6 +62,17 @@ def step_in(path: str) -> int:
     """Return the global step of a checkpoint; 0 if it has none, for example after a conversion."""
     with open_checkpoint(path) as reader:
         return int(reader.read("global_step")) if "global_step" in reader else 0
+
+
+def step_saved_by_others(model_dir: str) -> int:
+    """Return the step of the newest checkpoint in a folder where another process saves; 0 if there is none.
+
+    It does not compare checksums. If the other process removes the checkpoint meanwhile, the result is 0.
+    """
+    with contextlib.suppress(CheckpointError):
+        state = read_state(model_dir)
+        return step_in(state.model_checkpoint_path) if state is not None else 0
+    return 0
 
 
 def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None:
@@ -81,17 +96,27 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         missing = [keys[name] for name, key in present.items() if key is None]
         if missing:
             raise CheckpointError(_other_model(path, missing, [*reader.names()], set(keys.values())))
-        progress = stack.enter_context(Progress("Loading weights", sum(spec.num_bytes for spec in specs.values())))
+        progress = stack.enter_context(run_progress("Loading weights", _num_bytes(specs.values())))
         for name, key in present.items():
             assert key is not None
-            progress.advance(specs[name].num_bytes)
-            shape = reader.entry(key).shape
-            if shape != specs[name].shape:
-                raise CheckpointError(f"{path}: {key} has shape {shape}, the model's has {specs[name].shape}")
+            part = keys[name]
+            shape, expected = reader.entry(key).shape, part.shape if isinstance(part, PartKey) else specs[name].shape
+            is_fixed = isinstance(part, PartKey) or specs[name].is_fixed
+            if is_fixed and shape != expected:
+                raise CheckpointError(f"{path}: {key} has shape {shape}, the model's has {expected}")
+            if isinstance(part, PartKey):
+                session.load(name, reader.read(key)[part.region])
+                progress.advance(specs[name].num_bytes)
+                continue
             where = reader.extent(key)
             is_same_type = reader.entry(key).dtype == dtype_from_name(specs[name].dtype)
             if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
                 session.load(name, reader.read(key))
+            progress.advance(specs[name].num_bytes)
+
+
+def _num_bytes(specs: Iterable[WeightSpec]) -> int:
+    return sum(spec.num_bytes for spec in specs)
 
 
 def warn_of_left_over(path: str, keys: Mapping[str, str]) -> None:
@@ -169,23 +194,29 @@ class CheckpointSaver:
         self._prefix = os.path.join(model_dir, base)
         self._suffix = checkpoint_names.H5_SUFFIX if is_h5(settings, mode) else ""
         self._keys = dict(keys)
+        self._constants: dict[str, np.ndarray] = {}
         self._policy = retention.Policy(settings.keep_checkpoint_max, settings.keep_checkpoint_every_n_hours)
         self._writer = AsynchronousWriter()
         self.write_masks: Callable[[str], None] | None = None
         self.write_graph: Callable[[str], None] | None = None
         self.saved_step: int | None = None
         self._prewritten_step: int | None = None
+        self._total_bytes = self._written_bytes = 0  # of the current or last save
 
     @property
     def keys(self) -> Mapping[str, str]:
         """Variable -> its name in the checkpoints."""
         return self._keys
 
-    def use_keys(self, keys: Mapping[str, str]) -> None:
-        """Change the variables to save, or their names."""
-        if dict(keys) != self._keys:
-            self._keys = dict(keys)
+    def use(self, layout: Layout) -> None:
+        """Change the variables to save, their names, or the constants."""
+        if dict(layout.keys) != self._keys or layout.constants:
+            self._keys, self._constants = dict(layout.keys), dict(layout.constants)
             self.forget_initial()
+
+    def keep(self, saver_def: Any) -> None:
+        """Keep as many checkpoints as a Saver says, instead of the settings of the run."""
+        self._policy = retention.Policy(saver_def.max_to_keep, saver_def.keep_checkpoint_every_n_hours or None)
 
     def forget_initial(self) -> None:
         """Make the save of step 0 write again, since values have changed since `prewrite`."""
@@ -219,7 +250,9 @@ class CheckpointSaver:
             CheckpointError: If it, or the one before, cannot be written.
         """
         path, saved_at_s = self.path(step), time.time()
-        self._writer.wait()
+        self.wait()
+        self._total_bytes = _num_bytes(spec for spec in session.weights() if spec.name in self._keys)
+        self._written_bytes = 0
         # Masks come before the checkpoint, so that it never exists without them. Remove the masks of an earlier run.
         if self.write_masks is not None:
             self.write_masks(path)
@@ -233,7 +266,8 @@ class CheckpointSaver:
         else:
             snapshot = self._snapshot(session)
             if snapshot is None:
-                self._write(path, saved_at_s, _one_by_one(session, self._keys))
+                with self._progress():
+                    self._write(path, saved_at_s, _one_by_one(session, self._keys))
             else:
                 self._writer.save(lambda: snapshot, lambda taken: self._write_snapshot(path, saved_at_s, taken))
         self._prewritten_step = None
@@ -250,7 +284,11 @@ class CheckpointSaver:
         Raises:
             CheckpointError: If the write fails.
         """
-        self._writer.wait()
+        with self._progress():
+            self._writer.wait()
+
+    def _progress(self) -> Progress:
+        return run_progress("Saving checkpoint", self._total_bytes, done=lambda: self._written_bytes)
 
     def __enter__(self) -> CheckpointSaver:
         return self
@@ -289,12 +327,19 @@ class CheckpointSaver:
         self._record(path, saved_at_s)
 
     def _add(self, writer: TensorWriter, values: Iterable[NamedValue]) -> None:
+        wholes = Wholes()
         for name, dtype, shape, value in values:
-            if isinstance(value, np.ndarray):
+            key = self._keys[name]
+            if isinstance(key, PartKey):
+                wholes.add(key, dtype, shape, value)
+            elif isinstance(value, np.ndarray):
                 self._check_cancelled(writer.path)
-                writer.add(self._keys[name], value)
+                writer.add(key, value)
+                self._written_bytes += value.nbytes
             else:
-                writer.add_chunks(self._keys[name], dtype, shape, self._until_cancelled(writer.path, value))
+                writer.add_chunks(key, dtype, shape, self._until_cancelled(writer.path, value))
+        for whole, array in [*wholes, *self._constants.items()]:
+            writer.add(whole, array)
 
     def _record(self, path: str, saved_at_s: float) -> None:
         integrity.trust(path)
@@ -304,6 +349,7 @@ class CheckpointSaver:
         for piece in pieces:
             self._check_cancelled(path)
             yield piece
+            self._written_bytes += piece.nbytes
 
     def _check_cancelled(self, path: str) -> None:
         if self._writer.is_cancelled:

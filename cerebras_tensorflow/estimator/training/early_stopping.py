@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow.estimator.training.checkpoints import step_saved_by_others
 from cerebras_tensorflow.logs import run_log
 
 
@@ -18,7 +20,7 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> Any:
-    """Return a hook that stops the run when a function returns True.
+    """Return a hook that stops the run when a function returns True. In a cluster, the chief stops all workers.
 
     Args:
         estimator: The estimator.
@@ -36,22 +38,27 @@ def make_early_stopping_hook(
         raise ValueError("Only one of `run_every_secs` and `run_every_steps` must be set.")
     if run_every_secs is None and run_every_steps is None:
         raise ValueError("Either every_secs or every_steps should be provided.")
-    return _StopWhenAsked(should_stop_fn, run_every_secs, run_every_steps)
+    is_clustered = bool(getattr(estimator.config, "master", ""))
+    if is_clustered and not estimator.config.is_chief:
+        return _StopWithChief()
+    return _StopWhenAsked(should_stop_fn, run_every_secs, run_every_steps, is_clustered)
 
 
 def make_stop_at_checkpoint_step_hook(
-    estimator: Any,  # noqa: ARG001
+    estimator: Any,
     last_step: int,
-    wait_after_file_check_secs: int = 30,  # noqa: ARG001
+    wait_after_file_check_secs: int = 30,
 ) -> Any:
-    """Return a hook that ends a run at a step.
+    """Return a hook that ends a run at a step. A cluster's worker also waits for the chief's checkpoint of that step.
 
     Args:
         estimator: The estimator.
         last_step: Global step.
-        wait_after_file_check_secs: Ignored; one process trains, so there is nothing to wait for.
+        wait_after_file_check_secs: Seconds between a worker's checks for the checkpoint.
     """
-    return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
+    if getattr(estimator.config, "is_chief", True):
+        return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
+    return _StopAtCheckpoint(estimator.model_dir, last_step, wait_after_file_check_secs)
 
 
 def stop_if_higher_hook(
@@ -171,15 +178,27 @@ def _values(estimator: Any, metric: str, eval_dir: str | None, min_steps: int) -
 
 
 class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):
-    """Calls a function at an interval and stops the run if it returns True."""
+    """Calls a function at an interval and stops the run if it returns True.
 
-    def __init__(self, should_stop: Callable[[], bool], every_s: float | None, every_steps: int | None) -> None:
+    Args:
+        should_stop: The function.
+        every_s, every_steps: The interval; one of them is None.
+        tells_workers: Whether to stop the workers of a cluster too, through a shared variable.
+    """
+
+    def __init__(
+        self, should_stop: Callable[[], bool], every_s: float | None, every_steps: int | None, tells_workers: bool
+    ) -> None:
         self._should_stop = should_stop
+        self._tells_workers = tells_workers
+        self._stop_workers: Any = None
         self._timer = tf.compat.v1.train.SecondOrStepTimer(every_secs=every_s, every_steps=every_steps)
 
     def begin(self) -> None:
         self._global_step = tf.compat.v1.train.get_global_step()
         self._timer.reset()
+        if self._tells_workers:
+            self._stop_workers = _shared_stop().assign(True)
 
     def before_run(self, run_context: Any) -> Any:
         return tf.compat.v1.train.SessionRunArgs(self._global_step)
@@ -190,4 +209,52 @@ class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):
             self._timer.update_last_triggered_step(step)
             if self._should_stop():
                 run_log.info("Requesting early stopping at global step %d", step)
+                if self._tells_workers:
+                    run_context.session.run(self._stop_workers)
                 run_context.request_stop()
+
+
+class _StopWithChief(tf.compat.v1.train.SessionRunHook):
+    """Hook of a cluster's worker: stops when the chief asks for it."""
+
+    def begin(self) -> None:
+        self._is_stopped = _shared_stop()
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._is_stopped)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if run_values.results:
+            run_log.info("Early stopping requested, suspending run.")
+            run_context.request_stop()
+
+
+def _shared_stop() -> Any:
+    """Return a cluster's shared variable that says whether to stop. It has the same name as in tf.estimator."""
+    with tf.compat.v1.variable_scope("signal_early_stopping", reuse=tf.compat.v1.AUTO_REUSE):
+        return tf.compat.v1.get_variable(
+            "STOP", [], tf.bool, tf.compat.v1.zeros_initializer(), trainable=False, use_resource=True
+        )
+
+
+class _StopAtCheckpoint(tf.compat.v1.train.SessionRunHook):
+    """Hook of a cluster's worker: stops when the chief has saved a given step."""
+
+    def __init__(self, model_dir: str, last_step: int, wait_s: float) -> None:
+        self._model_dir = model_dir
+        self._last_step = last_step
+        self._wait_s = wait_s
+
+    def begin(self) -> None:
+        self._global_step = tf.compat.v1.train.get_global_step()
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._global_step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if run_values.results + 1 < self._last_step:
+            return
+        if step_saved_by_others(self._model_dir) >= self._last_step:
+            run_context.request_stop()
+        else:
+            time.sleep(self._wait_s)

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from cerebras_tensorflow.estimator.event_writers import event_writer
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.names import H5_SUFFIX, META_SUFFIX, step_of
@@ -37,15 +38,24 @@ class GraphFiles:
         self._has_files = has_files
         self._meta: bytes | None = None
         self._is_encoded = False
+        self._has_told = False
 
     def write_beside(self, checkpoint: str) -> None:
         """Write the .meta of a checkpoint in TensorFlow's format; the first call also writes graph.pbtxt.
 
-        Raises:
-            CheckpointError: If a file cannot be written.
+        If writing fails, log one warning: the checkpoint is complete without these files.
         """
+        try:
+            self._write_files(checkpoint)
+        except CheckpointError as error:
+            if not self._has_told:
+                self._has_told = True
+                run_log.warning("The graph could not be written (%s). The checkpoint itself is complete.", error)
+        saved = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.CHECKPOINT, checkpoint_path=checkpoint)
         with self._graph.as_default():  # a new event file starts with the current graph
-            events = event_writer(self._model_dir)
+            EventFile(self._model_dir).add_session_log(saved, step_of(checkpoint))
+
+    def _write_files(self, checkpoint: str) -> None:
         if self._has_files and not self._is_encoded:
             self._is_encoded = True
             try:
@@ -54,13 +64,11 @@ class GraphFiles:
                 run_log.warning("Cannot write the graph with the checkpoints: %s", error)
         if self._meta is not None and not checkpoint.endswith(H5_SUFFIX):
             write_file(checkpoint + META_SUFFIX, self._meta)
-        saved = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.CHECKPOINT, checkpoint_path=checkpoint)
-        events.add_session_log(saved, step_of(checkpoint))
 
     def _encode(self) -> None:
         saver_def = getattr(self._saver, "saver_def", None)  # None for tf.train.Checkpoint
         with self._graph.as_default():  # TensorFlow 2 requires it
             meta = tf.compat.v1.train.export_meta_graph(graph=self._graph, saver_def=saver_def)
+        self._meta = meta.SerializeToString()
         # str() of the message: text_format takes 7 times as long.
         write_file(os.path.join(self._model_dir, GRAPH_FILE), str(meta.graph_def).encode())
-        self._meta = meta.SerializeToString()

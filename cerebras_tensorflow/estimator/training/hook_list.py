@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.estimator.model.model_call import variable_name
 from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, TrainingHook
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
@@ -31,8 +32,16 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
         hooks.append(_sparsity(run, request.sparsifier))
     trace_step = env.read().trace_step
     if trace_step:
-        hooks.append(TraceHook(trace_step, os.path.join(request.model_dir, "trace")))
-    if request.is_cerebras or settings.save_checkpoints_steps or settings.save_checkpoints_secs:
+        trace = TraceHook(trace_step, os.path.join(request.model_dir, "trace"))
+        run.cleanup.callback(trace.close)
+        hooks.append(trace)
+    chief, others = tuple(getattr(spec, "training_chief_hooks", ())), tuple(getattr(spec, "training_hooks", ()))
+    own_saves = [
+        hook for hook in (*others, *request.hooks, *chief) if isinstance(hook, tf.compat.v1.train.CheckpointSaverHook)
+    ]
+    if own_saves and not request.is_cerebras:  # as in tf.estimator, the caller's hook saves instead of ours
+        own_saves[0]._listeners.extend(request.listeners)  # noqa: SLF001 - no public name for it
+    elif request.is_cerebras or settings.save_checkpoints_steps or settings.save_checkpoints_secs:
         hooks.append(CheckpointHook(run))
     elif request.listeners:
         raise ValueError(
@@ -42,13 +51,14 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
     if settings.save_summary_steps:
         hooks.append(
             tf.compat.v1.train.SummarySaverHook(
-                save_steps=settings.save_summary_steps, output_dir=request.model_dir, summary_op=run.ops.summary
+                save_steps=settings.save_summary_steps,
+                summary_writer=EventFile(request.model_dir),
+                summary_op=run.ops.summary,
             )
         )
     if settings.log_step_count_steps:
-        hooks.append(_QuietStepCounterHook(every_n_steps=settings.log_step_count_steps, output_dir=request.model_dir))
-    hooks += [*getattr(spec, "training_chief_hooks", ()), *request.hooks]
-    return [*hooks, *getattr(spec, "training_hooks", ())]
+        hooks.append(_QuietStepCounterHook(settings.log_step_count_steps, summary_writer=EventFile(request.model_dir)))
+    return [*hooks, *chief, *request.hooks, *others]
 
 
 def _sparsity(run: PreparedRun, sparsifier: Sparsifier) -> SparsityHook:

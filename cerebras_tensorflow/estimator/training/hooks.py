@@ -40,7 +40,8 @@ class TrainingHook(SessionRunHook):
 
     Attributes:
         step: Global step after the last run.
-        final_loss: Loss of the last step; None before the first.
+        final_loss: Loss of the last step that ended without an error; None before the first.
+        is_exhausted: Whether the input has ended.
     """
 
     def __init__(self, run: PreparedRun, signals: StopSignals) -> None:
@@ -51,6 +52,7 @@ class TrainingHook(SessionRunHook):
         self._logged_step: int | None = None
         self.step = 0
         self.final_loss: float | None = None
+        self.is_exhausted = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Note where the run starts."""
@@ -58,8 +60,9 @@ class TrainingHook(SessionRunHook):
         self._run.meter.start()
 
     def before_run(self, run_context: Any) -> Any:
-        """Ask for the loss."""
-        return tf.compat.v1.train.SessionRunArgs(self._run.model.spec.loss)
+        """Ask for the loss, and for the size of a batch that the step reads itself."""
+        size = self._run.ops.batch_size
+        return tf.compat.v1.train.SessionRunArgs([self._run.model.spec.loss, *([] if size is None else [size])])
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Check and log the loss; end the run after the last step or a signal.
@@ -67,11 +70,12 @@ class TrainingHook(SessionRunHook):
         Raises:
             NanLossError: If the loss is NaN, or infinite in a run of a CerebrasEstimator.
         """
-        loss = float(run_values.results)
+        loss, *size = (float(value) for value in run_values.results)
+        if size:
+            self._run.meter.batch_size = int(size[0])
         step = self.step = run_context.session.global_step
         if math.isnan(loss) or (self._run.request.is_cerebras and math.isinf(loss)):  # tf.estimator lets inf pass
             raise NanLossError(step, loss, self._newest_checkpoint())
-        self.final_loss = loss
         self._run.meter.count_step()
         # With gradient accumulation, the global step does not change on every batch.
         if step != self._logged_step and self._is_due(step, step - self._first_step):

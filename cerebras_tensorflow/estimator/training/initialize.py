@@ -15,6 +15,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.slicing.apply_ops import slice_bounds
 from cerebras_tensorflow.compiler.slicing.initializers import SlicedInitializers
 from cerebras_tensorflow.estimator.model.model_call import Model
+from cerebras_tensorflow.estimator.model.partitions import PartKey
 from cerebras_tensorflow.estimator.training.checkpoints import NamedValue
 from cerebras_tensorflow.estimator.training.warm_start import (
     WarmStart,
@@ -86,6 +87,8 @@ def _slices(made: _Initializers) -> tuple[SlicedInitializers, Mapping[str, tuple
     """Return the initializers with copies that make slices, and the bounds of slices by variable."""
     slices, bounds = SlicedInitializers(made.graph_def), {}
     for name, variable in made.variables.items():
+        if not variable.shape.is_fully_defined():
+            continue
         shape = tuple(variable.shape.as_list())
         cuts = slice_bounds(shape, _num_bytes(variable), _SLICE_BYTES)
         if len(cuts) > 2 and slices.add(name, made.tensors[name], shape):
@@ -157,7 +160,8 @@ def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> 
     if settings is not None and warm.sources:
         with open_checkpoint(checkpoint_of(settings)) as reader:
             for name, source in warm.sources.items():
-                yield name, reader.read(source)
+                value = reader.read(source)
+                yield name, value[source.region] if isinstance(source, PartKey) else value
     if settings is not None and warm.by_vocabulary:
         yield from _by_vocabulary(model.saved_names(), settings, warm.by_vocabulary)
 
@@ -178,7 +182,8 @@ def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _num_bytes(variable: Any) -> int:
-    return int(np.prod(variable.shape.as_list(), dtype=np.int64)) * int(variable.dtype.base_dtype.size)
+    """Size of a variable [B]; 0 if the graph does not fix its shape."""
+    return int(variable.shape.num_elements() or 0) * int(variable.dtype.base_dtype.size)
 
 
 def _by_vocabulary(

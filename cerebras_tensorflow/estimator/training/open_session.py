@@ -13,7 +13,7 @@ from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.store_choice import open_store
 from cerebras_tensorflow.estimator.model.inputs import first_dim
 from cerebras_tensorflow.estimator.model.model_call import new_local_init
-from cerebras_tensorflow.estimator.model.scaffold import checkpoint_keys, finalize, own_init
+from cerebras_tensorflow.estimator.model.scaffold import checkpoint_layout, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training.graph_files import GraphFiles
 from cerebras_tensorflow.estimator.training.initialize import initialize, set_initial_values
@@ -30,12 +30,13 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
 
     Attributes:
         compiled: The compiled step.
+        opened_store: The weight store of the session; None if nothing is streamed.
         programming_s: Setup time of the session [s]; 0 before it is made.
     """
 
     def __init__(self, run: PreparedRun) -> None:
         self._run = run
-        self._store = run.store
+        self.opened_store = run.store
         self._new: set[str] = set()
         self._was_called = False
         self.compiled = run.compiled
@@ -57,9 +58,12 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         run = self._run
         self._take_over_from_hooks()
         scaffold, model = run.model.scaffold, run.model
-        init = own_init(scaffold)
+        init = own_init(model)
         own_local_init = new_local_init(model, run.ops.local_vars)
-        run.saver.use_keys(checkpoint_keys(model, finalize(model)))
+        saver = finalize(model)
+        run.saver.use(checkpoint_layout(model, saver))
+        if saver is not None:
+            run.saver.keep(saver.saver_def)
         if scaffold is not None and not run.is_streaming:
             has_files = run.request.settings.checkpoint_save_graph_def
             run.saver.write_graph = GraphFiles(
@@ -70,18 +74,18 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             self.compiled.program,
             model.graph,
             model.train_node,
-            self._store,
+            self.opened_store,
             run.session_config,
-            self._next_batch,
-            run.pipeline,
+            self._next_batch if run.pipeline.is_fed else None,
         )
         run.unused_store.pop_all()
         run.cleanup.callback(session.close)
-        run.pipeline.start(lambda: session.global_step)
+        run.pipeline.start()
         session.run(run.ops.local_init)
         self._set_variables(session)
         if own_local_init:
             session.run(own_local_init)
+        run.pipeline.initialize(session)
         self.programming_s = time.perf_counter() - begin
         if run.is_streaming:
             run_log.info("Loading CPU pre-initialized weights took %.3f seconds", self.programming_s)
@@ -103,9 +107,9 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         settings = run.request.settings.cs
         self.compiled = compile_model(run.model, step, run.target.mode, settings, run.request.compile_dir)
         run.unused_store.close()
-        self._store = open_store(self.compiled.program, settings, run.request.model_dir, is_training=True)
-        if self._store is not None:
-            run.unused_store.callback(self._store.close)
+        self.opened_store = open_store(self.compiled.program, settings, run.request.model_dir, is_training=True)
+        if self.opened_store is not None:
+            run.unused_store.callback(self.opened_store.close)
 
     def _set_variables(self, session: ProgramSession) -> None:
         run = self._run
@@ -118,7 +122,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             run.saver.saved_step = session.global_step if is_ours else None
             set_initial_values(session, run.model, set(run.model.saved_names()) - set(keys))
         elif run.initial is not None:
-            written = {name: name for name in run.model.saved_names() if name not in self._new}
+            written = {name: key for name, key in run.model.checkpoint_keys().items() if name not in self._new}
             checkpoints.restore(session, run.initial, written)
             set_initial_values(session, run.model, self._new)
         else:

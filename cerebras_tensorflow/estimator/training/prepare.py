@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.estimator.execution import restrictions, store_choice
+from cerebras_tensorflow.estimator.execution import micro_batch_size, restrictions, store_choice
 from cerebras_tensorflow.estimator.execution.compile_model import Compiled, compile_model
 from cerebras_tensorflow.estimator.execution.session_settings import let_tensorflow_rewrite, session_config_of
 from cerebras_tensorflow.estimator.execution.target import Target
@@ -22,7 +22,7 @@ from cerebras_tensorflow.estimator.training.initialize import initial_rows
 from cerebras_tensorflow.estimator.training.ops import TrainingOps, training_ops
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.signals import StopSignals
-from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.perf.meter import Meter
 from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
@@ -41,7 +41,7 @@ class PreparedRun:
         compiled: The compiled step.
         store: The opened weight store; None if nothing is streamed.
         saver: Writes the checkpoints.
-        pipeline: Yields the batches.
+        pipeline: The input.
         meter: Measures the run.
         session_config: ConfigProto of the session.
         cleanup: Closes everything that the run has opened.
@@ -95,15 +95,8 @@ def prepare(
         request.input_fn, request.params, ModeKeys.TRAIN, request.settings, lambda: signals.received is not None
     )
     cleanup.callback(pipeline.close)
-    if target.mode == WEIGHT_STREAMING:
-        run_log.info("Running the TF Client")
-    model = _call_model(request, pipeline)
-    run_log.info("Done calling model_fn.")
-    restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
-    keys = {name: name for name in model.saved_names()}
-    saver = CheckpointSaver(request.model_dir, target.mode, keys, request.settings)
-    ops = training_ops(model)
-    compiled = compile_model(model, ops.step, target.mode, request.settings.cs, request.compile_dir)
+    model, ops, compiled = _compile(request, target, pipeline)
+    saver = CheckpointSaver(request.model_dir, target.mode, model.checkpoint_keys(), request.settings)
     store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir, is_training=True)
     unused_store = cleanup.enter_context(ExitStack())
     if store is not None:
@@ -111,8 +104,6 @@ def prepare(
     initial: str | None = None
     if start is None and target.mode == WEIGHT_STREAMING:
         initial = _write_initial_values(saver, model, request, compiled.program.weight_bytes)
-        model = _call_model(request, pipeline)
-        ops = training_ops(model)
     return PreparedRun(
         request=request,
         target=target,
@@ -132,10 +123,29 @@ def prepare(
     )
 
 
+def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) -> tuple[Model, TrainingOps, Compiled]:
+    """Return the model, its ops for training and its step, compiled with a micro-batch size that fits."""
+    if target.mode == WEIGHT_STREAMING:
+        run_log.info("Running the TF Client")
+    cs = request.settings.cs
+
+    def attempt() -> tuple[Model, TrainingOps, Compiled]:
+        with run_progress("Building the model"):
+            model = call_model_fn(
+                request.model_fn, pipeline, ModeKeys.TRAIN, request.params, request.settings, request.is_cerebras
+            )
+        run_log.info("Done calling model_fn.")
+        restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
+        ops = training_ops(model)
+        return model, ops, compile_model(model, ops.step, target.mode, cs, request.compile_dir)
+
+    return micro_batch_size.first_that_fits(pipeline, cs, request.params, attempt)
+
+
 def _write_initial_values(saver: CheckpointSaver, model: Model, request: TrainingRequest, num_bytes: int) -> str:
     """Write the initial values as the checkpoint of step 0; return its path."""
     begin = time.perf_counter()
-    with Progress("Initializing weights", num_bytes) as progress:
+    with run_progress("Initializing weights", num_bytes) as progress:
         path = saver.prewrite(_counted(initial_rows(model, request.warm_start), progress))
     run_log.info("Completed weight initialization on CPU in: %.3f seconds", time.perf_counter() - begin)
     return path
@@ -146,9 +156,3 @@ def _counted(values: Iterable[NamedValue], progress: Progress) -> Iterator[Named
     for name, dtype, shape, value in values:
         yield name, dtype, shape, value
         progress.advance(math.prod(shape) * dtype.itemsize)
-
-
-def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
-    return call_model_fn(
-        request.model_fn, pipeline, ModeKeys.TRAIN, request.params, request.settings, request.is_cerebras
-    )

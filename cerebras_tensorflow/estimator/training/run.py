@@ -15,8 +15,9 @@ from cerebras_tensorflow.estimator.training.open_session import TrainingSessionC
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun, prepare
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.signals import StopSignals
-from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.perf import performance
+from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.saver.files.atomic import FolderLock
 from cerebras_tensorflow.saver.model_dir import retention
 
@@ -63,18 +64,42 @@ def _run(
 
 
 def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator) -> None:
-    spec = run.model.spec
+    fetches = [run.model.spec.train_op, run.model.spec.loss]
+
+    def step() -> None:
+        try:
+            _, loss = session.run(fetches)
+        except tf.errors.OutOfRangeError:
+            watch.is_exhausted = True
+            raise
+        watch.final_loss = float(loss)
+
     with (
         run.model.graph.as_default(),
         tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks_of(run, watch)) as session,
     ):
-        while not session.should_stop():
-            session.run([spec.train_op, spec.loss])
+        if not session.should_stop():
+            with _first_step_progress(creator):
+                step()
+        first = watch.step
+        num_steps = run.last_step - first if run.last_step is not None else None
+        with run_progress("Training", num_steps, "steps", lambda: watch.step - first):
+            while not session.should_stop():
+                step()
+
+
+def _first_step_progress(creator: TrainingSessionCreator) -> Progress:
+    """Return the progress of the first step, in bytes that the weight store moves if there is a store."""
+    store, program = creator.opened_store, creator.compiled.program
+    if store is None:
+        return run_progress("First step")
+    before = store.bytes_read + store.bytes_written
+    return run_progress("First step", program.step_bytes, done=lambda: store.bytes_read + store.bytes_written - before)
 
 
 def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator) -> None:
     """Log how the run ended, and write performance.json."""
-    if run.pipeline.is_exhausted:
+    if watch.is_exhausted:
         run_log.warning(
             "The input ended at step %d%s; training stops here. Repeat the dataset to train longer.",
             watch.step,

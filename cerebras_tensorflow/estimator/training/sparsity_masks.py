@@ -8,7 +8,6 @@ array), 1 for unmasked.
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +15,12 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.files import read_regular
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.names import masks_path
+
+_ENTRY_BYTES = 4096  # room for the headers of one array and its name in the archive
+_FILE_BYTES = 65536
 
 
 def write(checkpoint: str, kept: Mapping[str, np.ndarray]) -> None:
@@ -47,20 +50,48 @@ def read(checkpoint: str, sizes: Mapping[str, int]) -> dict[str, np.ndarray] | N
         CheckpointError: If the file is damaged, or does not fit the variables.
     """
     path = masks_path(checkpoint)
-    if not os.path.exists(path):
-        return None
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            kept = {str(name): arrays[f"kept_{number}"] for number, name in enumerate(arrays["names"])}
+        content = read_regular(path, _most_bytes(sizes))
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            kept = {}
+            for number, name in enumerate(map(str, _array(archive, "names"))):
+                kept[name] = _array(archive, f"kept_{number}").copy()
+                _check(path, name, kept[name], sizes)
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
         raise CheckpointError(
             f"{path}: the masks of the sparse weights cannot be read: {exc}. Choose another checkpoint, or remove the "
             "file to mask all weights that are zero."
         ) from exc
-    for name, bits in kept.items():
-        if name not in sizes or bits.shape != (-(-sizes[name] // 8),):
-            raise CheckpointError(
-                f"{path}: the mask of {name} has {bits.size} bytes; the model has "
-                f"{sizes.get(name, 'no')} weights of this name. Remove the file to mask all weights that are zero."
-            )
     return kept
+
+
+def _most_bytes(sizes: Mapping[str, int]) -> int:
+    """Return the largest size of a valid mask file: bits, names (four bytes per character), and headers."""
+    longest = max(map(len, sizes), default=0)
+    return sum(-(-size // 8) for size in sizes.values()) + len(sizes) * (4 * longest + _ENTRY_BYTES) + _FILE_BYTES
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Return an array of an NPZ file. np.load would trust the header and allocate any size that it claims.
+
+    Raises:
+        ValueError: If it is compressed, or its header does not match its size.
+    """
+    entry = archive.getinfo(f"{name}.npy")
+    if entry.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{entry.filename} is compressed, but mask files are not")
+    with archive.open(entry) as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{entry.filename} has another version of the NPY format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return np.frombuffer(file.read(), dtype).reshape(shape)
+
+
+def _check(path: str, name: str, bits: np.ndarray, sizes: Mapping[str, int]) -> None:
+    if name not in sizes or bits.dtype != np.uint8 or bits.shape != (-(-sizes[name] // 8),):
+        raise CheckpointError(
+            f"{path}: the mask of {name} has {bits.size} bytes; the model has {sizes.get(name, 'no')} weights of this "
+            "name. Remove the file to mask all weights that are zero."
+        )

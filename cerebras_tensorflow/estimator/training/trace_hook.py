@@ -22,7 +22,7 @@ v1 = tf.compat.v1
 
 
 class StepRecorder:
-    """Records what a session does from its construction until `finish`.
+    """Records what a session does from its construction until `finish` or `close`.
 
     Args:
         session: The session. Pass `options` and a RunMetadata to its next run.
@@ -43,8 +43,7 @@ class StepRecorder:
         store = self._session.store
         if store is not None:
             store.flush()
-            store.on_move = None
-        memory = self._sampler.stop()
+        memory = self.close()
         ops = {node.name: node.op for node in self._session.program.graph_def.node}
         spans = op_spans(run_metadata.step_stats, ops, self._clock)
         specs = self._session.program.stored
@@ -54,6 +53,12 @@ class StepRecorder:
                 begin_s, end_s = move.begin_s - self._clock.counter_s, move.end_s - self._clock.counter_s
                 spans.append(Span(stream, specs[move.weight].name, begin_s, end_s, move.num_bytes))
         return measured_timeline(title, spans, memory)
+
+    def close(self) -> tuple[tuple[float, int], ...]:
+        """Stop recording; return the memory samples of `MemorySampler.stop`."""
+        if self._session.store is not None:
+            self._session.store.on_move = None
+        return self._sampler.stop()
 
     def _note(self, move: Move) -> None:
         with self._lock:
@@ -83,12 +88,18 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         self._recorder = StepRecorder(session)
         return v1.train.SessionRunArgs(None, options=self._recorder.options)
 
+    def close(self) -> None:
+        """Stop recording, if the recorded step raised an error."""
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Write the recorded timeline."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is None:
+        if self._recorder is None:
             return
-        timeline = recorder.finish(run_values.run_metadata, f"step {self._step}")
+        timeline = self._recorder.finish(run_values.run_metadata, f"step {self._step}")
+        self._recorder = None
         path = self._folder / f"step_{self._step}.json"
         try:
             write_chrome_trace(path, timeline)

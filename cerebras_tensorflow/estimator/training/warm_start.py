@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import os
 import re
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.model.model_call import Model, variable_name
+from cerebras_tensorflow.estimator.model.partitions import PartKey
+from cerebras_tensorflow.locations import checkpoint_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import TensorReader
+
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+if TYPE_CHECKING:
+    _Fields: TypeAlias = Any
+else:
+    _Fields = namedtuple(
+        "WarmStartSettings",
+        ("ckpt_to_initialize_from", "vars_to_warm_start", "var_name_to_vocab_info", "var_name_to_prev_var_name"),
+    )
 
 
-@dataclass(frozen=True)
-class WarmStartSettings:
+class WarmStartSettings(_Fields):
     """Where variables start from, instead of their initializers.
 
     Attributes:
-        ckpt_to_initialize_from: A checkpoint of any kind that we read, a folder with a `checkpoint` file, or a
-            SavedModel.
+        ckpt_to_initialize_from: A checkpoint of any kind that we read, also by URL; a folder with a `checkpoint` file;
+            or a SavedModel.
         vars_to_warm_start: A regular expression for trainable variables, a list of regular expressions for all
             variables, or a list of variables. Expressions match from the start of a name; names end in ":0". None: no
             variable. Default: all trainable variables.
@@ -32,19 +46,28 @@ class WarmStartSettings:
 
     Raises:
         ValueError: If there is no checkpoint.
+        SettingsError: As `checkpoint_location`.
     """
 
-    ckpt_to_initialize_from: str
-    vars_to_warm_start: Any = ".*"
-    var_name_to_vocab_info: Mapping[str, Any] = field(default_factory=dict)
-    var_name_to_prev_var_name: Mapping[str, str] = field(default_factory=dict)
-    is_lenient: bool = False
+    is_lenient = False
 
-    def __post_init__(self) -> None:
-        if not self.ckpt_to_initialize_from:
+    def __new__(
+        cls,
+        ckpt_to_initialize_from: Any,
+        vars_to_warm_start: Any = ".*",
+        var_name_to_vocab_info: Mapping[str, Any] | None = None,
+        var_name_to_prev_var_name: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return checked settings."""
+        if not ckpt_to_initialize_from:
             raise ValueError("`ckpt_to_initialize_from` MUST be set in WarmStartSettings")
-        for name in ("var_name_to_vocab_info", "var_name_to_prev_var_name"):
-            object.__setattr__(self, name, dict(getattr(self, name) or {}))
+        return super().__new__(
+            cls,
+            checkpoint_location(ckpt_to_initialize_from),
+            vars_to_warm_start,
+            var_name_to_vocab_info or {},
+            var_name_to_prev_var_name or {},
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +75,7 @@ class WarmStart:
     """What a warm start does with one model.
 
     Attributes:
-        sources: Variable -> tensor of the checkpoint.
+        sources: Variable -> tensor of the checkpoint; a PartKey for a part of it.
         by_vocabulary: Variables whose rows are matched by their words.
     """
 
@@ -73,20 +96,23 @@ def warm_start_settings(value: Any, is_lenient: bool = False) -> WarmStartSettin
     if value is None or isinstance(value, WarmStartSettings):
         return value
     if isinstance(value, (str, bytes, os.PathLike)):
-        return WarmStartSettings(os.fsdecode(value), is_lenient=is_lenient)
+        settings: WarmStartSettings = WarmStartSettings(value)
+        settings.is_lenient = is_lenient
+        return settings
     if hasattr(value, "ckpt_to_initialize_from"):
-        return WarmStartSettings(
-            os.fsdecode(value.ckpt_to_initialize_from),
+        made: WarmStartSettings = WarmStartSettings(
+            value.ckpt_to_initialize_from,
             value.vars_to_warm_start,
             value.var_name_to_vocab_info,
             value.var_name_to_prev_var_name,
         )
+        return made
     raise ValueError(f"warm_start_from must be a string or a WarmStartSettings, instead got {type(value)}")
 
 
 def checkpoint_of(settings: WarmStartSettings) -> str:
     """Return the checkpoint of a warm start; for a SavedModel, the one inside it."""
-    path = os.fsdecode(settings.ckpt_to_initialize_from)
+    path = settings.ckpt_to_initialize_from
     if os.path.isfile(os.path.join(path, "saved_model.pb")):
         return os.path.join(path, "variables", "variables")
     return path
@@ -109,12 +135,16 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
     _check_all_used("var_name_to_vocab_info", settings.var_name_to_vocab_info, list(variables))
     sources: dict[str, str] = {}
     problems = []
+    keys = model.checkpoint_keys()
     with open_checkpoint(path) as reader:
+        of_objects = _names_of_objects(reader)
         for name in wanted:
             if name in settings.var_name_to_vocab_info:
                 continue
-            source = settings.var_name_to_prev_var_name.get(name, name)
-            shape = tuple(variables[name].shape.as_list())
+            key = keys[name]
+            source = settings.var_name_to_prev_var_name.get(name, str(key))
+            source = of_objects.get(source, source)
+            shape = key.shape if isinstance(key, PartKey) else tuple(variables[name].shape.as_list())
             if source not in reader:
                 problems.append(f"Tensor {source} is not found in {path} checkpoint")
             elif reader.entry(source).shape != shape:
@@ -123,7 +153,7 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
                     f"({list(reader.entry(source).shape)}) from checkpoint reader."
                 )
             else:
-                sources[name] = source
+                sources[name] = PartKey(source, key.shape, key.region) if isinstance(key, PartKey) else source
         if problems and not settings.is_lenient:
             shapes = {name: list(reader.entry(name).shape) for name in reader.names()}
             lacks = problems[0].startswith("Tensor")
@@ -134,6 +164,14 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
     for problem in problems:
         run_log.info("Not warm-started: %s", problem)
     return WarmStart(sources, by_vocabulary)
+
+
+def _names_of_objects(reader: TensorReader) -> dict[str, str]:
+    """Return variable -> its name in the checkpoint, if tf.train.Checkpoint or Keras wrote it."""
+    if OBJECT_GRAPH not in reader:
+        return {}
+    graph = tf_private.object_graph(reader.read(OBJECT_GRAPH).item())
+    return {value.full_name: value.checkpoint_key for node in graph.nodes for value in node.attributes}
 
 
 def _selected(model: Model, settings: WarmStartSettings) -> list[str]:

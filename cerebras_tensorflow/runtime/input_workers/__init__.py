@@ -7,6 +7,7 @@
 | `order.py` | moves maps behind the steps that only choose elements, so that a worker skips before it computes |
 | `remote.py` | the batches of one worker, read ahead; a new worker continues where a failed one stopped |
 | `protocol.py` | the request and the batches as bytes |
+| `shared_memory.py` | shares large batches in memory if the chief is on the same machine |
 | `process.py` | the worker process |
 | `rate.py` | measures how fast one process computes batches, for `cs_input_analyzer` |
 """

@@ -77,6 +77,8 @@ def _own_elements(split: Split, index: int, count: int, first_batch: int) -> Any
         for shape, kind in zip(operation.get_attr("output_shapes"), operation.get_attr("output_types"), strict=True)
     )
     source = tf.data.experimental.from_variant(split.source, spec)
+    if count == 1:
+        return source.skip(first_batch * split.batch_size)
     first = index + first_batch * count
 
     def is_own(number: tf.Tensor, _: Any) -> tf.Tensor:

@@ -7,90 +7,124 @@ a token to a file in the folder that only its user can read, and answers only ca
 from __future__ import annotations
 
 import os
-import secrets
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import tensorflow as tf
 
 from cerebras_tensorflow.runtime.host.announcement import announce, new_token
+from cerebras_tensorflow.runtime.host.gate import LIMITS, UNLIMITED, TokenGate
 from cerebras_tensorflow.runtime.host.network import listen_address, target
 from cerebras_tensorflow.runtime.input_workers.parts import part
 from cerebras_tensorflow.runtime.input_workers.protocol import (
+    INSIDE,
+    OUTSIDE,
     PIPELINE_ERROR_KEY,
     SERVICE,
     TOKEN_KEY,
-    UNLIMITED,
     PartRequest,
     encode_batch,
+    shortened,
     worker_file,
 )
 
 THREADS = 4
-OPTIONS = [
-    *UNLIMITED,
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", THREADS),
-    # Allows the keepalive pings of a chief whose steps are long.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-]
+WINDOW = 2
+"""Largest number of batches that a worker has sent and the chief has not taken yet."""
+
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class InputWorker:
-    """Answers the chief. Final.
+def batches(messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    """Yield the batches of a part: WINDOW batches at once, then one more for each batch that the chief takes.
 
-    Args:
-        token: The token that the chief must send.
+    If the pipeline fails, the chief gets the error and its message.
     """
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def batches(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Yield the batches of a part."""
-        shown = str(dict(context.invocation_metadata()).get(TOKEN_KEY, ""))
-        if not secrets.compare_digest(shown.encode(), self._token.encode()):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-        try:
-            yield from _computed(PartRequest.decoded(message), context)
-        except tf.errors.OpError as error:
+    try:
+        yield from _computed(PartRequest.decoded(next(messages, b"")), messages)
+    except Exception as error:  # another worker would fail at the same batch
+        if not context.is_active():  # the chief has ended the call
+            raise
+        traceback.print_exc()  # the worker's log gets the whole traceback
+        code, kind, text = grpc.StatusCode.INTERNAL, OUTSIDE, f"{type(error).__name__}: {error}"
+        if isinstance(error, tf.errors.OpError):
             # gRPC and TensorFlow number their error codes alike.
-            context.set_trailing_metadata(((PIPELINE_ERROR_KEY, "1"),))
-            context.abort(_CODES.get(error.error_code, grpc.StatusCode.UNKNOWN), error.message)
+            code, kind, text = _CODES.get(error.error_code, grpc.StatusCode.UNKNOWN), INSIDE, error.message
+        context.set_trailing_metadata(((PIPELINE_ERROR_KEY, kind),))
+        context.abort(code, shortened(text))
 
 
 def start(address: str, token: str) -> tuple[grpc.Server, int]:
     """Return a server that listens on an IP address, and its port."""
-    server = grpc.server(ThreadPoolExecutor(THREADS), options=OPTIONS, maximum_concurrent_rpcs=THREADS)
-    handlers = {"Batches": grpc.unary_stream_rpc_method_handler(InputWorker(token).batches)}
+    server = grpc.server(
+        ThreadPoolExecutor(THREADS), options=[*UNLIMITED, *LIMITS], interceptors=[TokenGate(TOKEN_KEY, token)]
+    )
+    handlers = {"Batches": grpc.stream_stream_rpc_method_handler(batches)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port(target(address, 0))
     server.start()
     return server, port
 
 
-def _computed(request: PartRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+def _computed(request: PartRequest, taken: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a message for each batch of a part."""
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(request.graph_def), name="")
         variant = graph.get_tensor_by_name(request.variant)
         dataset = part(variant, request.element_spec(), request.index, request.count, request.first_batch)
-        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        # Compute the next batch while one is sent.
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset.prefetch(1))
         tensors = list(iterator.get_next())
         initializers = [graph.get_operation_by_name(name) for name in request.initializers]
         with tf.compat.v1.Session(graph=graph) as session:
             session.run(initializers)
             session.run(iterator.initializer)
             step = session.make_callable(tensors)
-            while context.is_active():
-                try:
-                    values = step()
-                except tf.errors.OutOfRangeError:
-                    return
-                yield encode_batch(values)
+            yield from _sent(step, request.is_local, taken)
+
+
+def _sent(step: Callable[[], list[Any]], is_local: bool, taken: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a message for each batch of a step. Its file, if it has one, stays open until the chief has taken it."""
+    sent: deque[int | None] = deque()
+    try:
+        while (values := _next(step)) is not None:
+            if len(sent) == WINDOW and not _is_taken(sent, taken):
+                return
+            message, file = encode_batch(values, is_local)
+            sent.append(file)
+            yield message
+        while sent and _is_taken(sent, taken):
+            pass
+    finally:
+        for file in sent:
+            _close(file)
+
+
+def _next(step: Callable[[], list[Any]]) -> list[Any] | None:
+    """Return the next batch; None at the end of the data."""
+    try:
+        return step()
+    except tf.errors.OutOfRangeError:
+        return None
+
+
+def _is_taken(sent: deque[int | None], taken: Iterator[bytes]) -> bool:
+    """Wait until the chief has taken the oldest batch, and close its file. Return False if the chief is gone."""
+    if next(taken, None) is None:
+        return False
+    _close(sent.popleft())
+    return True
+
+
+def _close(file: int | None) -> None:
+    if file is not None:
+        os.close(file)
 
 
 def main(argv: Sequence[str]) -> None:

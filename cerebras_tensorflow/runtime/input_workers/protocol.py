@@ -1,17 +1,21 @@
-"""The protocol between the chief and an input worker, over gRPC: one request, then one message for each batch.
+"""The protocol between the chief and an input worker: a gRPC stream in each direction.
 
-| message | bytes |
-|---|---|
-| request | length of the header (8 bytes), header in JSON (`PartRequest` without its graph), GraphDef |
-| batch | length of the header (8 bytes), header in JSON (element type and shape of each tensor), the tensors' bytes |
+| message | from | bytes |
+|---|---|---|
+| request | chief | length of the header (8 bytes), header in JSON (`PartRequest` without its graph), GraphDef |
+| batch | worker | length of the header (8 bytes), header in JSON, the tensors' bytes |
+| TAKEN | chief | a constant; the chief has taken the oldest batch |
 
-A string tensor is encoded as the lengths of its strings (int64), then all their bytes. The stream ends with the data.
-A worker runs any graph that it gets, so it answers only callers that send its token.
+A batch's header has the element type, shape and first byte of each tensor. A string tensor is encoded as the lengths of
+its strings (int64), then all their bytes. On one machine the tensors of a large batch are not in the message, but in a
+file in memory that the chief maps (shared_memory.py). The stream ends when the data end. A worker runs any graph
+that it gets, so it answers only callers that send its token.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,14 +25,28 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow.runtime.input_workers import shared_memory
+
+logger = logging.getLogger(__name__)
+
 SERVICE = "cerebras_tensorflow.InputWorker"
 BATCHES = f"/{SERVICE}/Batches"
 TOKEN_KEY = "input-token"
+TAKEN = b"taken"
 PIPELINE_ERROR_KEY = "pipeline-error"
-"""Key of trailing metadata: the pipeline raised an error. Without it, the worker was lost."""
+"""Key of trailing metadata: no worker can compute the part. An error without this key means a lost worker."""
 
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+INSIDE, OUTSIDE = "inside", "outside"
+"""Its values. Inside: an op of the pipeline failed. Outside: the worker could not set up the pipeline or send data."""
+
+MAX_TEXT_BYTES = 2000
+"""gRPC sends an error's text as a header, escaped threefold, and refuses headers of more than 8 kB."""
+
+SHARED_BYTES = 128 << 10
+"""On one machine, share batches of at least this size in memory. For smaller ones a message costs less."""
+
 _LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 64  # TensorFlow uses an array without a copy if it starts at such an address
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,7 @@ class PartRequest:
         element_shapes: Shapes of these tensors. A None dim varies; a None shape has an unknown rank.
         initializers: Names of the ops to run first, which initialize tables and variables.
         graph_def: The chief's input graph, serialized.
+        is_local: Whether the chief is on the worker's machine, and so can map the worker's memory.
     """
 
     variant: str
@@ -54,6 +73,7 @@ class PartRequest:
     element_shapes: tuple[tuple[int | None, ...] | None, ...]
     initializers: tuple[str, ...]
     graph_def: bytes
+    is_local: bool = False
 
     def element_spec(self) -> tuple[tf.TensorSpec, ...]:
         """Return the TensorSpecs of an element."""
@@ -80,22 +100,42 @@ class PartRequest:
         return PartRequest(**header, graph_def=bytes(body))
 
 
-def encode_batch(values: Sequence[np.ndarray[Any, Any]]) -> bytes:
-    """Return the tensors of a batch as bytes."""
-    header = [{"type": _type_name(value), "shape": value.shape} for value in values]
-    return _framed(header, [piece for value in values for piece in _pieces(value)])
+def encode_batch(values: Sequence[np.ndarray[Any, Any]], is_local: bool = False) -> tuple[bytes, int | None]:
+    """Return the message for a batch, and the file with its tensors; None if they are in the message.
+
+    Args:
+        values: The tensors.
+        is_local: Whether the chief can map the file, if one can be made. The caller closes it when the chief has taken
+            the batch.
+    """
+    tensors, pieces, size = [], [], 0
+    for value in values:
+        own = [bytes(-size % _ALIGNMENT), *_pieces(value)]
+        tensors.append({"type": _type_name(value), "shape": value.shape, "start": size + len(own[0])})
+        pieces += own
+        size += sum(map(len, own))
+    if is_local and size >= SHARED_BYTES:
+        try:
+            file = shared_memory.write(pieces)
+            return _framed({"tensors": tensors, "memory": shared_memory.place_of(file, size)}, []), file
+        except OSError as error:
+            logger.info("a batch of %d bytes goes into a message: %s", size, error)
+    return _framed({"tensors": tensors}, pieces), None
 
 
 def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:
-    """Return the tensors of a batch. They share the message's memory, so they are read-only.
+    """Return the tensors of a batch. They use the memory of the message or of the worker's file.
 
     Raises:
         ValueError: If the message is not a batch.
+        OSError: If the worker's file cannot be opened, or is another file.
     """
     header, body = _unframed(message)
+    if "memory" in header:
+        body = shared_memory.mapped(**header["memory"])
     values, place = [], 0
-    for tensor in header:
-        shape = tuple(tensor["shape"])
+    for tensor in header["tensors"]:
+        shape, place = tuple(tensor["shape"]), tensor["start"]
         size = int(np.prod(shape, dtype=np.int64))
         if tensor["type"] == "string":
             lengths = np.frombuffer(body, np.int64, size, place)
@@ -112,6 +152,15 @@ def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:
     if place != len(body):
         raise ValueError(f"a batch of {len(body)} bytes ends at byte {place}")
     return values
+
+
+def shortened(text: str) -> str:
+    """Return an error's text, or its beginning and end if it is too long for a header."""
+    content = text.encode(errors="replace")
+    if len(content) <= MAX_TEXT_BYTES:
+        return text
+    half = MAX_TEXT_BYTES // 2
+    return f"{content[:half].decode(errors='ignore')} [...] {content[-half:].decode(errors='ignore')}"
 
 
 def worker_file(folder: Path, index: int) -> Path:
@@ -134,7 +183,7 @@ def _pieces(value: np.ndarray[Any, Any]) -> Iterator[bytes | memoryview]:
         return
     strings = [bytes(item) for item in value.reshape(-1)]
     yield np.array([len(item) for item in strings], np.int64).tobytes()
-    yield from strings
+    yield b"".join(strings)
 
 
 def _framed(header: Any, body: Sequence[bytes | memoryview]) -> bytes:

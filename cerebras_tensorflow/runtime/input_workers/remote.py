@@ -9,7 +9,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ import tensorflow as tf
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host.announcement import read_announcement
+from cerebras_tensorflow.runtime.host.gate import UNLIMITED
+from cerebras_tensorflow.runtime.host.network import LOOPBACK
 from cerebras_tensorflow.runtime.input_workers.protocol import (
     BATCHES,
+    INSIDE,
     PIPELINE_ERROR_KEY,
+    TAKEN,
     TOKEN_KEY,
-    UNLIMITED,
     PartRequest,
     decode_batch,
     replace_file,
@@ -34,6 +38,8 @@ from cerebras_tensorflow.runtime.input_workers.protocol import (
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
+MOST_ENDS = 5
+"""If this many workers in a row end before the same batch, the part raises an error."""
 AHEAD = 2
 """Number of batches of one worker that the chief reads ahead."""
 
@@ -121,37 +127,67 @@ class RemotePart:
 
     def _receive_from_each(self) -> None:
         """Put all batches into the queue, from the worker and from those that replace it."""
-        received, last = 0, None
+        received, last, can_map = 0, None, True
+        ends, ended_at = 0, -1
         while not self._closed.is_set():
             last = self._wait_for_worker(last)
             if last is None:
                 return
+            is_local = can_map and last.target.startswith(f"{LOOPBACK}:")
             try:
-                with grpc.insecure_channel(last.target, options=CHANNEL) as channel:
-                    request = replace(self._request, first_batch=received).encoded()
-                    self._call = channel.unary_stream(BATCHES)(request, metadata=((TOKEN_KEY, last.token),))
-                    if self._closed.is_set():  # `close` may have looked for the call before there was one
-                        self._call.cancel()
-                    for message in self._call:
-                        self._put(decode_batch(message))
-                        received += 1
+                for batch in self._batches_of(last, replace(self._request, first_batch=received, is_local=is_local)):
+                    self._put(batch)
+                    received += 1
                 return
+            except OSError as error:
+                run_log.info("Input worker %d sends messages, not shared memory: %s.", self._request.index, error)
+                can_map, last = False, None
             except grpc.RpcError as error:
                 if self._closed.is_set():
                     return
                 self._check_worker_is_at_fault(error)
+                ends, ended_at = (ends + 1 if received == ended_at else 1), received
+                if ends == MOST_ENDS:
+                    raise self._error(f"has ended {ends} times before batch {received} of its part") from error
                 run_log.warning(
                     "Input worker %d (process %d) ended: %s. A new one continues after batch %d of its part.",
                     *(self._request.index, last.pid, error.details(), received),
                 )
-                replace_file(self._folder, self._request.index).write_text(str(last.pid), encoding="ascii")
+                with suppress(OSError):  # on a full disk: a worker that has died is replaced anyway
+                    replace_file(self._folder, self._request.index).write_text(str(last.pid), encoding="ascii")
+
+    def _batches_of(self, worker: WorkerAddress, request: PartRequest) -> Iterator[Batch]:
+        """Yield the batches of one worker. Acknowledge each one when the caller asks for the next."""
+        messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        messages.put(request.encoded())
+        with grpc.insecure_channel(worker.target, options=CHANNEL) as channel:
+            stream = channel.stream_stream(BATCHES)
+            self._call = stream(iter(messages.get, None), metadata=((TOKEN_KEY, worker.token),))
+            if self._closed.is_set():  # `close` may have run before there was a call to cancel
+                self._call.cancel()
+            try:
+                for message in self._call:
+                    yield decode_batch(message)
+                    messages.put(TAKEN)
+            finally:
+                messages.put(None)
 
     def _check_worker_is_at_fault(self, error: Any) -> None:
         """Raise an error that another worker would raise too: one of the pipeline, or a refused token."""
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise CerebrasError(f"input worker {self._request.index} refuses the token of this launch") from error
-        if PIPELINE_ERROR_KEY in dict(error.trailing_metadata() or ()):
+        kind = dict(error.trailing_metadata() or ()).get(PIPELINE_ERROR_KEY)
+        if kind == INSIDE:
             raise _tensorflow_error(error.code())(None, None, error.details()) from error
+        if kind is not None:
+            raise self._error(f"cannot compute this input: {error.details()}") from error
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise self._error("refuses the token of this launch") from error
+
+    def _error(self, what: str) -> CerebrasError:
+        index = self._request.index
+        return CerebrasError(
+            f"input worker {index} {what}. Its log is {self._folder}/input-worker-{index}.log. Without input workers, "
+            "the chief computes its input itself."
+        )
 
     def _wait_for_worker(self, last: WorkerAddress | None) -> WorkerAddress | None:
         """Wait for a worker other than the last one. Return its address, or None if this part was closed.

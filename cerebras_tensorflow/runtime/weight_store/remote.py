@@ -7,9 +7,10 @@ is the other side. Results do not depend on which server holds a weight.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host.announcement import read_announcement
+from cerebras_tensorflow.runtime.host.gate import STAY_S, UNLIMITED
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
@@ -30,7 +32,6 @@ from cerebras_tensorflow.runtime.weight_store.server import (
     PIECE_BYTES,
     SERVICE,
     TOKEN_KEY,
-    UNLIMITED,
     server_file,
 )
 from cerebras_tensorflow.runtime.weight_store.snapshot import Lifetime, StoreSnapshot
@@ -238,6 +239,9 @@ class _Link:
         request = json.dumps(sizes).encode()
         with self._errors():
             self._store = int(self._method("unary_unary", "Open")(request, metadata=self._metadata))
+        self._ended = threading.Event()
+        self._staying = threading.Thread(target=self._stay, name=f"weight-server-{address.index}-stay", daemon=True)
+        self._staying.start()
 
     def call(self, name: str, index: int = 0) -> None:
         """Make a call that takes only a header."""
@@ -274,12 +278,21 @@ class _Link:
 
     def close(self) -> None:
         """Free the share on the server, if the server still lives."""
+        self._ended.set()
         try:
             self.call("Close")
         except StoreError:
             pass  # the server is gone, and the share with it
         finally:
             self._channel.close()
+            self._staying.join()
+
+    def _stay(self) -> None:
+        """Background thread: keep the server from closing the connection during a long step."""
+        while not self._ended.wait(STAY_S):
+            # The next call of the run tells that the server is gone. After `close`, the channel takes no calls.
+            with suppress(grpc.RpcError, ValueError):
+                self._method("unary_unary", "Stay")(b"", metadata=self._metadata)
 
     def _fill(self, target: Bytes, pieces: Iterator[Bytes]) -> None:
         position = 0

@@ -10,17 +10,19 @@ fast and leaves the node's memory to the weights. The calls, over gRPC with raw 
 | Gather | HEADER (`start` is the size of a row, `stop` the number of rows), int64 row numbers | rows, in pieces |
 | Write | HEADER, then pieces | |
 | Hold, Release, EndHold, Close | HEADER | |
+| Stay | | |
+
+Stay does nothing: it keeps a connection that has no other calls from being closed as idle.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import secrets
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ import grpc
 import numpy as np
 
 from cerebras_tensorflow.runtime.host.announcement import announce, new_token
+from cerebras_tensorflow.runtime.host.gate import LIMITS, UNLIMITED, TokenGate
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.host.network import listen_address, target
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer
@@ -40,13 +43,6 @@ HEADER = struct.Struct("<QQQQQ")
 
 TOKEN_KEY = "weight-token"
 PIECE_BYTES = 2 << 20
-UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-LIMITED = [
-    # Bounds what a caller without the token can send. Enough for a piece of a weight, or 8 M row numbers.
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),
-]
 THREADS = 16
 
 
@@ -196,32 +192,23 @@ def start(host: str, token: str) -> tuple[grpc.Server, int]:
         grpc.stream_unary_rpc_method_handler,
     )
     handlers = {
-        "Open": unary(_guarded(ours.open, token)),
-        "Read": answers(_guarded(ours.read, token)),
-        "Gather": answers(_guarded(ours.gather, token)),
-        "Write": takes(_guarded(ours.write, token)),
-        "Hold": unary(_guarded(ours.hold, token)),
-        "Release": unary(_guarded(ours.release, token)),
-        "EndHold": unary(_guarded(ours.end_hold, token)),
-        "Close": unary(_guarded(ours.close, token)),
+        "Open": unary(ours.open),
+        "Read": answers(ours.read),
+        "Gather": answers(ours.gather),
+        "Write": takes(ours.write),
+        "Hold": unary(ours.hold),
+        "Release": unary(ours.release),
+        "EndHold": unary(ours.end_hold),
+        "Close": unary(ours.close),
+        "Stay": unary(lambda _request, _context: b""),
     }
-    server = grpc.server(ThreadPoolExecutor(THREADS), options=LIMITED)
+    server = grpc.server(
+        ThreadPoolExecutor(THREADS), options=[*UNLIMITED, *LIMITS], interceptors=[TokenGate(TOKEN_KEY, token)]
+    )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port(target(host, 0))
     server.start()
     return server, port
-
-
-def _guarded(answer: Callable[[Any, Any], Any], token: str) -> Callable[[Any, Any], Any]:
-    """Return a handler that refuses calls without the server's token."""
-
-    def guarded(request: Any, context: Any) -> Any:
-        given = str(dict(context.invocation_metadata()).get(TOKEN_KEY, ""))
-        if not secrets.compare_digest(given.encode(), token.encode()):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
-        return answer(request, context)
-
-    return guarded
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.bundle import format as bundle_format
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.bundle.format import BundleEntry
@@ -39,6 +40,8 @@ _MAX_INDEX_BYTES = 256 << 20
 class BundleReader(TensorReader):
     """The tensors of a TensorFlow V2 checkpoint.
 
+    The class has more than 20 methods: 13 implement TensorReader, and the others read one file and check its content.
+
     Args:
         prefix: Path without the endings, as `tf.train.latest_checkpoint` returns it.
 
@@ -48,7 +51,7 @@ class BundleReader(TensorReader):
     """
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(prefix)
+        self.path = local_path(prefix)
         self._fds: dict[int, int] = {}
         self._closed = False
         index_path = bundle_format.index_path(self.path)
@@ -330,9 +333,7 @@ class BundleReader(TensorReader):
         except ValueError as exc:
             raise CorruptCheckpointError(f"{self.path}: tensor {name!r} is damaged: {exc}") from exc
         self._check_crc(name, record, crc)
-        array = np.empty(len(elements), object)
-        array[:] = elements
-        return array.reshape(record.shape)
+        return string_tensor.to_array(elements, record.shape)
 
     def _fd(self, shard: int) -> int:
         if self._closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,13 @@ def to_elements(array: np.ndarray[Any, Any]) -> list[bytes]:
         else:
             raise ValueError(f"an element is {type(value).__name__} {value!r}; a string tensor holds str and bytes")
     return elements
+
+
+def to_array(elements: Sequence[Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return the object array of a shape that has these elements in row-major order."""
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)
 
 
 def encode(elements: Iterable[bytes]) -> tuple[bytes, int]:

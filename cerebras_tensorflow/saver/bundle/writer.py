@@ -11,6 +11,7 @@ import numpy as np
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.bundle import format as bundle_format
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.bundle.format import BundleEntry, BundleHeader
@@ -46,7 +47,7 @@ class BundleWriter(TensorWriter):
         shard_of: Callable[[str, int], int] | None = None,
         is_durable: bool = True,
     ) -> None:
-        self.path = os.path.abspath(prefix)
+        self.path = os.path.abspath(local_path(prefix))
         self._is_durable = is_durable
         self._shard_of = shard_of or (lambda _name, _num_bytes: 0)
         self._entries: dict[bytes, BundleEntry] = {}

@@ -3,7 +3,8 @@
 A file is written as `.NAME.partial` beside its target, under an flock; then it is made durable and renamed. The kernel
 releases the lock when the process dies, so a partial file without a lock belongs to a dead process. If two processes
 write the same target, the second one cannot take the lock. Locks work across hosts if the file system supports them, as
-NFS does.
+NFS does. On a file system without locks, a second writer is refused as well, and a user has to remove what a dead
+process left.
 """
 
 from __future__ import annotations
@@ -150,19 +151,7 @@ def write_all(fd: int, content: bytes | memoryview) -> None:
 
 def remove_stale(folder: str) -> list[str]:
     """Remove the partial files that dead processes left in a folder; return their paths."""
-    removed = []
-    for item in os.scandir(folder):
-        is_draft = item.name.startswith(files.DRAFT_PREFIX) and item.name.endswith(files.DRAFT_SUFFIX)
-        if not (is_draft and item.is_file(follow_symlinks=False)):
-            continue
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            fd = os.open(item.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(item.path)
-                removed.append(item.path)
-            finally:
-                os.close(fd)
+    removed = files.remove_left(folder)
     if removed:
         logger.info("%s: removed %d partial files of processes that died while writing", folder, len(removed))
     return removed
@@ -209,7 +198,7 @@ def _create_locked(path: str, target: str) -> int:
             continue
         # Between open and lock, another process may remove the file: without a lock it looks abandoned.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            files.lock(fd)
             if os.path.samestat(os.fstat(fd), os.lstat(path)):
                 return fd
         os.close(fd)
@@ -219,8 +208,8 @@ def _remove_dead(path: str, target: str) -> None:
     """Remove the partial file of a dead process.
 
     Raises:
-        CheckpointError: If its process is alive, or the file is not a plain file of this user: another user may have
-            put it there to read or redirect what we write.
+        CheckpointError: If its process is alive or may be, or the file is not a plain file of this user: another user
+            may have put it there to read or redirect what we write.
     """
     strange = CheckpointError(
         f"{target}: {path} is in the way: it belongs to another user, or is not a regular file. Remove it, or choose "
@@ -236,7 +225,11 @@ def _remove_dead(path: str, target: str) -> None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
             raise strange
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not files.lock(fd):
+            raise CheckpointError(
+                f"{target}: {path} is in the way, and this file system has no locks that tell whether its process "
+                "still writes. If it does not, remove the file."
+            )
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(status, os.lstat(path)):
                 os.unlink(path)

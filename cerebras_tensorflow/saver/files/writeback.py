@@ -11,6 +11,8 @@ import errno
 import os
 import threading
 
+from cerebras_tensorflow import files
+
 _PERIOD_BYTES = 128 << 20
 _RESERVED_FROM_BYTES = 1 << 20
 # The kernel allocates page-cache pages as large as the write. In a virtual machine, large free pages may have been
@@ -84,7 +86,7 @@ class WriteBehind:
 
     def _flush(self) -> None:
         try:
-            os.fdatasync(self._fd)
+            files.flush(self._fd, has_metadata=False)
         except OSError as exc:
             self._error = exc
 

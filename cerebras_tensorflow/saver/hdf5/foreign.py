@@ -26,7 +26,8 @@ from cerebras_tensorflow.saver.hdf5 import blocks as h5_blocks
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
 from cerebras_tensorflow.saver.hdf5.chunk_cache import open_dataset
 from cerebras_tensorflow.saver.hdf5.index import most_bytes
-from cerebras_tensorflow.saver.hdf5.values import FileFacts, Item, item_of, small, text_of
+from cerebras_tensorflow.saver.hdf5.published_state import METADATA_SUFFIX, STORAGE_VERSION
+from cerebras_tensorflow.saver.hdf5.values import FileFacts, Item, item_of, kind_of, small, text_of
 from cerebras_tensorflow.saver.interface import (
     BytesLike,
     TensorEntry,
@@ -39,8 +40,6 @@ from cerebras_tensorflow.saver.interface import (
     wrong_buffer,
 )
 
-_STORAGE_VERSION = 0.5
-_METADATA_SUFFIX = ".__metadata__"
 _MAX_DEPTH = 64
 # Least size of a link and its object in a file [B]. A group with several links to it is visited once for each link.
 _LINK_BYTES = 64
@@ -49,6 +48,8 @@ _ALWAYS_ALLOWED_VISITS, _MAX_VISITS = 10_000, 2_000_000
 
 class ForeignH5Reader(TensorReader):
     """The tensors of an HDF5 file without our index. Its only checksums are those of HDF5's own filters.
+
+    The class has more than 20 methods: half implement TensorReader, and the others handle each generation of files.
 
     Args:
         path: The file.
@@ -68,6 +69,9 @@ class ForeignH5Reader(TensorReader):
         self.path = os.fspath(path)
         self.skipped: dict[str, str] = {}
         self._items: dict[str, Item] = {}
+        self._kinds: dict[str, str] = {}
+        self._metadata: dict[str, dict[str, Any]] = {}
+        self._links: dict[str, str] = {}
         self._visits = 0
         self._declared_bytes = 0
         _load_filters()
@@ -86,7 +90,7 @@ class ForeignH5Reader(TensorReader):
                 )
             version = _version(self._file)
             self._walk(self._file, "", set(), 0)
-            if version is not None and version >= _STORAGE_VERSION:
+            if version is not None and version >= STORAGE_VERSION:
                 self.generation = f"cerebras storage {version:g}"
                 self._add_json_values()
             else:
@@ -177,6 +181,24 @@ class ForeignH5Reader(TensorReader):
     def close(self) -> None:
         self._file.close()
 
+    def root_attribute(self, name: str) -> Any:
+        """Return an attribute of the root group, with text as str; None if the file lacks it."""
+        self._check_open()
+        value = self._file.attrs.get(name)
+        return text_of(value) if isinstance(value, bytes | str) else value
+
+    def kind(self, name: str) -> str:
+        """Return the writer's name for a value's type, such as TorchTensorSerializer; empty if the file has none."""
+        return str(self.metadata(name).get("__TYPE__") or self._kinds.get(name, ""))
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """Return the JSON metadata of a value in the current format; empty if it has none."""
+        return self._metadata.get(name, {})
+
+    def resolve(self, name: str) -> str:
+        """Return the name under which a value is stored: another name if the value is a link."""
+        return self._links.get(name, name)
+
     def object_bytes(self, name: str) -> bytes:
         """Return the raw pickle of an object that `skipped` names, for inspection, without loading it.
 
@@ -246,7 +268,7 @@ class ForeignH5Reader(TensorReader):
         name = path
         if "/" not in path and h5_format.quote(h5_format.unquote(path)) == path:
             version = _version(self._file)
-            if version is None or version < _STORAGE_VERSION:
+            if version is None or version < STORAGE_VERSION:
                 name = h5_format.unquote(path)
         if name in self._items or name in self.skipped:
             raise CheckpointError(
@@ -255,6 +277,7 @@ class ForeignH5Reader(TensorReader):
         plist = dataset.id.get_create_plist()
         if plist.get_external_count() or dataset.is_virtual:
             raise CheckpointError(f"{self.path}: {name!r} keeps its values in another file, which is refused")
+        self._kinds[name] = kind_of(dataset.attrs)
         try:
             item = item_of(FileFacts(self.path, self._size), path, dataset)
         except (TypeError, ValueError) as exc:
@@ -283,37 +306,41 @@ class ForeignH5Reader(TensorReader):
         else:
             values = np.asarray(stored, object).reshape(-1).tolist()
             elements = [value.encode() if isinstance(value, str) else value for value in values]
-        array = np.empty(len(elements), object)
-        array[:] = elements
-        return array.reshape(item.entry.shape)
+        return string_tensor.to_array(elements, item.entry.shape)
 
     def _add_json_values(self) -> None:
         """Add the scalars and strings of the current format, which are JSON attributes of the root."""
-        links: dict[str, str] = {}
         for attribute in self._file.attrs:
-            if not attribute.endswith(_METADATA_SUFFIX):
-                continue
-            name = attribute.removesuffix(_METADATA_SUFFIX)
-            leaf = self._json_leaf(attribute, name)
-            if "scalar_value" in leaf:
-                self._add_number(name, leaf["scalar_value"])
-            elif "string_value" in leaf:
-                self._items[name] = small(np.array(str(leaf["string_value"]).encode(), object))
-            elif leaf.get("__LINKED__"):
-                links[name] = str(leaf.get("key"))
-            elif name not in self._items and name not in self.skipped:
-                self.skipped[name] = f"of kind {leaf.get('__TYPE__', 'unknown')}"
-        for name, target in links.items():
+            if attribute.endswith(METADATA_SUFFIX):
+                self._add_json_value(attribute)
+        for name, target in self._links.items():
             if target in self._items:
                 self._items[name] = self._items[target]
             else:
                 self.skipped[name] = f"a link to {target!r}, which does not exist"
 
+    def _add_json_value(self, attribute: str) -> None:
+        name = attribute.removesuffix(METADATA_SUFFIX)
+        leaf = self._json_leaf(attribute, name)
+        self._metadata[name] = leaf
+        if "scalar_value" in leaf:
+            self._add_number(name, leaf["scalar_value"])
+            return
+        if "string_value" in leaf:
+            self._items[name] = small(np.array(str(leaf["string_value"]).encode(), object))
+            return
+        if leaf.get("__LINKED__"):
+            self._links[name] = str(leaf.get("key"))
+            return
+        if name not in self._items and name not in self.skipped:
+            self.skipped[name] = f"of kind {leaf.get('__TYPE__', 'unknown')}"
+
     def _json_leaf(self, attribute: str, name: str) -> Any:
         try:
             content = json.loads(text_of(self._file.attrs[attribute]))
-            return content.get(attribute, content)
-        except (ValueError, AttributeError) as exc:
+            leaf = content.get(attribute, content)
+            return {key: leaf[key] for key in leaf}
+        except (ValueError, TypeError, AttributeError, RecursionError) as exc:
             raise CorruptCheckpointError(f"{self.path}: metadata of {name!r} is damaged: {exc}") from exc
 
     def _add_number(self, name: str, number: Any) -> None:

@@ -80,14 +80,16 @@ class H5Index:
 
 def encode(index: H5Index) -> bytes:
     """Return the bytes of the index and its tail. Their size does not depend on any checksum."""
-    tensors = {
-        name: [record.type_name, list(record.shape), record.offset, record.num_bytes, f"{record.crc:08x}", record.shard]
-        for name, record in index.records.items()
-    }
+    tensors = {name: values_of(record) for name, record in index.records.items()}
     content = {"version": _VERSION, "shards": list(index.shards), "tensors": tensors}
     body = json.dumps(content, separators=(",", ":")).encode()
     head = _TAIL.pack(_MAGIC, index.end, len(body), crc32c(body), index.rest_crc, 0)[:-4]
     return body + head + crc32c(head).to_bytes(4, "little")
+
+
+def values_of(record: H5Record) -> list[Any]:
+    """Return a record as a list for JSON."""
+    return [record.type_name, list(record.shape), record.offset, record.num_bytes, f"{record.crc:08x}", record.shard]
 
 
 def read(fd: int) -> H5Index | None:
@@ -134,11 +136,22 @@ def _parse(body: bytes, end: int, rest_crc: int) -> H5Index:
     if any(not isinstance(shard, str) or os.path.basename(shard) != shard or not shard.strip(".") for shard in shards):
         raise ValueError("a shard's name points outside the folder")
     largest = end if not shards else None
-    records = {name: _record(name, values, largest, len(shards)) for name, values in content["tensors"].items()}
+    records = {name: record_of(name, values, largest, len(shards)) for name, values in content["tensors"].items()}
     return H5Index(records, shards, end, rest_crc)
 
 
-def _record(name: str, values: list[Any], end: int | None, num_shards: int) -> H5Record:
+def record_of(name: str, values: list[Any], end: int | None, num_shards: int) -> H5Record:
+    """Return the record that a list from JSON describes.
+
+    Args:
+        name: The tensor.
+        values: A list as `values_of` returns it, but from a file of unknown origin.
+        end: Where the data of the tensor's file ends; None: unknown.
+        num_shards: Number of files.
+
+    Raises:
+        ValueError: If the list does not describe a tensor in these files.
+    """
     type_name, dims, offset, num_bytes, crc, shard = values
     if not isinstance(type_name, str) or not isinstance(crc, str) or not isinstance(dims, list):
         raise ValueError(f"tensor {name!r} has a bad description: {str(values)[:80]}")

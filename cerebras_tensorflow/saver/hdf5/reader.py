@@ -52,6 +52,8 @@ def read_index(path: str) -> H5Index | None:
 class H5Reader(TensorReader):
     """The tensors of one of our HDF5 checkpoints.
 
+    The class has more than 20 methods: 12 implement TensorReader, and the others read one file and check its content.
+
     Args:
         path: The file; for a sharded checkpoint, the file with the index.
         index: Its index, from `read_index`.
@@ -255,9 +257,7 @@ class H5Reader(TensorReader):
             elements, _ = string_tensor.decode(stored.tobytes(), h5_format.num_elements(record.shape))
         except ValueError as exc:
             raise self._corrupt(name, record, str(exc)) from exc
-        array = np.empty(len(elements), object)
-        array[:] = elements
-        return array.reshape(record.shape)
+        return string_tensor.to_array(elements, record.shape)
 
     def _check_crc(self, name: str, record: H5Record, crc: int) -> None:
         if crc != record.crc:

@@ -13,6 +13,7 @@ import numpy as np
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.files.atomic import reporting
 from cerebras_tensorflow.saver.hdf5.index import H5Record
 from cerebras_tensorflow.saver.hdf5.writer import H5Writer
@@ -39,7 +40,7 @@ class ShardedH5Writer(TensorWriter):
         jobs: int = 1,
         is_durable: bool = True,
     ) -> None:
-        self.path = os.path.abspath(path)
+        self.path = os.path.abspath(local_path(path))
         self._shard_of = shard_of
         self._compression = compression
         self._jobs = jobs

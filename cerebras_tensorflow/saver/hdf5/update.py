@@ -13,12 +13,13 @@ import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.files import mapped
 from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting, write_all
 from cerebras_tensorflow.saver.files.checksum import crc32c
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _SUFFIX = ".journal"
 _PIECE_BYTES = 4 << 20
+_MAX_HEADER_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ def update(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
         ValueError: If a value has another type or shape.
         CheckpointError: If the checkpoint is not ours, is compressed, or is being written by another process.
     """
-    path = os.path.abspath(path)
+    path = os.path.abspath(local_path(path))
     lock = PartialFile(path)
     try:
         replay(path)
@@ -102,15 +104,10 @@ def replay(path: str) -> None:
         return
     folder = os.path.dirname(journal)
     if os.path.exists(path):
-        with reporting(path), open(journal, "rb") as file:
+        with reporting(path), files.open_regular(journal, os.O_NOFOLLOW) as file:
             try:
-                header = json.loads(file.readline())
-                writes = [(str(name), int(offset), int(size)) for name, offset, size in header["writes"]]
-                own = {os.path.basename(file) for file in (path, *shards_of(path))}
-                # A journal that came with a checkpoint from elsewhere must not reach any other file.
-                if strange := {name for name, _, _ in writes} - own:
-                    raise ValueError(f"it writes to {', '.join(sorted(strange))}, not a file of this checkpoint")
-            except (ValueError, KeyError, TypeError) as exc:
+                writes = _read_header(file, path)
+            except (ValueError, KeyError, TypeError, RecursionError) as exc:
                 raise CorruptCheckpointError(f"{journal}: damaged: {exc}. Use another checkpoint.") from exc
             by_file: dict[str, list[_Write]] = {}
             position = file.tell()
@@ -122,6 +119,28 @@ def replay(path: str) -> None:
     with reporting(path), contextlib.suppress(FileNotFoundError):
         os.unlink(journal)
         files.sync_folder(folder)
+
+
+def _read_header(journal: BinaryIO, path: str) -> list[tuple[str, int, int]]:
+    """Return (file, offset, size) of each write, in the order in which their bytes follow the header.
+
+    A journal may come from elsewhere together with its checkpoint, so it must not change other files or take long.
+
+    Raises:
+        ValueError: If the journal does not match the checkpoint's files.
+    """
+    header = json.loads(journal.readline(_MAX_HEADER_BYTES))
+    writes = [(str(name), int(offset), int(size)) for name, offset, size in header["writes"]]
+    sizes = {os.path.basename(file): os.path.getsize(file) for file in (path, *shards_of(path))}
+    if strange := {name for name, _, _ in writes} - set(sizes):
+        raise ValueError(f"it writes to {', '.join(sorted(strange))}, not a file of this checkpoint")
+    for name, offset, size in writes:
+        if size < 0 or not 0 <= offset <= sizes[name]:
+            raise ValueError(f"it writes {size} bytes at byte {offset} of {name}, which has {sizes[name]}")
+    held = os.fstat(journal.fileno()).st_size - journal.tell()
+    if sum(size for _, _, size in writes) != held:
+        raise ValueError(f"it holds {held} bytes of values, but its header lists a different number")
+    return writes
 
 
 def _own_index(path: str) -> H5Index:
@@ -190,7 +209,7 @@ def _apply(journal: int, writes: Sequence[_Write], target: str) -> None:
         with mapped.changing(fd, [(write.offset, write.size) for write in writes]) as is_free:
             if is_free:
                 _write(journal, writes, fd)
-                os.fsync(fd)
+                files.flush(fd)
             else:
                 logger.info("%s: another process has it mapped, so a changed copy replaces it", target)
                 _replace(journal, writes, fd, target)

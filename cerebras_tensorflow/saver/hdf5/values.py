@@ -49,12 +49,11 @@ def item_of(file: FileFacts, path: str, dataset: Any) -> Item | str:
         TypeError, ValueError: If its type is not a tensor type.
     """
     attributes = dataset.attrs
-    kind = text_of(attributes.get(h5_format.LEGACY_TYPE_ATTRIBUTE))
-    kind = kind or text_of(attributes.get(h5_format.STORAGE_TYPE_ATTRIBUTE)) or ""
+    kind = kind_of(attributes)
     for key in ("string_value", "string_val"):
         if key in attributes:
             return small(np.array(text_of(attributes[key]).encode(), object))
-    if kind in ("NoneH5Type", "NoneSerializer") or _flag(attributes, "is_none"):
+    if kind in ("NoneH5Type", "NoneSerializer"):
         return "None"
     if kind in ("ObjectH5Type", "ObjectSerializer") or "object_value" in attributes or "__BYTES__" in attributes:
         return "a pickled Python object, which is never loaded"
@@ -67,6 +66,17 @@ def item_of(file: FileFacts, path: str, dataset: Any) -> Item | str:
     if kind and kind not in _ARRAY_TYPES and kind not in ("ScalarH5Type", "ScalarSerializer"):
         return f"of kind {kind}, which refers to a tensor elsewhere"
     return _array(file, path, dataset)
+
+
+def kind_of(attributes: Any) -> str:
+    """Return the writer's name for a dataset's type, such as NumpyArrayH5Type; empty if it has none.
+
+    Releases 1.7 and 1.8 have flags instead of names.
+    """
+    kind = text_of(attributes.get(h5_format.LEGACY_TYPE_ATTRIBUTE))
+    kind = kind or text_of(attributes.get(h5_format.STORAGE_TYPE_ATTRIBUTE))
+    flags = {"is_none": "NoneH5Type", "is_string": "StringH5Type", "is_scalar": "ScalarH5Type"}
+    return kind or next((name for flag, name in flags.items() if _flag(attributes, flag)), "")
 
 
 def _array(file: FileFacts, path: str, dataset: Any) -> Item | str:

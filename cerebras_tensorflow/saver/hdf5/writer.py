@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5p, h5s, h5t
+from h5py import h5a, h5d, h5f, h5fd, h5p, h5s, h5t
 
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.files import writeback
 from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting, write_all
@@ -42,6 +43,7 @@ class H5Writer(TensorWriter):
         compression: none, lz4 or gzip. Compressed tensors are smaller, slower, and cannot be updated in place.
         jobs: Number of compressing threads (for LZ4 only with the package lz4). It does not change the file.
         is_durable: Whether `commit` waits for the disk.
+        has_many_attributes: Whether `annotate` will add many: each then takes the same time.
 
     Raises:
         ValueError: If the compression is unknown.
@@ -49,11 +51,16 @@ class H5Writer(TensorWriter):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], compression: str = "none", jobs: int = 1, is_durable: bool = True
+        self,
+        path: str | os.PathLike[str],
+        compression: str = "none",
+        jobs: int = 1,
+        is_durable: bool = True,
+        has_many_attributes: bool = False,
     ) -> None:
         if compression not in h5_format.COMPRESSIONS:
             raise ValueError(f"compression {compression!r}: expected one of {', '.join(h5_format.COMPRESSIONS)}")
-        self.path = os.path.abspath(path)
+        self.path = os.path.abspath(local_path(path))
         self._compression = compression
         self._is_durable = is_durable
         self.records: dict[str, H5Record] = {}
@@ -64,14 +71,7 @@ class H5Writer(TensorWriter):
         self._io = MetadataFile(self._partial.fd)
         self._behind = WriteBehind(self._partial.fd, is_durable)
         self._packer = h5_compressed.packer(compression, jobs)
-        self._file = h5py.File(
-            self._io,
-            "w",
-            libver="earliest",
-            alignment_threshold=_ALIGNED_FROM_BYTES,
-            alignment_interval=_PAGE_BYTES,
-            meta_block_size=_META_BLOCK_BYTES,
-        )
+        self._file = _create_file(self._io, has_many_attributes)
         self._attributes = _Attributes()
         self._attributes.write(self._file.id, h5_format.INDEX_ATTRIBUTE, True)
 
@@ -101,6 +101,13 @@ class H5Writer(TensorWriter):
             self._io.check()
         self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
         return Reservation(self.path, lambda content, position: self._behind.write_at(content, offset + position))
+
+    def annotate(self, attributes: Mapping[str, str | bool | float]) -> None:
+        """Add attributes to the root group, for other readers."""
+        for name, value in attributes.items():
+            self._attributes.write(self._file.id, name, value)
+        with reporting(self.path):
+            self._io.check()
 
     def commit(self) -> None:
         replaced = shards_of(self.path) if os.path.exists(self.path) else []
@@ -219,19 +226,32 @@ class H5Writer(TensorWriter):
             write(dataset, h5_format.STRING_SHAPE_ATTRIBUTE, ",".join(str(dim) for dim in shape))
 
 
+def _create_file(io: MetadataFile, has_many_attributes: bool) -> h5py.File:
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    access.set_libver_bounds(h5f.LIBVER_EARLIEST, h5f.LIBVER_LATEST)
+    access.set_alignment(_ALIGNED_FROM_BYTES, _PAGE_BYTES)
+    access.set_meta_block_size(_META_BLOCK_BYTES)
+    access.set_fileobj_driver(h5fd.fileobj_driver, io)
+    creation = h5p.create(h5p.FILE_CREATE)
+    if has_many_attributes:
+        # The root then has a header of version 2, and HDF5 keeps more than 8 attributes in a heap with an index. In a
+        # header of version 1 it goes through all attributes to add one.
+        creation.set_attr_creation_order(h5p.CRT_ORDER_TRACKED)
+    return h5py.File(h5f.create(b"checkpoint", h5f.ACC_TRUNC, creation, access))
+
+
 class _Attributes:
     """Writes scalar attributes through h5py's low-level API: for 100 000 tensors the high-level one takes minutes."""
 
     def __init__(self) -> None:
         self._space = h5s.create(h5s.SCALAR)
-        self._text_dtype = h5py.string_dtype()
-        self._text = h5t.py_create(self._text_dtype, logical=True)
-        self._flag = h5t.py_create(np.dtype(bool), logical=True)
+        dtypes: dict[type, np.dtype[Any]] = {str: h5py.string_dtype(), bool: np.dtype(bool), float: np.dtype(float)}
+        self._types = {kind: (dtype, h5t.py_create(dtype, logical=True)) for kind, dtype in dtypes.items()}
 
-    def write(self, target: Any, name: str, value: str | bool) -> None:
-        is_text = isinstance(value, str)
-        attribute = h5a.create(target, name.encode(), self._text if is_text else self._flag, self._space)
-        attribute.write(np.array(value, self._text_dtype if is_text else bool))
+    def write(self, target: Any, name: str, value: str | bool | float) -> None:
+        dtype, stored = self._types[type(value)]
+        h5a.create(target, name.encode(), stored, self._space).write(np.array(value, dtype))
 
 
 def _write_contiguous(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
 
@@ -19,6 +20,7 @@ class FineTuningInput:
     shuffle_seed: int = 0
     shuffle_buffer: int = 10_000  # samples; for TFRecord files only: a text's samples are shuffled as a whole
     repeat: bool = False
+    micro_batch_size: int | str | dict[str, Any] | None = None  # samples at a time: a number, auto, none or explore
     skip_steps: int = 0  # batches to leave out at the start; run.py sets it when a run resumes
 
     def __post_init__(self) -> None:

@@ -135,7 +135,7 @@ def write_hdf5(samples: Iterable[np.ndarray], folder: str, samples_per_file: int
     paths: list[str] = []
     for chunk in _chunks(samples, samples_per_file):
         path = os.path.join(folder, f"data-{len(paths):05d}.h5")
-        with files.atomic_path(path) as draft, h5py.File(draft, "w") as file:
+        with files.atomic_path(path) as draft, h5py.File(draft, "w", locking=False) as file:
             file.create_dataset("data", data=np.stack(chunk).astype(np.int32))
             file.attrs["n_examples"] = len(chunk)
         paths.append(path)

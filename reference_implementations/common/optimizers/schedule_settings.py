@@ -65,7 +65,7 @@ def read_schedules(setting: Any) -> list[Schedule]:
     parts = [setting] if isinstance(setting, dict) else list(setting)
     if not parts:
         raise SettingsError("learning_rate is an empty list; expected a number or at least one schedule")
-    schedules = [check_section(part, Schedule, "learning_rate", "optimizer") for part in parts]
+    schedules = [check_section(part, Schedule, "schedule", "learning_rate") for part in parts]
     for schedule in schedules[:-1]:
         if not schedule.length:
             raise SettingsError(f"the {schedule.scheduler} schedule is not the last one, so it needs steps")

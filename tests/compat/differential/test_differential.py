@@ -46,7 +46,7 @@ def golden(module: Path) -> dict[str, Any]:
     return result
 
 
-HEAVY = ("canned",)
+HEAVY = ("canned", "heads", "exports", "hooks", "inputs", "scaffolds", "variables")
 """Modules that take minutes."""
 CASES = [(module, name) for module in MODULES for name in golden(module)]
 PARAMETERS = [

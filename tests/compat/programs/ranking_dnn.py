@@ -1,19 +1,23 @@
-"""tensorflow-ranking 0.5.5: its DNN ranking estimator, with train, evaluate and predict."""
-
-import sys
+"""tensorflow-ranking 0.5.5: its DNN ranking estimator."""
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_ranking as tfr
+from tiny import MODEL_DIR, NUMBERS, evaluate_predict_export
 
-numbers = np.random.RandomState(0)
-queries = numbers.rand(16, 1).astype(np.float32)
-documents = numbers.rand(16, 4, 3).astype(np.float32)
-labels = numbers.randint(0, 3, (16, 4)).astype(np.float32)
+queries = NUMBERS.rand(16, 1).astype(np.float32)
+documents = NUMBERS.rand(16, 4, 3).astype(np.float32)
+labels = NUMBERS.randint(0, 3, (16, 4)).astype(np.float32)
 
 
-def input_fn():
+def batches():
     return tf.data.Dataset.from_tensor_slices(({"query": queries, "document": documents}, labels)).batch(4)
+
+
+def serving():
+    shapes = {"query": [None, 1], "document": [None, 4, 3]}
+    features = {name: tf.compat.v1.placeholder(tf.float32, shape) for name, shape in shapes.items()}
+    return tf.estimator.export.ServingInputReceiver(features, features)
 
 
 estimator = tfr.estimator.make_dnn_ranking_estimator(
@@ -22,9 +26,8 @@ estimator = tfr.estimator.make_dnn_ranking_estimator(
     context_feature_columns={"query": tf.feature_column.numeric_column("query")},
     optimizer=tf.compat.v1.train.AdagradOptimizer(0.1),
     loss="approx_ndcg_loss",
-    model_dir=sys.argv[1],
+    model_dir=MODEL_DIR,
     listwise_inference=True,
 )
-estimator.train(input_fn)
-print("METRICS", sorted(estimator.evaluate(input_fn)))
-print("ROW", len(next(estimator.predict(input_fn))))
+estimator.train(batches)
+evaluate_predict_export(estimator, batches, serving)

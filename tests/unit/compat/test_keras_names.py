@@ -102,6 +102,16 @@ from cerebras_tensorflow.estimator.keras_model import model_to_estimator
 check("tf.keras.estimator.model_to_estimator is ours", tf.keras.estimator.model_to_estimator is model_to_estimator)
 from tensorflow.python.keras.layers import Flatten, concatenate
 check("private Keras layers are those of tf.keras", Flatten is tf.keras.layers.Flatten)
+from tensorflow.python.feature_column.feature_column import linear_model
+from tensorflow.python.layers import convolutional
+layer = convolutional.Convolution2D(2, 1, _scope=None)
+check("private tf.layers are those of tf.keras", isinstance(layer, tf.keras.layers.Conv2D))
+with tf.Graph().as_default():
+    shape = layer.apply(tf.zeros([1, 2, 2, 1])).shape
+    column = tf.feature_column.numeric_column("x")
+    total = linear_model({"x": tf.zeros([2, 1])}, [column])
+check("a private layer of tf.layers can be applied", shape == (1, 2, 2, 2))
+check("the linear model of feature columns can be built", total.shape == (2, 1))
 from tensorflow.python.framework import ops
 check("ops.Tensor is tf.Tensor", ops.Tensor is tf.Tensor)
 check("ops.IndexedSlices is tf.IndexedSlices", ops.IndexedSlices is tf.IndexedSlices)
@@ -111,7 +121,7 @@ import inspect
 check("Python's own names stay as they are outside a launch", not hasattr(inspect, "getargspec"))
 print("RESULT " + json.dumps(out))
 """
-CHECKS = 52
+CHECKS = 55
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
-from cerebras_tensorflow.estimator.model.model_call import graph_semantics, op_name
+from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
+from cerebras_tensorflow.estimator.model.model_call import op_name
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program, Residence, WeightSpec

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.compiler import cache, signature
+from cerebras_tensorflow.graph.micro_batches import Carried, Gradient, Mark, MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, WeightSpec
 
@@ -42,6 +46,17 @@ def program() -> Program:
         held_curve=(1, 0, 5),
         overhead_bytes=5,
         residence=Residence.MAPPED_FILE,
+        micro_batches=MicroBatches(
+            count=4,
+            gradients=(
+                Gradient(
+                    Mark("w", "g", "rows"), "cs_total/0/sink", "float32", ("cs_total/0/values", "cs_total/0/rows")
+                ),
+                Gradient(Mark("v", "h"), "cs_total/1/sink", "bfloat16", (), 1, (2, 3)),
+            ),
+            carried=(Carried("loss:0", "cs_carried/0", True),),
+            num_first=1,
+        ),
     )
 
 
@@ -68,6 +83,56 @@ def test_a_flipped_bit_in_the_graph_is_found(program: Program, tmp_path: Path) -
     content[content.index(b"a")] ^= 2
     path.write_bytes(bytes(content))
     assert cache.load(tmp_path / "tfcs_1") is None
+
+
+@pytest.mark.parametrize("name", ["program.pb", "program.json", "program.sig"])
+def test_a_pipe_in_place_of_a_file_is_no_program_and_blocks_nothing(
+    program: Program, tmp_path: Path, name: str
+) -> None:
+    cache.save(tmp_path / "tfcs_1", program, {})
+    (tmp_path / "tfcs_1" / name).unlink()
+    os.mkfifo(tmp_path / "tfcs_1" / name)
+    assert cache.load(tmp_path / "tfcs_1") is None
+
+
+def test_what_a_killed_run_left_is_removed_and_what_another_run_writes_stays(program: Program, tmp_path: Path) -> None:
+    left = tmp_path / ".tfcs_1.7.partial"
+    left.mkdir()
+    (left / "program.pb").write_bytes(b"half")
+    with files.draft_folder(tmp_path / "tfcs_1") as writing:
+        assert cache.save(tmp_path / "tfcs_1", program, {})
+        assert sorted(tmp_path.iterdir()) == sorted([writing, tmp_path / "tfcs_1"])
+
+
+def test_the_last_of_two_writers_is_kept(program: Program, tmp_path: Path) -> None:
+    for text in ("first", "last"):
+        assert cache.save(tmp_path / "tfcs_1", program, {"schedule.txt": text})
+    assert (tmp_path / "tfcs_1" / "schedule.txt").read_text() == "last"
+    assert cache.load(tmp_path / "tfcs_1") == program
+
+
+def test_without_locks_a_writer_leaves_the_folder_of_another(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with files.draft_folder(tmp_path / "tfcs_1") as writing:
+        assert cache.save(tmp_path / "tfcs_1", program, {})
+        assert writing.is_dir()
+
+
+def test_failing_to_save_a_program_is_a_warning(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert not cache.save(tmp_path / "tfcs_1", program, {})
+    assert "No space left on device" in caplog.text and "the next run compiles again" in caplog.text
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_program_of_another_format_is_not_used(

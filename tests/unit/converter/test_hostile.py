@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -79,6 +80,20 @@ def test_a_sharded_index_that_is_nested_deeply_is_refused(tmp_path: Path) -> Non
     path.write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="not the index of a sharded checkpoint"):
         open_any(path)
+
+
+@pytest.mark.parametrize("second", ["the same name", "no checkpoint"])
+def test_shards_that_do_not_fit_are_refused_and_none_stays_open(tmp_path: Path, second: str) -> None:
+    shards = [tmp_path / f"m-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    for shard in shards:
+        shard.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    if second == "no checkpoint":
+        shards[1].write_bytes(b"nothing")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CheckpointError, match=r"w is in .*00001.* and in .*00002" if "same" in second else "00002"):
+        open_any(shards[0])
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(DEPTH))

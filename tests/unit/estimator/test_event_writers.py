@@ -85,6 +85,17 @@ def test_a_writer_of_this_second_stays_open_so_that_its_file_is_not_truncated(
     assert values_in(tmp_path / "0") == [1, 1]
 
 
+def test_a_failure_without_a_message_is_a_warning_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(folder: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr(event_writers, "event_writer", failing)
+    event_writers.EventFile(str(tmp_path)).flush()
+    assert "cannot be written (OSError)" in caplog.text
+
+
 @pytest.mark.slow
 def test_threads_and_descriptors_are_bounded_over_200_calls(tmp_path: Path) -> None:
     counts = []

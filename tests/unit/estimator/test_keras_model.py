@@ -12,6 +12,10 @@ import tf_keras
 
 from cerebras_tensorflow.estimator.keras_model import KerasModelToCerebrasEstimator, model_to_estimator
 
+# The wheel's code uses Keras 2 as TensorFlow 2.15 had it.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`tf.keras.backend.set_learning_phase` is deprecated", "ignore:`Model.state_updates` will be removed"
+)
 X = np.random.RandomState(0).randn(32, 3).astype(np.float32)
 Y = (X[:, :1] > 0).astype(np.float32)
 
@@ -36,7 +40,7 @@ def test_evaluation_and_predictions_equal_those_of_keras(tmp_path: Path) -> None
     keras = model()
     expected = keras.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)  # before: Keras forgets its models
     expected_rows = keras.predict(X, verbose=0)
-    estimator = model_to_estimator(keras, model_dir=str(tmp_path), metric_names_map={"accuracy": "acc"})
+    estimator = model_to_estimator(keras, model_dir=str(tmp_path), metric_names_map={"accuracy": "acc", "auc": "auc"})
     results = estimator.evaluate(rows(repeats=False))
     assert results["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert results["acc"] == pytest.approx(expected["accuracy"])
@@ -52,7 +56,7 @@ def test_training_gives_the_weights_of_fit(tmp_path: Path, name: str) -> None:
     same.set_weights(keras.get_weights())
     same.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
     expected = same.get_layer("p").get_weights()[0]
-    estimator = model_to_estimator(keras, model_dir=str(tmp_path))
+    estimator = model_to_estimator(keras, model_dir=str(tmp_path), checkpoint_format="saver")
     estimator.train(rows(), steps=4)
     np.testing.assert_allclose(estimator.get_variable_value("p/kernel"), expected, rtol=1e-4, atol=1e-6)
     assert estimator.get_variable_value("global_step") == 4

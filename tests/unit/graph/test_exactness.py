@@ -59,8 +59,8 @@ INEXACT: dict[str, tuple[Callable[[], Any], str, str]] = {
     "FractionalMaxPool": (lambda: fractional_pool(0), "after a resume", "give it a seed"),
     "SymbolicGradient": (gradient_of_a_defun, "at run time", "tf.function"),
     "RngReadAndSkip": (two_draws_of_a_generator, "no fixed order", "a generator for each"),
-    "ResourceScatterMul": (products_of_rows, "come several times", "unique"),
-    "ResourceSparseApplyAdagrad": (sparse_adagrad, "come several times", "unique"),
+    "ResourceScatterMul": (products_of_rows, "may repeat", "unique"),
+    "ResourceSparseApplyAdagrad": (sparse_adagrad, "may repeat", "unique"),
     "NonDeterministicInts": (lambda: raw.NonDeterministicInts(shape=[2]), "in each run", "tf.random.uniform"),
 }
 

@@ -77,6 +77,23 @@ def test_names_of_json_figures_tell_measured_estimated_and_simulated(
     assert set(timed["measured_rates"]) >= {"flops_per_s", "disk_read_bytes_per_s"}
 
 
+def test_micro_batches_take_less_memory_and_more_loads(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = []
+    for words in ([], ["--micro_batch_size", "8"]):
+        params = ["-p", str(tmp_path / "p.yaml"), *SHAPES, "--store_dir", str(tmp_path)]
+        picture = ["--trace", str(tmp_path / "plan.json")] if words else []
+        assert run(model, *params, "--json", *words, *picture) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    whole, cut = plans
+    assert cut["batch_size"] == whole["batch_size"] == 32
+    assert cut["flops"] == whole["flops"]
+    assert cut["read_bytes"] >= 2 * whole["read_bytes"]  # four times the weights, and totals of gradients
+    (line,) = read_chrome_trace(tmp_path / "plan.json")
+    assert sum(span.num_bytes for span in line.spans if span.stream == "load") == cut["read_bytes"]
+
+
 def test_the_planned_schedule_is_written_as_trace_and_picture(model: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     trace, picture = tmp_path / "t.json", tmp_path / "t.png"
@@ -183,7 +200,7 @@ def test_invalid_settings_of_a_params_file_are_refused(
         (["{model}:model_fn", "-i", "x=float32:axb"], "'x=float32:axb' is not a tensor; expected [name=]dtype:dims"),
         (["{model}:model_fn", "-i", "x=floaty:3x4"], "'floaty' is not a dtype"),
         (["{model}:model_fn", "-i", "int32:3", "-i", "int32:4"], "each of several --input needs a different name"),
-        (["{model}:model_fn", *SHAPES, "-p", "none.yaml"], "--params none.yaml cannot be read"),
+        (["{model}:model_fn", *SHAPES, "-p", "none.yaml"], "cannot read the params file 'none.yaml'"),
         (["{model}:model_fn", *SHAPES, "--no_rates", "--trace", "t"], "--trace and --picture need rates"),
         (["{model}:model_fn", *SHAPES, "--beside", "t"], "--beside needs --trace or --picture"),
         (["{model}:model_fn", *SHAPES, "--store_dir", "nowhere"], "--store_dir nowhere is not a folder"),

@@ -119,7 +119,7 @@ def bad_input(tmp_path: Path, source: str) -> dict[str, tuple[list[str], str]]:
         "missing shard": ([str(tmp_path / "holed"), target], "holed.data-00001-of-00002"),
         "truncated": ([str(tmp_path / "cut"), target], "truncated"),
         "layout misses": ([source, target, "--layout", str(tmp_path / "misses")], "no rule for tensor"),
-        "layout repeats": ([source, target, "--layout", str(tmp_path / "repeats")], "2 rules for tensor"),
+        "layout repeats": ([source, target, "--layout", str(tmp_path / "repeats")], "comes too late"),
         "layout broken": ([source, target, "--layout", str(tmp_path / "broken")], "broken:1"),
         "layout missing": ([source, target, "--layout", str(tmp_path / "absent")], "No such file"),
         "layout is no text": ([source, target, "--layout", str(tmp_path / "noise")], "not UTF-8 text"),
@@ -189,7 +189,7 @@ def bad_input_from_h5(tmp_path: Path, source: str) -> dict[str, tuple[list[str],
         "flipped": ([str(tmp_path / "flipped.h5"), str(tmp_path / "new" / "deep" / "out")], "its checksum is"),
         "duplicate names": ([str(tmp_path / "twice.h5"), target], "two tensors have the name 'a/b'"),
         "layout misses": ([str(good), target, "--layout", str(tmp_path / "misses")], "no rule for tensor"),
-        "layout repeats": ([str(good), target, "--layout", str(tmp_path / "repeats")], "2 rules for tensor"),
+        "layout repeats": ([str(good), target, "--layout", str(tmp_path / "repeats")], "comes too late"),
         "parent is a file": ([str(good), str(good / "out")], "file is in the place of a folder"),
         "no permission": ([str(good), "/proc/out"], "does not allow files there"),
         "no jobs": ([str(good), target, "--jobs", "0"], "expected 1 or more"),
@@ -282,3 +282,30 @@ def test_a_closed_output_pipe_causes_no_traceback(source: str) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
+
+
+def test_layout_shows_the_shards_of_rules_in_order_and_of_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {f"layer_{k}/w": np.zeros(1000, np.float32) for k in range(4)} | {"step": np.int64(1)}
+    tf_h5_saver.save(tmp_path / "c.h5", values)
+    (tmp_path / "rules").write_text("0 layer_[0-1]/*\n1 layer_*  # overlaps, and comes second\n2 *\n")
+    assert cli.inspect(["layout", str(tmp_path / "c.h5"), "--layout", str(tmp_path / "rules")]) == 0
+    assert capsys.readouterr().out == (
+        "shard 0: 8.0 kB, 2 tensors: layer_0/w ... layer_1/w\n"
+        "shard 1: 8.0 kB, 2 tensors: layer_2/w ... layer_3/w\n"
+        "shard 2: 8 B, 1 tensor: step\n"
+    )
+    assert cli.inspect(["layout", str(tmp_path / "c.h5"), "--shard-size", "10kB"]) == 0
+    assert capsys.readouterr().out.count("shard ") == 2
+    assert cli.inspect(["layout", str(tmp_path / "c.h5")]) == 0
+    assert capsys.readouterr().out.startswith("target size of a file: 1.1 GB\nshard 0: 16.0 kB, 5 tensors")
+    # A conversion by the same rules; `*` needs no tensor, any other rule does.
+    (tmp_path / "rules").write_text("0 layer_0/*\n1 *\n2 layer_1/*\n")
+    assert cli.inspect(["layout", str(tmp_path / "c.h5"), "--layout", str(tmp_path / "rules")]) == 2
+    assert "rule '2 layer_1/*' comes too late: earlier rules fit all its tensors" in capsys.readouterr().err
+    (tmp_path / "rules").write_text("0 layer_*\n1 step\n2 *\n")
+    target = str(tmp_path / "back")
+    assert cli.h5_to_tensorflow([str(tmp_path / "c.h5"), target, "--layout", str(tmp_path / "rules")]) == 0
+    assert cli.h5_to_tensorflow([str(tmp_path / "c.h5"), target, "--shard-size", "auto", "--force"]) == 0
+    assert cli.inspect([target, "--diff", str(tmp_path / "c.h5")]) == 0

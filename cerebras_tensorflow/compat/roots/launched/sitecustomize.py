@@ -1,6 +1,7 @@
 """Runs at the start of every Python process of a launch, and restores the names that old scripts expect.
 
-A sitecustomize of the site or the virtual environment, which this one hides, is run as well.
+It hides the sitecustomize of the site or the virtual environment, so it runs that one too. If an import fails here,
+for example in another Python that lacks this package, Python prints one line and starts.
 """
 
 import importlib.machinery
@@ -8,13 +9,18 @@ import importlib.util
 import os
 import sys
 
-from cerebras_tensorflow.compat import activate
 
-activate.launched()
+def _run_hidden_one() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
-_here = os.path.dirname(os.path.abspath(__file__))
-_others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _here]
-_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
-if _spec is not None and _spec.loader is not None:
-    _module = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(_module)
+
+try:
+    from cerebras_tensorflow.compat import activate
+
+    activate.launched()
+finally:
+    _run_hidden_one()

@@ -5,6 +5,7 @@ import pytest
 
 from cerebras_tensorflow.system import jobs
 from csrun.csctl import actions, resources
+from csrun.csctl.cli import main
 from csrun.csctl.resources import Filters, ResourceError
 
 
@@ -88,3 +89,27 @@ def test_ten_thousand_finished_jobs_are_listed_in_half_a_second(home) -> None:
     started = time.process_time()
     assert len(resources.get(home, "jobs", filters=Filters(all_states=True)).rows) == 5000
     assert time.process_time() - started < 0.5
+
+
+def test_check_volumes_says_what_can_be_mounted(home, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-volumes"]) == 1
+    assert "this site has no volumes; list them in" in capsys.readouterr().err
+    (tmp_path / "data").mkdir()
+    home.mkdir(exist_ok=True)
+    (home / "site.conf").write_text(f"MOUNT_DIRS={tmp_path}/data,/no/such\n")
+    assert main(["check-volumes"]) == 0
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["NAME", "SERVERPATH", "CONTAINERPATH", "VALIDMOUNTDIR", "ALLOWVENV", "DETAILS"]
+    assert first.split()[1:] == [f"{tmp_path}/data", f"{tmp_path}/data", "true", "true"]
+    assert second.split(maxsplit=5)[1:] == ["/no/such", "/no/such", "false", "false", "no such folder on this machine"]
+    assert main(["check-volumes", "-o", "json"]) == 0
+    assert [item["pathExists"] for item in json.loads(capsys.readouterr().out)["items"]] == [True, False]
+
+
+def test_clear_worker_cache_says_that_there_is_none(home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clear-worker-cache"]) == 0
+    assert capsys.readouterr().out == "Nothing to clear: the workers of the simulated systems keep no cache\n"
+
+
+def test_the_version_has_its_documented_column(home) -> None:
+    assert resources.get(home, "version").columns == ("COMPONENT", "VERSION")

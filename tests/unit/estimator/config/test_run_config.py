@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig, RunConfig
+from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig, RunConfig, WarmStartSettings
 from cerebras_tensorflow.errors import SettingsError
 
 
@@ -95,3 +97,25 @@ def test_settings_past_the_ninth_go_by_position_as_in_2_15() -> None:
     assert (config.save_checkpoints_steps, config.protocol) == (5, "grpc")
     assert (config.experimental_max_worker_delay_secs, config.session_creation_timeout_secs) == (3, 60)
     assert config.checkpoint_save_graph_def is False
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: RunConfig(model_dir="s3://bucket/run"),
+        lambda: CSRunConfig().replace(model_dir=Path("gs://bucket/run")),
+        lambda: CSConfig(weight_store_dir="s3://bucket/store"),
+        lambda: CerebrasEstimator(lambda features: None, "s3://bucket/run"),
+        lambda: CerebrasEstimator(lambda features: None, compile_dir="s3://bucket/run"),
+        lambda: CerebrasEstimator(lambda features: None, warm_start_from="hdfs://host/model.ckpt-5"),
+        lambda: WarmStartSettings(ckpt_to_initialize_from="hdfs://host/model.ckpt-5"),
+    ],
+)
+def test_a_url_of_an_unknown_scheme_is_refused_when_the_setting_is_made(call: Callable[[], object]) -> None:
+    with pytest.raises(SettingsError, match="expected a path or a file:// URL"):
+        call()
+
+
+def test_a_file_url_is_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"model_dir": f"file://{tmp_path}"}))
+    assert RunConfig().model_dir == RunConfig(model_dir=f"file://{tmp_path}").model_dir == str(tmp_path)

@@ -1,4 +1,4 @@
-"""train_and_evaluate where it differs from tf.estimator: refused tasks, and a checkpoint removed while it is read."""
+"""train_and_evaluate where it differs from tf.estimator: input workers, and a checkpoint removed while it is read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cerebras_tensorflow.estimator.evaluation.evaluator import Evaluator
 from cerebras_tensorflow.estimator.tf_estimator import Estimator
 from cerebras_tensorflow.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 from cerebras_tensorflow.saver.model_dir import retention
+from cerebras_tensorflow.system import jobs, registry
 from tests.unit.estimator.tiny import estimator, input_fn, model_fn, v1
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}
@@ -25,21 +26,6 @@ def as_task(patch: pytest.MonkeyPatch, kind: str) -> None:
 
 def plain(model_dir: Path) -> Estimator:
     return Estimator(model_fn, str(model_dir), RunConfig(save_checkpoints_steps=2))
-
-
-@pytest.mark.parametrize("task", ["worker", "ps"])
-def test_worker_and_ps_tasks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
-    as_task(monkeypatch, task)
-    with pytest.raises(ValueError, match=rf"task '{task}', but one process trains here.* Start the chief alone"):
-        train_and_evaluate(plain(tmp_path), TrainSpec(input_fn(), 2), EvalSpec(input_fn(epochs=1)))
-
-
-def test_a_chief_logs_that_other_tasks_have_nothing_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    as_task(monkeypatch, "chief")
-    assert train_and_evaluate(plain(tmp_path), TrainSpec(input_fn(), 2), EvalSpec(input_fn(epochs=1))) is None
-    assert "have nothing to do: {'worker': 1, 'ps': 1}" in caplog.text
 
 
 def test_a_worker_task_of_a_cerebras_estimator_trains_and_evaluates(
@@ -77,3 +63,28 @@ def test_other_errors_of_an_evaluation_reach_the_caller(tmp_path: Path) -> None:
     run = plain(tmp_path).train(input_fn(), max_steps=2)
     with pytest.raises(RuntimeError, match="no data"):
         Evaluator(run, EvalSpec(broken), 4).evaluate_beside_training()
+
+
+def test_an_evaluator_that_waits_for_the_system_says_for_which_job(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain(tmp_path).train(input_fn(), max_steps=2)
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
+    registry.find(None)
+    training = jobs.submit(home, "cs2-embedded", "weight_streaming", "train elsewhere")
+    training.wait_for_wafer(lambda: True)
+
+    class EndsTraining(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "Waiting for the system" in record.getMessage():
+                training.finish(jobs.SUCCEEDED)
+
+    handler = EndsTraining()
+    logging.getLogger("tensorflow").addHandler(handler)
+    try:
+        with caplog.at_level(logging.INFO, "tensorflow"):
+            assert Evaluator(plain(tmp_path), EvalSpec(input_fn(epochs=1)), 2).evaluate_beside_training() is not None
+    finally:
+        logging.getLogger("tensorflow").removeHandler(handler)
+    (line,) = [line for line in caplog.messages if "Waiting for the system" in line]
+    assert f"to evaluate {tmp_path}: cs2-embedded is busy with job 1 ({training.id})" in line

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from cerebras_tensorflow import CSConfig
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
-from cerebras_tensorflow.estimator.model.inputs import BatchInputs, InputPipeline, first_dim, untuned
+from cerebras_tensorflow.estimator.model.dataset_reader import untuned
+from cerebras_tensorflow.estimator.model.inputs import BatchInputs, InputPipeline, first_dim
 from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
@@ -28,7 +29,7 @@ def opened(input_fn: Callable[..., Any], params: Any = None) -> tuple[InputPipel
     pipeline = InputPipeline(input_fn, params, "train", SETTINGS)
     graph = tf.Graph()
     with graph.as_default():
-        inputs = pipeline.placeholders()
+        inputs = pipeline.batch()
     pipeline.start()
     return pipeline, inputs, graph
 
@@ -52,34 +53,23 @@ def test_a_dataset_of_pairs_gives_features_and_labels() -> None:
     assert inputs.features.dtype == tf.float32 and inputs.labels.dtype == tf.int32
 
 
-def test_a_tuple_of_tensors_is_read_again_for_each_batch() -> None:
-    def input_fn() -> Any:
-        return v1.data.make_one_shot_iterator(pairs()).get_next()
-
-    pipeline, inputs, _ = opened(input_fn)
-    try:
-        pipeline.next_batch()
-        np.testing.assert_array_equal(pipeline.next_batch()[inputs.features.name], X[2:4])
-    finally:
-        pipeline.close()
-
-
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, None)], ids=["alone", "with None"])
 def test_features_without_labels(wrap: Callable[[Any], Any]) -> None:
-    inputs, batch = first_batch(lambda: wrap({"x": tf.constant(X)}))
-    assert inputs.labels is None
-    np.testing.assert_array_equal(batch[inputs.features["x"].name], X)
+    features = {"x": tf.constant(X)}
+    inputs = InputPipeline(lambda: wrap(features), None, "train", SETTINGS).batch()
+    assert inputs.features is features and inputs.labels is None
 
 
 def test_nested_features_keep_their_structure() -> None:
-    inputs, batch = first_batch(lambda: ({"a": tf.constant(1), "b": (tf.constant(2), [tf.constant(3)])}, None))
-    assert batch[inputs.features["b"][1][0].name] == 3
+    element = {"a": 1, "b": (2, [3])}
+    inputs, batch = first_batch(lambda: tf.data.Dataset.from_tensors(element))
+    assert batch[inputs.features["b"][1].name] == [3]
     assert batch[inputs.features["a"].name] == 1
 
 
 def test_sparse_features_come_as_a_sparse_tensor_with_their_values() -> None:
     sparse = tf.sparse.from_dense(tf.constant([[0, 5], [7, 0]]))
-    pipeline, inputs, graph = opened(lambda: {"s": sparse_again()})
+    pipeline, inputs, graph = opened(lambda: tf.data.Dataset.from_tensors({"s": sparse_again()}))
     try:
         with graph.as_default(), v1.Session(graph=graph) as session:
             dense = session.run(tf.sparse.to_dense(inputs.features["s"]), pipeline.next_batch())
@@ -93,13 +83,35 @@ def sparse_again() -> Any:
     return tf.sparse.from_dense(tf.constant([[0, 5], [7, 0]]))
 
 
+@pytest.mark.parametrize("kind", ["tensors", "iterator", "variable", "summary", "step"])
+def test_what_the_model_can_reach_stays_in_its_graph(kind: str) -> None:
+    def input_fn() -> Any:
+        if kind == "tensors":
+            return tf.constant(X), tf.constant(Y)
+        if kind == "iterator":
+            return v1.data.make_one_shot_iterator(pairs()).get_next()
+        if kind == "variable":
+            v1.get_variable("seen", [], trainable=False)
+        if kind == "summary":
+            v1.summary.scalar("rows", tf.constant(6))
+        if kind == "step":
+            step = v1.train.get_global_step()
+            return pairs().map(lambda x, y: (x + tf.cast(step, tf.float32), y))
+        return pairs()
+
+    pipeline = InputPipeline(input_fn, None, "train", SETTINGS)
+    assert not pipeline.is_fed
+    inputs = pipeline.batch()
+    assert inputs.names == () and all(tensor.graph is pipeline.graph for tensor in inputs.tensors)
+
+
 def test_params_reach_an_input_fn_that_takes_them() -> None:
-    _, batch = first_batch(lambda params: tf.constant([params["value"]]), {"value": 9})
+    _, batch = first_batch(lambda params: tf.data.Dataset.from_tensors([params["value"]]), {"value": 9})
     assert next(iter(batch.values())).tolist() == [9]
 
 
 def test_an_input_fn_without_arguments_is_called_without() -> None:
-    _, batch = first_batch(lambda: tf.constant([4]), {"value": 9})
+    _, batch = first_batch(lambda: tf.data.Dataset.from_tensors([4]), {"value": 9})
     assert next(iter(batch.values())).tolist() == [4]
 
 
@@ -110,7 +122,7 @@ def test_mode_and_config_are_offered() -> None:
         seen.update(mode=mode, config=config)
         return tf.constant([1])
 
-    first_batch(input_fn)
+    InputPipeline(input_fn, None, "train", SETTINGS)
     assert seen == {"mode": "train", "config": None}
 
 
@@ -141,7 +153,6 @@ def test_an_error_while_reading_is_raised_by_every_later_call() -> None:
         for _ in range(2):
             with pytest.raises(tf.errors.OpError, match="row 17 is broken"):
                 pipeline.next_batch()
-        assert not pipeline.is_exhausted
     finally:
         pipeline.close()
 
@@ -151,11 +162,9 @@ def test_the_end_of_the_input_is_out_of_range_and_stays_so() -> None:
     try:
         for _ in range(3):
             pipeline.next_batch()
-        assert not pipeline.is_exhausted
         for _ in range(2):
             with pytest.raises(tf.errors.OutOfRangeError):
                 pipeline.next_batch()
-        assert pipeline.is_exhausted
     finally:
         pipeline.close()
 
@@ -181,7 +190,8 @@ def test_a_lookup_table_of_the_input_is_initialized() -> None:
 def test_closing_without_reading_ends_the_reading_thread() -> None:
     pipeline, _, _ = opened(lambda: tf.data.Dataset.range(10**9).batch(2))
     pipeline.close()
-    assert pipeline._thread is not None and not pipeline._thread.is_alive()
+    reader = pipeline._reader
+    assert reader is not None and reader._thread is not None and not reader._thread.is_alive()
 
 
 def test_autotune_is_off_unless_the_dataset_enables_it() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import tracemalloc
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import tensorflow as tf
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.compat.sparsify import SPARSIFIER_MAP, get_AdamW_aware_sparsifier_class
 from cerebras_tensorflow.errors import CerebrasError, CheckpointError, SettingsError
+from cerebras_tensorflow.estimator.training import sparsity_masks
 from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
@@ -166,6 +170,40 @@ def test_damaged_masks_are_an_error(tmp_path: Path) -> None:
     masks.write_bytes(masks.read_bytes()[:-30])
     with pytest.raises(CheckpointError, match=r"model-ckpt-2\.masks\.npz: the masks .* cannot be read"):
         tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=3, sparsifier=sparsifier)
+
+
+def _npy_header(shape: str) -> bytes:
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def _save_compressed(path: Path) -> None:
+    np.savez_compressed(path, names=np.array(["w"]), kept_0=np.zeros(1 << 24, np.uint8))
+
+
+def _claim_a_huge_array(path: Path) -> None:
+    np.savez(path, names=np.array(["w"]))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("kept_0.npy", _npy_header(f"({1 << 62},)"))
+
+
+def _save_objects(path: Path) -> None:
+    np.savez(path, names=np.array(["w", None], object))
+
+
+def _save_too_much(path: Path) -> None:
+    np.savez(path, names=np.array(["w"]), kept_0=np.zeros(1 << 20, np.uint8))
+
+
+@pytest.mark.parametrize("make", [_save_compressed, _claim_a_huge_array, _save_objects, _save_too_much, os.mkfifo])
+def test_hostile_masks_are_refused_and_take_no_memory(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "c.masks.npz")
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"c\.masks\.npz: the mask"):
+        sparsity_masks.read(str(tmp_path / "c"), {"w": 20})
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 2_000_000
 
 
 @pytest.mark.usefixtures("streaming")

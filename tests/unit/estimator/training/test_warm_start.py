@@ -14,6 +14,7 @@ from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.export.saved_model import build_raw_serving_input_receiver_fn
 from cerebras_tensorflow.saver.cli import tensorflow_to_h5
 from tests.unit.estimator import tiny
+from tests.unit.faulty_proxy import FaultyProxy
 
 v1 = tf.compat.v1
 
@@ -90,3 +91,16 @@ def test_a_warm_start_accepts_hdf5_and_saved_models(mode: str, tmp_path: Path, s
         estimator = tiny.estimator(tmp_path / str(number), {"spec": frozen}, warm_start_from=path)
         estimator.train(tiny.input_fn(), steps=1)
         np.testing.assert_array_equal(value(estimator, "out"), value(source, "out"))
+
+
+def test_a_warm_start_and_an_evaluation_take_a_checkpoint_by_url(
+    proxy: FaultyProxy, tmp_path: Path, source: Any
+) -> None:
+    path, url = source.latest_checkpoint(), "s3://bucket/run/c"
+    assert tensorflow_to_h5([path, url, "--quiet"]) == 0
+    started = tiny.estimator(tmp_path / "it", {"spec": frozen}, warm_start_from=url)
+    started.train(tiny.input_fn(), steps=1)
+    for name in ("w", "out"):
+        np.testing.assert_array_equal(value(started, name), value(source, name))
+    local = source.evaluate(tiny.input_fn(), steps=2, checkpoint_path=path)
+    assert source.evaluate(tiny.input_fn(), steps=2, checkpoint_path=url) == local

@@ -42,6 +42,14 @@ def test_steps_on_the_command_line_replace_max_steps_in_the_file() -> None:
     assert (runconfig["steps"], runconfig["max_steps"]) == (7, None)
 
 
+def test_the_option_for_micro_batches_overrides_the_input_sections(tmp_path: Path) -> None:
+    text = TINY.read_text().replace("train_input:", "train_input:\n  micro_batch_size: 4")
+    (tmp_path / "params.yaml").write_text(text)
+    for words, expected in (([], 4), (["--micro_batch_size", "2"], 2), (["--micro_batch_size", "auto"], "auto")):
+        options = run_module._parser().parse_args(["-p", str(tmp_path / "params.yaml"), *words])
+        assert load_params(options, SECTIONS)["train_input"]["micro_batch_size"] == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "change", "message"),
     [
@@ -95,3 +103,12 @@ def test_a_model_dir_that_cannot_be_made_exits_with_status_2(
     (tmp_path / "file").write_text("")
     assert run(MODEL, ["-p", str(TINY), "--model_dir", str(tmp_path / "file" / "out")]) == 2
     assert "cannot make model_dir" in capsys.readouterr().err
+
+
+def test_a_model_dir_that_is_a_url_exits_with_status_2_and_makes_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(MODEL, ["-p", str(TINY), "--model_dir", "s3://bucket/run"]) == 2
+    assert "s3:// cannot be read or written here" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,9 @@ from typing import Literal
 
 import pytest
 
+from cerebras_tensorflow.config.params_file import read_params
 from cerebras_tensorflow.errors import SettingsError
-from reference_implementations.common.settings import check_section, check_sections, read_yaml, write_yaml
+from reference_implementations.common.settings import check_section, check_sections, write_yaml
 
 
 @dataclass(frozen=True)
@@ -52,25 +53,9 @@ def test_an_unknown_section_is_refused_with_the_nearest() -> None:
         check_sections({"modle": {"size": 1}}, {"model": Example}, "p.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("- 1\n", "expected sections"), ("b: 1\na: [", "line 2, column 5: not valid YAML"), ("", "expected sections")],
-)
-def test_a_file_that_holds_no_sections_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "params.yaml"
-    path.write_text(text)
-    with pytest.raises(SettingsError, match=message):
-        read_yaml(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"nowhere\.yaml.*No such file"):
-        read_yaml(tmp_path / "nowhere.yaml")
-
-
 def test_written_yaml_reads_back_and_leaves_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "train" / "params.yaml"
     write_yaml({"model": {"size": 1}}, path)
     write_yaml({"model": {"size": 2}}, path)
-    assert read_yaml(path) == {"model": {"size": 2}}
+    assert read_params(path) == {"model": {"size": 2}}
     assert [item.name for item in path.parent.iterdir()] == ["params.yaml"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,10 +13,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
-from cerebras_tensorflow.runtime.input_workers import chief, process
-from cerebras_tensorflow.runtime.input_workers.protocol import BATCHES, TOKEN_KEY, PartRequest, worker_file
-from cerebras_tensorflow.runtime.input_workers.remote import RemotePart
+from cerebras_tensorflow.runtime.input_workers import chief, process, shared_memory
+from cerebras_tensorflow.runtime.input_workers.protocol import (
+    BATCHES,
+    INSIDE,
+    PIPELINE_ERROR_KEY,
+    TOKEN_KEY,
+    PartRequest,
+    replace_file,
+    worker_file,
+)
+from cerebras_tensorflow.runtime.input_workers.remote import MOST_ENDS, RemotePart
 
 LOOPBACK = "127.0.0.1"
 
@@ -76,6 +86,37 @@ def test_batches_of_a_worker_equal_those_of_the_dataset(worker: Worker, tmp_path
     assert drained(RemotePart(tmp_path, request_of(squares))) == local_batches(squares)
 
 
+def large() -> tf.data.Dataset:
+    return tf.data.Dataset.range(9).map(lambda x: tf.fill([40_000], x)).batch(2)
+
+
+def test_large_batches_go_through_shared_memory_and_leave_no_file_open(worker: Worker, tmp_path: Path) -> None:
+    part = RemotePart(tmp_path, request_of(large))
+    first = part.next_batch(never)
+    assert first is not None
+    assert any("/memfd:batch" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    assert [first[0].tobytes(), *drained(part)] == local_batches(large)
+    del first
+    assert not [name for name in os.listdir("/proc/self/fd") if is_batch(name)]
+
+
+def is_batch(descriptor: str) -> bool:
+    try:
+        return "memfd:batch" in os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        return False
+
+
+def test_a_chief_that_cannot_map_the_worker_s_memory_gets_whole_batches(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**place: int) -> memoryview:
+        raise PermissionError("no access")
+
+    monkeypatch.setattr(shared_memory, "mapped", refused)
+    assert drained(RemotePart(tmp_path, request_of(large))) == local_batches(large)
+
+
 def test_tables_and_variables_go_with_the_dataset(worker: Worker, tmp_path: Path) -> None:
     def looked_up() -> tf.data.Dataset:
         keys, values = tf.constant([0, 1, 2], tf.int64), tf.constant([10, 20, 30], tf.int64)
@@ -98,6 +139,43 @@ def test_an_error_of_the_pipeline_reaches_the_run_unchanged(worker: Worker, tmp_
     part.close()
 
 
+def test_a_long_error_of_the_pipeline_reaches_the_run_shortened(worker: Worker, tmp_path: Path) -> None:
+    text = "begin " + "\u00e4" * 40_000 + " end"
+
+    def failing() -> tf.data.Dataset:
+        def fail(x: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies([tf.debugging.Assert(x < 2, [text])]):
+                return tf.identity(x)
+
+        return tf.data.Dataset.range(4).map(fail)
+
+    part = RemotePart(tmp_path, request_of(failing))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)assertion failed.*\[\.\.\.\]") as raised:
+        drained(part)
+    part.close()
+    assert len(str(raised.value)) < 4000
+
+
+def test_a_pipeline_that_no_worker_can_set_up_ends_the_run_with_the_reason(worker: Worker, tmp_path: Path) -> None:
+    request = replace(request_of(squares), variant="missing:0")
+    part = RemotePart(tmp_path, request)
+    with pytest.raises(CerebrasError, match=r"input worker 0 cannot compute this input: KeyError.*missing.*Its log is"):
+        drained(part)
+    part.close()
+
+
+def test_an_unauthenticated_error_of_the_pipeline_is_not_reported_as_a_wrong_token(tmp_path: Path) -> None:
+    class Refusal(grpc.RpcError):  # type: ignore[misc]
+        code = staticmethod(lambda: grpc.StatusCode.UNAUTHENTICATED)
+        details = staticmethod(lambda: "no credentials for gs://bucket")
+        trailing_metadata = staticmethod(lambda: ((PIPELINE_ERROR_KEY, INSIDE),))
+
+    part = RemotePart(tmp_path, request_of(squares))
+    part.close()
+    with pytest.raises(tf.errors.UnauthenticatedError, match="no credentials"):
+        part._check_worker_is_at_fault(Refusal())
+
+
 def test_a_lost_worker_is_replaced_by_another(worker: Worker, tmp_path: Path) -> None:
     part = RemotePart(tmp_path, request_of(squares))
     batches = [part.next_batch(never)]
@@ -106,6 +184,19 @@ def test_a_lost_worker_is_replaced_by_another(worker: Worker, tmp_path: Path) ->
     whole = [batch[0].tobytes() for batch in batches if batch is not None] + drained(part)
     successor.server.stop(None)
     assert whole == local_batches(squares)
+
+
+def test_workers_that_keep_ending_at_the_same_batch_end_the_run(tmp_path: Path) -> None:
+    part = RemotePart(tmp_path, request_of(squares))
+    for number in range(MOST_ENDS):  # nobody listens there
+        announce(worker_file(tmp_path, 0), {"target": f"{LOOPBACK}:1", "token": f"token {number}", "pid": number})
+        if number + 1 < MOST_ENDS:
+            while not replace_file(tmp_path, 0).exists():
+                assert part._thread.is_alive()
+            replace_file(tmp_path, 0).unlink()
+    with pytest.raises(CerebrasError, match="input worker 0 has ended 5 times before batch 0 of its part"):
+        part.next_batch(never)
+    part.close()
 
 
 def test_closing_ends_a_part_whose_worker_never_came(tmp_path: Path) -> None:
@@ -117,7 +208,7 @@ def test_closing_ends_a_part_whose_worker_never_came(tmp_path: Path) -> None:
 @pytest.mark.parametrize("metadata", [(), ((TOKEN_KEY, ""),), ((TOKEN_KEY, "guess"),)])
 def test_a_call_without_the_token_is_refused(worker: Worker, metadata: tuple[tuple[str, str], ...]) -> None:
     with grpc.insecure_channel(f"{LOOPBACK}:{worker.port}") as channel:
-        answers = channel.unary_stream(BATCHES)(request_of(squares).encoded(), metadata=metadata)
+        answers = channel.stream_stream(BATCHES)(iter([request_of(squares).encoded()]), metadata=metadata)
         with pytest.raises(grpc.RpcError) as refusal:
             next(answers)
     assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.host import gate
+from cerebras_tensorflow.runtime.weight_store import remote
 from cerebras_tensorflow.runtime.weight_store import server as weight_server_process
 from cerebras_tensorflow.runtime.weight_store.remote import (
     ServerAddress,
@@ -198,9 +202,45 @@ def test_a_malformed_message_is_refused_with_a_status(name: str, sent: Any) -> N
 
 
 def test_a_large_message_without_a_token_is_refused() -> None:
-    options = weight_server_process.UNLIMITED
+    options = gate.UNLIMITED
     with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target, options=options) as channel:
         call = channel.unary_unary(f"/{weight_server_process.SERVICE}/Open")
         with pytest.raises(grpc.RpcError) as raised:
             call(bytes(65 << 20), timeout=120)
-        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_an_idle_connection_is_closed_and_the_next_call_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(name, 500 if name == "grpc.max_connection_idle_ms" else value) for name, value in gate.LIMITS]
+    monkeypatch.setattr(weight_server_process, "LIMITS", limits)
+    monkeypatch.setattr(remote, "STAY_S", 3600.0)
+    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as stranger:
+        store = ServerStore(SPECS[1:], servers)
+        states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+        stranger.subscribe(states.put, try_to_connect=True)
+        while states.get(timeout=30) is not grpc.ChannelConnectivity.READY:
+            pass
+        assert states.get(timeout=30) is grpc.ChannelConnectivity.IDLE
+        store.write(0, np.ones((5, 3), np.float32))
+        np.testing.assert_array_equal(store.read(0), np.ones((5, 3), np.float32))
+        store.close()
+
+
+def test_a_chief_calls_often_enough_to_stay_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle_ms = dict(gate.LIMITS)["grpc.max_connection_idle_ms"]
+    assert idle_ms > 2 * gate.STAY_S * 1000
+    monkeypatch.setattr(remote, "STAY_S", 0.01)
+    called = threading.Semaphore(0)
+    method = remote._Link._method
+
+    def seen(link: Any, kind: str, name: str) -> Any:
+        if name == "Stay":
+            called.release()
+        return method(link, kind, name)
+
+    monkeypatch.setattr(remote._Link, "_method", seen)
+    with weight_servers(1) as servers:
+        store = ServerStore(SPECS[1:], servers)
+        assert called.acquire(timeout=30) and called.acquire(timeout=30)
+        store.close()
+        assert not [thread for thread in threading.enumerate() if thread.name == "weight-server-0-stay"]

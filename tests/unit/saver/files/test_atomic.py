@@ -1,5 +1,6 @@
 """atomic: complete files under final names, nothing else."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -29,6 +30,36 @@ def test_discard_keeps_the_old_file(tmp_path: Path) -> None:
     partial.discard()
     assert target.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["weights"]
+
+
+@pytest.fixture
+def _no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(atomic.fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("_no_locks")
+def test_a_file_system_without_locks_takes_files_and_refuses_a_second_writer(tmp_path: Path) -> None:
+    partial = atomic.PartialFile(str(tmp_path / "weights"))
+    atomic.write_all(partial.fd, b"abc")
+    assert atomic.remove_stale(str(tmp_path)) == []  # its writer may be alive
+    with pytest.raises(CheckpointError, match=r"no locks that tell whether its process still writes.*remove the file"):
+        atomic.PartialFile(str(tmp_path / "weights"))
+    partial.commit()
+    assert (tmp_path / "weights").read_bytes() == b"abc"
+    assert os.listdir(tmp_path) == ["weights"]
+
+
+def test_a_partial_file_of_another_writer_is_not_committed(tmp_path: Path) -> None:
+    partial = atomic.PartialFile(str(tmp_path / "weights"))
+    os.unlink(partial.path)
+    Path(partial.path).write_bytes(b"half of the other's")
+    with pytest.raises(CheckpointError, match="another process has replaced this draft"):
+        partial.commit()
+    os.close(partial.fd)
+    assert not (tmp_path / "weights").exists()
 
 
 _HOLD = """

@@ -285,6 +285,35 @@ def test_a_forged_journal_writes_no_other_file(tmp_path: Path) -> None:
     assert (tmp_path / "run.py").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"writes": [["c.h5", 0, 4611686018427387904]]}\nevil',
+        b'{"writes": [["c.h5", 4611686018427387904, 4]]}\nevil',
+        b'{"writes": [["c.h5", -1, 4]]}\nevil',
+        b'{"writes": [["c.h5", 0, -4], ["c.h5", 0, 8]]}\nevil',
+        b"[" * 200_000,
+    ],
+    ids=["a huge size", "a huge offset", "a negative offset", "a negative size", "deep nesting"],
+)
+def test_a_forged_journal_takes_no_time_and_changes_nothing(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "c.h5"
+    tf_h5_saver.save(path, {"x": 1})
+    before = path.read_bytes()
+    Path(journal_path(str(path))).write_bytes(header)
+    with pytest.raises(CorruptCheckpointError, match="damaged"):
+        open_checkpoint(path)
+    assert path.read_bytes() == before
+
+
+def test_a_pipe_in_the_place_of_a_journal_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.h5"
+    tf_h5_saver.save(path, {"x": 1})
+    os.mkfifo(journal_path(str(path)))
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_checkpoint(path)
+
+
 _LOOP = """
 import sys, numpy as np
 from cerebras_tensorflow.saver import tf_h5_saver

@@ -1,0 +1,110 @@
+"""Compile a model without running it, and compare micro-batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.memory_plan import plan_memory
+from cerebras_tensorflow.errors import MemoryBudgetError
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
+from cerebras_tensorflow.estimator.execution import micro_batch_size
+from cerebras_tensorflow.estimator.execution.compile_model import Compiled, compile_model
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.inputs import InputPipeline
+from cerebras_tensorflow.estimator.model.model_call import call_model_fn, local_init_of
+from cerebras_tensorflow.estimator.training.ops import training_ops
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.units import format_bytes
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """The arguments of CerebrasEstimator.compile, with the settings of the estimator.
+
+    Attributes:
+        model_fn, input_fn, params, settings: Of the estimator, and from the caller.
+        mode: One of ModeKeys.
+        execution_mode: "pipelined" or "weight_streaming".
+        compile_dir: Folder of compiled programs; None: do not write any.
+        is_cerebras: Whether the loss ignores labels of -1.
+    """
+
+    model_fn: Callable[..., Any]
+    input_fn: Callable[..., Any]
+    params: Any
+    settings: RunSettings
+    mode: str
+    execution_mode: str
+    compile_dir: str | None
+    is_cerebras: bool
+
+
+def compile_only(request: CompileRequest) -> Compiled:
+    """Compile a model. With micro_batch_size "explore", compare the sizes and compile the fastest one.
+
+    Raises:
+        MemoryBudgetError: If the step does not fit into memory_budget.
+        SettingsError: If the batches cannot be cut into micro-batches of the requested size.
+    """
+    pipeline = InputPipeline(request.input_fn, request.params, request.mode, request.settings)
+    cs = request.settings.cs
+    try:
+        wanted = micro_batch_size.requested(cs, request.params, request.mode)
+        if micro_batch_size.is_exploring(wanted):
+            pipeline.cut_batches(_fastest(request, pipeline, wanted))
+            return _compile(request, pipeline, request.compile_dir)
+        if request.mode != ModeKeys.TRAIN:
+            micro_batch_size.cut(pipeline, cs, request.params, request.mode)
+            return _compile(request, pipeline, request.compile_dir)
+        return micro_batch_size.first_that_fits(
+            pipeline, cs, request.params, lambda: _compile(request, pipeline, request.compile_dir)
+        )
+    finally:
+        pipeline.close()
+
+
+def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> int:
+    """Compare micro-batch sizes; return the one with the highest simulated speed, or the largest of those that tie.
+
+    Raises:
+        MemoryBudgetError: If none fits into memory_budget.
+    """
+    speeds: dict[int, float] = {}
+    error: MemoryBudgetError | None = None
+    for size in micro_batch_size.sizes_to_explore(wanted, pipeline.batch_size):
+        pipeline.cut_batches(size)
+        try:
+            compiled = _compile(request, pipeline, None)
+        except MemoryBudgetError as found:
+            error = error or found
+            run_log.info("micro_batch_size %d: does not fit into memory_budget", size)
+            continue
+        speeds[size] = compiled.estimate.samples_per_s
+        run_log.info(
+            "micro_batch_size %d: the step takes %s; %.4g samples/sec (simulated)",
+            *(size, format_bytes(plan_memory(compiled.program).peak_bytes), speeds[size]),
+        )
+    if not speeds:
+        raise error or MemoryBudgetError(f"micro_batch_size {wanted}: no divisor of {pipeline.batch_size} is in range")
+    best = max(speeds, key=lambda size: (speeds[size], size))
+    run_log.info("Recommended: micro_batch_size: %d", best)
+    return best
+
+
+def _compile(request: CompileRequest, pipeline: InputPipeline, compile_dir: str | None) -> Compiled:
+    model = call_model_fn(
+        request.model_fn, pipeline, request.mode, request.params, request.settings, request.is_cerebras
+    )
+    run_log.info("Done calling model_fn.")
+    if request.mode == ModeKeys.TRAIN:
+        step = training_ops(model).step
+    elif request.mode == ModeKeys.EVAL:
+        step = model.step([*evaluation_run.evaluation_ops(model).roots, local_init_of(model)])
+    else:
+        step = model.step([*tf.nest.flatten(model.spec.predictions, expand_composites=True), local_init_of(model)])
+    return compile_model(model, step, request.execution_mode, request.settings.cs, compile_dir)

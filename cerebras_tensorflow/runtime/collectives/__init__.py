@@ -1,0 +1,1 @@
+"""Ranks that exchange bytes: one interface, in one process (threads) and over MPI."""

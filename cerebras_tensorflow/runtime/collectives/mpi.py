@@ -1,0 +1,147 @@
+"""Ranks that MPI has started. mpi4py is imported on use: a run on one CSX needs no MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.errors import CollectiveError, SettingsError
+from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
+
+_LONGEST_PAUSE_S = 1e-3
+_TAG = 17
+_CANCEL_LIMIT_S = 1.0
+
+# Transfers that a rank gave up. MPI may use their memory until the process ends, and a request keeps its memory alive.
+_GIVEN_UP: list[Any] = []
+
+
+def join_world(limit_s: float = 60.0) -> Collectives:
+    """Return this process's rank in the group of all processes that MPI has started.
+
+    Args:
+        limit_s: Longest time that a call waits for the other ranks [s].
+
+    Raises:
+        SettingsError: If mpi4py or an MPI library is not installed.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
+        raise SettingsError(
+            f"more than one CSX needs MPI ({error}): pip install cerebras_tensorflow[mpi], or set num_csx to 1"
+        ) from error
+    return _MpiRank(MPI, limit_s)
+
+
+class _MpiRank(Collectives):
+    """One process of a group."""
+
+    def __init__(self, mpi: Any, limit_s: float) -> None:
+        self._mpi = mpi
+        self._world = mpi.COMM_WORLD.Dup()  # other users of MPI in this process cannot get our messages
+        self._world.Set_errhandler(mpi.ERRORS_RETURN)
+        self._limit_s = limit_s
+        self._failure: str | None = None
+        super().__init__(self._world.Get_rank(), self._world.Get_size())
+
+    def abort(self, reason: str) -> None:
+        """End all ranks: MPI stops their processes. Does not return."""
+        print(f"rank {self.rank} on {self._mpi.Get_processor_name()} failed: {reason}", file=sys.stderr, flush=True)
+        self._world.Abort(1)
+
+    def close(self) -> None:
+        """Leave the group."""
+        # Do not free the communicator: that waits for the other ranks. MPI frees it when the process ends.
+        self._failure = self._failure or f"rank {self.rank} has left the group"
+
+    def _exchange(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
+        if self._failure is not None:
+            raise CollectiveError(self._failure)
+        try:
+            self._check_sizes(outgoing, incoming)
+            self._transfer(outgoing, incoming)
+        except CollectiveError as error:
+            # The ranks are no longer at the same call, so a message could be taken for one of another call.
+            self._failure = str(error)
+            raise
+
+    def _check_sizes(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
+        """Tell all ranks all sizes, so that every rank finds the same error, or none.
+
+        Raises:
+            CollectiveError: If a rank sends another number of bytes than is expected.
+        """
+        own = np.array([[part.nbytes for part in parts] for parts in (outgoing, incoming)], np.int64)
+        sizes = np.zeros((self.size, *own.shape), np.int64)  # by rank: what it sends, what it expects
+        places = [each.reshape(-1).view(np.uint8) for each in sizes]
+        self._transfer([own.reshape(-1).view(np.uint8)] * self.size, places)
+        sent, expected = sizes[:, 0], sizes[:, 1].T
+        wrong = np.argwhere(sent != expected)
+        if len(wrong):
+            sender, receiver = wrong[0]
+            raise CollectiveError(
+                f"rank {sender} sends {sent[sender, receiver]} B to rank {receiver}, which expects "
+                f"{expected[sender, receiver]} B"
+            )
+
+    def _transfer(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
+        """Move the parts, within the time limit.
+
+        Raises:
+            CollectiveError: If a rank does not answer in time, or MPI reports an error.
+        """
+        np.copyto(incoming[self.rank], outgoing[self.rank])
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        pending: dict[tuple[str, int], Any] = {}
+        try:
+            for rank in others:
+                pending["to", rank] = self._world.Isend(outgoing[rank], rank, _TAG)
+            for rank in others:
+                pending["from", rank] = self._world.Irecv(incoming[rank], rank, _TAG)
+            self._wait(pending)
+        except self._mpi.Exception as error:
+            raise CollectiveError(f"rank {self.rank} lost its connection to the others: {error}") from error
+        finally:
+            self._give_up(pending)
+
+    def _wait(self, pending: dict[tuple[str, int], Any]) -> None:
+        """Wait for transfers, and remove each from `pending` when it is done.
+
+        Raises:
+            CollectiveError: If a rank does not answer in time.
+        """
+        begin = time.monotonic()
+        pause = 0.0
+        while pending:
+            done = [key for key, request in pending.items() if request.Test()]
+            for key in done:
+                del pending[key]
+            if done:
+                begin, pause = time.monotonic(), 0.0
+            elif time.monotonic() - begin > self._limit_s:
+                late = min(rank for _, rank in pending)
+                raise CollectiveError(f"rank {late} did not answer within {self._limit_s:g} s")
+            elif pending:
+                time.sleep(pause)
+                pause = min(_LONGEST_PAUSE_S, pause + 1e-5)
+
+    def _give_up(self, pending: dict[tuple[str, int], Any]) -> None:
+        """Cancel what was not done, so that a late message does not change memory that the caller uses again."""
+        _GIVEN_UP.extend(pending.values())
+        # Only receives: to cancel a send may need an answer of the other rank.
+        receives = [request for (direction, _), request in pending.items() if direction == "from"]
+        for request in receives:
+            with contextlib.suppress(self._mpi.Exception):
+                request.Cancel()
+        # A message that is on its way in cannot be cancelled, and may never end.
+        end = time.monotonic() + _CANCEL_LIMIT_S
+        for request in receives:
+            with contextlib.suppress(self._mpi.Exception):
+                while not request.Test() and time.monotonic() < end:
+                    time.sleep(_LONGEST_PAUSE_S)

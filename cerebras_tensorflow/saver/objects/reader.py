@@ -1,0 +1,178 @@
+"""Reads a checkpoint in object storage: its manifest, then its tensors from the stream of its data objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import ObjectLocation
+from cerebras_tensorflow.saver.bundle import string_tensor
+from cerebras_tensorflow.saver.files.checksum import crc32c
+from cerebras_tensorflow.saver.hdf5 import format as h5_format
+from cerebras_tensorflow.saver.hdf5.index import H5Record
+from cerebras_tensorflow.saver.interface import (
+    BytesLike,
+    TensorEntry,
+    TensorReader,
+    flat_view,
+    holds_strings,
+    missing_tensor,
+    no_rows,
+    wrong_buffer,
+)
+from cerebras_tensorflow.saver.objects import manifest as manifests
+from cerebras_tensorflow.saver.objects.read_ahead import ReadAhead
+from cerebras_tensorflow.saver.objects.store import Bucket
+
+
+class ObjectReader(TensorReader):
+    """The tensors of a checkpoint in object storage.
+
+    Args:
+        location: The checkpoint.
+
+    Raises:
+        CheckpointError: If there is no manifest, or it cannot be read.
+        CorruptCheckpointError: If it is damaged.
+    """
+
+    def __init__(self, location: ObjectLocation) -> None:
+        self.path = str(location)
+        self._bucket = Bucket(location)
+        self._folder = location.key
+        found = self._read_manifest()
+        if found is None:
+            raise CheckpointError(
+                f"{self.path}: no checkpoint: it has no {manifests.NAME}. Copy files of other kinds to a folder first, "
+                "and read them there."
+            )
+        self.manifest: manifests.Manifest = found
+        self._ahead: ReadAhead | None = ReadAhead(self._bucket, location.key, found)
+
+    def names(self) -> list[str]:
+        return sorted(self.manifest.records)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest.records
+
+    def entry(self, name: str) -> TensorEntry:
+        return self._record(name).entry()
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        record = self._record(name)
+        stored = np.empty(record.num_bytes, np.uint8)
+        self._fill(name, record, stored)
+        entry = record.entry()
+        if record.type_name != h5_format.STRING_TYPE:
+            return stored.view(entry.dtype).reshape(entry.shape)
+        try:
+            elements, _ = string_tensor.decode(stored.tobytes(), h5_format.num_elements(record.shape))
+        except ValueError as exc:
+            raise self._corrupt(name, str(exc)) from exc
+        return string_tensor.to_array(elements, record.shape)
+
+    def read_into(self, name: str, buffer: BytesLike) -> None:
+        record = self._record(name)
+        if record.type_name == h5_format.STRING_TYPE:
+            raise holds_strings(self, name)
+        target = flat_view(buffer)
+        if target.size != record.num_bytes:
+            raise wrong_buffer(self, name, record.num_bytes, target.size)
+        self._fill(name, record, target)
+
+    def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
+        record = self._record(name)
+        entry = record.entry()
+        if not entry.shape:
+            raise no_rows(self, name)
+        start, stop, _ = slice(start, stop).indices(entry.shape[0])
+        stop = max(start, stop)
+        if record.type_name == h5_format.STRING_TYPE:
+            return self.read(name)[start:stop]
+        row_bytes = h5_format.num_elements(entry.shape[1:]) * entry.dtype.itemsize
+        rows = np.empty((stop - start) * row_bytes, np.uint8)
+        position = 0
+        if self._ahead is None:
+            raise CheckpointError(f"{self.path}: this reader is closed")
+        for piece in self._ahead.read_exactly(record.offset + start * row_bytes, rows.size):
+            rows[position : position + piece.nbytes] = piece
+            position += piece.nbytes
+        return rows.view(entry.dtype).reshape(stop - start, *entry.shape[1:])
+
+    def chunks(self, name: str) -> Iterator[BytesLike]:
+        record = self._record(name)
+        if record.type_name == h5_format.STRING_TYPE:
+            raise holds_strings(self, name)
+        crc = 0
+        for piece in self._pieces(record):
+            crc = crc32c(piece, crc)
+            yield piece
+        if crc != record.crc:
+            raise self._corrupt(name, "it fails its checksum")
+
+    def verify(self) -> int:
+        self.check_complete()
+        for name, record in self.manifest.records.items():
+            crc = 0
+            for piece in self._pieces(record):
+                crc = crc32c(piece, crc)
+            if crc != record.crc:
+                raise self._corrupt(name, "it fails its checksum")
+        return sum(record.num_bytes for record in self.manifest.records.values())
+
+    def check_complete(self) -> None:
+        for number, expected in enumerate(self.manifest.sizes):
+            key = self._key(number)
+            size = self._bucket.size(key)
+            if size != expected:
+                found = "it is missing" if size is None else f"it has {size} bytes instead of {expected}"
+                raise CorruptCheckpointError(f"{self._bucket.url(key)}: {found}. Use another checkpoint.")
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def _read_manifest(self) -> manifests.Manifest | None:
+        """Return the manifest. If it is damaged, read it again: the network may have damaged it."""
+        key = f"{self._folder}/{manifests.NAME}"
+        for is_last in (False, True):
+            found = self._bucket.get(key)
+            if found is None:
+                return None
+            try:
+                return manifests.decode(self._bucket.url(key), found[0])
+            except CorruptCheckpointError:
+                if is_last:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _record(self, name: str) -> H5Record:
+        record = self.manifest.records.get(name)
+        if record is None:
+            raise missing_tensor(self, name)
+        return record
+
+    def _key(self, number: int) -> str:
+        return f"{self._folder}/{self.manifest.objects[number]}"
+
+    def _fill(self, name: str, record: H5Record, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        crc = position = 0
+        for piece in self._pieces(record):
+            crc = crc32c(piece, crc)
+            target[position : position + piece.nbytes] = piece
+            position += piece.nbytes
+        if crc != record.crc:
+            raise self._corrupt(name, "it fails its checksum")
+
+    def _pieces(self, record: H5Record) -> Iterator[memoryview]:
+        """Yield a tensor's bytes, in order."""
+        if self._ahead is None:
+            raise CheckpointError(f"{self.path}: this reader is closed")
+        return self._ahead.read(record.offset, record.num_bytes)
+
+    def _corrupt(self, name: str, problem: str) -> CorruptCheckpointError:
+        return CorruptCheckpointError(f"{self.path}: tensor {name!r} is damaged: {problem}. Use another checkpoint.")

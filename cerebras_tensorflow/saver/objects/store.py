@@ -1,0 +1,262 @@
+"""A bucket, through obstore: reads and writes with retries. Errors say what to do, and never show credentials."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import ObjectLocation
+
+logger = logging.getLogger(__name__)
+
+Version: TypeAlias = dict[str, str]
+"""What a conditional write compares: s3 and az take the `e_tag`, gs takes the `version` (its generation)."""
+
+_Result = TypeVar("_Result")
+
+_ATTEMPTS = 5
+_RETRY_TIMEOUT_S = 180
+_FIRST_PAUSE_MS = 100
+_MAX_TEXT = 400
+_MAX_MASKED = 20_000
+_MAX_SMALL_BYTES = 256 << 20
+_TRY_AGAIN = "Try again; what was written before is untouched."
+# Names whose values are secret, as ends of longer ones: x-amz-security-token, AWSAccessKeyId, client_secret.
+_SECRET_NAME = (
+    r"(?:X-(?:Amz|Goog)-[\w-]+|[\w-]*(?:signature|sig|token|credentials?|authorization|secret|password|api-?key"
+    r"|(?:access|account|private|secret|shared)[_-]?key(?:[_-]?id)?|assertion))"
+)
+_SECRETS = (
+    # <AWSAccessKeyId>, <StringToSign>, <Token-0>: to the end of the element.
+    (
+        r"<([\w-]*(?:key-?id|secret|token|signature|credential|StringToSign|CanonicalRequest|AuthenticationErrorDetail)"
+        r"[\w-]*)>[^<]*",
+        r"<\1>...",
+    ),
+    # "name": "value", also with escaped quotes.
+    (rf"(\\*[\"']{_SECRET_NAME}\\*[\"']\s*[:=]\s*)\\*([\"']).*?(?:(?<!\\)\\*\2|$)", r"\1\2...\2"),
+    # A header: its value has spaces.
+    (r"((?:proxy-)?authorization\s*[:=]\s*)(?![\"'\\])[^\n]+", r"\1..."),
+    (rf"({_SECRET_NAME}\s*[:=]\s*)(?![\"'\\]|\.\.\.)[^&\s\"',<>]+", r"\1..."),
+    # Whatever is around them: bearer tokens, and the identifiers of AWS and Google.
+    (r"(\bbearer\s+)(?!\.\.\.)[^\s\"',<>]+", r"\1..."),
+    (r"\b(?:AKIA|ASIA|ya29\.)[\w.-]+", "..."),
+)
+# Where a user's names are in an error: advice must not depend on them.
+_PLACES = re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://\S+|<(Key|Resource|BucketName|Prefix)>[^<]*")
+_STATUS_403 = re.compile(r"\bstatus(?: code)?:? 403\b")
+_REGION = re.compile(
+    r"<Code>(?:PermanentRedirect|AuthorizationHeaderMalformed|\w*Location\w*)<|<Region>|configured region"
+)
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of a listing.
+
+    Attributes:
+        size: Its size [B].
+        modified: When it was written.
+    """
+
+    key: str
+    size: int
+    modified: datetime.datetime
+
+
+class ConflictError(CheckpointError):
+    """Another writer created or changed the object first."""
+
+
+class _TransientError(CheckpointError):
+    """A request that may succeed if it is repeated."""
+
+
+class Bucket:
+    """The objects of one container.
+
+    Args:
+        location: Any place in the container.
+
+    Raises:
+        CheckpointError: If obstore is missing, or does not accept the settings.
+    """
+
+    def __init__(self, location: ObjectLocation) -> None:
+        self._root = f"{location.scheme}://{location.container}"
+        try:
+            import obstore
+            from obstore.store import AzureStore, from_url
+        except ImportError as exc:
+            raise CheckpointError(
+                f"{location}: object storage needs the package obstore: pip install 'cerebras_tensorflow[cloud]'"
+            ) from exc
+        self._obstore: Any = obstore
+        settings = env.object_storage(location.scheme)
+        retry: Any = {
+            "max_retries": 10,
+            "retry_timeout": datetime.timedelta(seconds=_RETRY_TIMEOUT_S),
+            "backoff": {"init_backoff": datetime.timedelta(milliseconds=_FIRST_PAUSE_MS), "base": 2},
+        }
+        options: Any = {"allow_http": True} if settings.pop("allow_http", "") else None
+        with self._reporting("", "be opened"):
+            words: Any = {"config": settings or None, "client_options": options, "retry_config": retry}
+            self._store: Any
+            if location.scheme == "az":
+                # from_url takes the first part of an az URL for the container.
+                account, _, container = location.container.partition("/")
+                self._store = AzureStore(container, account_name=account, **words)
+            else:
+                self._store = from_url(self._root, **words)
+
+    def url(self, key: str) -> str:
+        """Return the URL of an object."""
+        return f"{self._root}/{key}"
+
+    def get(self, key: str) -> tuple[bytes, Version] | None:
+        """Return a small object's content and its version; None if there is no such object."""
+
+        def read() -> tuple[bytes, Version]:
+            result = self._obstore.get(self._store, key)
+            if result.meta["size"] > _MAX_SMALL_BYTES:
+                raise CorruptCheckpointError(
+                    f"{self.url(key)}: {result.meta['size']} bytes; at most {_MAX_SMALL_BYTES} are read"
+                )
+            # obstore refuses None.
+            version = {name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name) is not None}
+            return bytes(result.bytes()), version
+
+        with contextlib.suppress(FileNotFoundError):
+            return self._again(read, key, "be read", is_missing_raised=True)
+        return None
+
+    def size(self, key: str) -> int | None:
+        """Return an object's size [B]; None if there is no such object."""
+        with contextlib.suppress(FileNotFoundError):
+            head = self._again(lambda: self._obstore.head(self._store, key), key, "be read", is_missing_raised=True)
+            return int(head["size"])
+        return None
+
+    def get_range(self, key: str, start: int, size: int) -> memoryview:
+        """Return a part of an object.
+
+        Raises:
+            CheckpointError: If the object is missing or shorter, or cannot be read.
+        """
+
+        def read() -> memoryview:
+            return memoryview(self._obstore.get_range(self._store, key, start=start, length=size))
+
+        content = self._again(read, key, "be read")
+        if content.nbytes != size:
+            raise CheckpointError(f"{self.url(key)}: {content.nbytes} bytes were read at {start} instead of {size}")
+        return content
+
+    def put(self, key: str, content: bytes | bytearray) -> None:
+        """Write an object; replace an existing object of this name."""
+        self._again(lambda: self._obstore.put(self._store, key, content, use_multipart=False), key, "be written")
+
+    def put_if(self, key: str, content: bytes, replaced: Version | None) -> None:
+        """Write a small object, if nobody else has.
+
+        Args:
+            key: Its name.
+            content: All bytes.
+            replaced: The version to replace, from `get`; None: it must not exist.
+
+        Raises:
+            ConflictError: If another writer was first. That writer may be this call itself: if the response to its
+                first request was lost, the repeated request fails.
+        """
+        mode: Any = "create" if replaced is None else replaced
+        exceptions = self._obstore.exceptions
+        conflicts = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
+
+        def write() -> None:
+            try:
+                self._obstore.put(self._store, key, content, mode=mode, use_multipart=False)
+            except conflicts as exc:
+                raise ConflictError(f"{self.url(key)}: another writer was first") from exc
+
+        self._again(write, key, "be written")
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects. An object that does not exist is not an error."""
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                self._again(functools.partial(self._obstore.delete, self._store, key), key, "be removed", True)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Yield the objects below a prefix."""
+        with self._reporting(prefix, "be listed"):
+            for page in self._obstore.list(self._store, prefix=prefix or None):
+                for item in page:
+                    yield StoredObject(item["path"], int(item["size"]), item["last_modified"])
+
+    def _again(self, request: Callable[[], _Result], key: str, action: str, is_missing_raised: bool = False) -> _Result:
+        """Return the result of a request; repeat it a few times if it fails.
+
+        obstore repeats requests that are throttled or refused, but not those whose response is cut off.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                with self._reporting(key, action, is_missing_raised):
+                    return request()
+            except _TransientError as exc:
+                if attempt + 1 == _ATTEMPTS:
+                    raise CheckpointError(str(exc)) from None
+                logger.info("%s; attempt %d of %d", exc, attempt + 2, _ATTEMPTS)
+                time.sleep(_FIRST_PAUSE_MS / 1000 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    @contextlib.contextmanager
+    def _reporting(self, key: str, action: str, is_missing_raised: bool = False) -> Iterator[None]:
+        """Turn an error of obstore into a CheckpointError that says what to do, without credentials."""
+        try:
+            yield
+        except FileNotFoundError as exc:
+            # A missing bucket is not a missing object.
+            if is_missing_raised and "NoSuchBucket" not in str(exc):
+                raise
+            raise CheckpointError(f"{self.url(key)}: there is no such object or bucket. Check the URL.") from None
+        except (self._obstore.exceptions.BaseError, PermissionError, ValueError) as exc:
+            advice = _advice(exc, str(exc), key)
+            text = f"{self.url(key)}: cannot {action}: {without_credentials(str(exc))} {advice}"
+            raise (_TransientError if advice == _TRY_AGAIN else CheckpointError)(text) from None
+
+
+def without_credentials(text: str) -> str:
+    """Return the first lines of an error of obstore, without signatures and tokens.
+
+    >>> without_credentials("GET http://s/b?X-Amz-Signature=4f2a&x=1 failed")
+    'GET http://s/b?X-Amz-Signature=...&x=1 failed'
+    """
+    text = text.split("Debug source:")[0][:_MAX_MASKED]
+    for pattern, replacement in _SECRETS:
+        text = re.sub(f"(?i){pattern}", replacement, text)
+    return " ".join(text.split())[:_MAX_TEXT]
+
+
+def _advice(exc: Exception, text: str, key: str) -> str:
+    """Return what to do about an error of obstore."""
+    kind = type(exc).__name__
+    text = _PLACES.sub("", text.split("Debug source:")[0]).replace(f"path {key}", "").replace(f"location {key}", "")
+    if _REGION.search(text):
+        return "The bucket is in another region: set AWS_REGION to it."
+    if kind in ("UnauthenticatedError", "PermissionDeniedError", "PermissionError") or _STATUS_403.search(text):
+        return (
+            "The credentials are missing, wrong or not allowed to do this: set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (for gs and az, the variables of their own clients)."
+        )
+    if "error sending request" in text or "dns error" in text:
+        return "Nothing answers there: check AWS_ENDPOINT_URL and the network."
+    return _TRY_AGAIN

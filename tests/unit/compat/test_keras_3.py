@@ -1,0 +1,53 @@
+"""`import cerebras_tensorflow` leaves a program the Keras that TensorFlow itself loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cerebras_tensorflow
+
+ROOT = Path(cerebras_tensorflow.__file__).parents[1]
+REPORT = """
+import json, sys
+by_tensorflow = sorted({"keras", "tf_keras"} & {*sys.modules})
+from tensorflow.keras.layers import Dense as by_module
+from tensorflow import keras as by_name
+import keras, tf_keras
+one = tf.keras.layers.Dense
+print(json.dumps([by_tensorflow, by_module is one, by_name.layers.Dense is one, *(
+    kind.layers.Dense is one for kind in (keras, tf_keras)
+)]))
+"""
+
+
+@pytest.mark.parametrize(
+    "imports, chosen, expected",
+    [
+        ("import cerebras_tensorflow; import tensorflow as tf", {}, [["keras"], True, True, True, False]),
+        ("import cerebras_tensorflow, keras, tensorflow as tf", {}, [["keras"], True, True, True, False]),
+        (
+            "import cerebras_tensorflow; import tensorflow as tf",
+            {"TF_USE_LEGACY_KERAS": "1"},
+            [["tf_keras"], True, True, False, True],
+        ),
+    ],
+    ids=["Keras 3 comes with TensorFlow", "the script imports Keras 3 first", "the user chose Keras 2"],
+)
+def test_a_program_gets_the_keras_that_tensorflow_chooses(
+    imports: str, chosen: dict[str, str], expected: list[object]
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", imports + REPORT],
+        env={**environ, "PYTHONPATH": str(ROOT), **chosen},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == expected

@@ -1,0 +1,129 @@
+"""A proxy on loopback in front of an S3 server: it delays, cuts, throttles, corrupts and forgets answers, by plan."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FAULTS = ("throttle", "cut", "corrupt", "forget", "refuse")
+_THROTTLED = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+
+
+class FaultyProxy:
+    """A server that passes requests on. A context manager.
+
+    Args:
+        port: Of the real server.
+
+    Attributes:
+        url: Where clients connect.
+        rate: Share of the requests that get a fault.
+        faults: The kinds of faults: throttle (503, and the server does not see the request), cut (half an answer),
+            corrupt (one byte of an answer's body), forget (the server does its work, the answer is lost), refuse (the
+            connection is closed, and the server does not see the request).
+        given: Number of each fault so far.
+    """
+
+    def __init__(self, port: int, seed: int = 1) -> None:
+        self.rate = 0.0
+        self.faults: tuple[str, ...] = FAULTS
+        self.given: Counter[str] = Counter()
+        self.num_requests = 0
+        self._target = port
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except OSError:  # the client has gone
+                    self.close_connection = True
+
+            def log_message(self, format: str, *words: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                proxy.serve(self)
+
+            do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def __enter__(self) -> FaultyProxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def serve(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        fault = self._next(handler.command)
+        if fault == "refuse":
+            handler.close_connection = True
+            return
+        if fault == "throttle":
+            self._answer(handler, 503, {}, _THROTTLED)
+            return
+        server = http.client.HTTPConnection("127.0.0.1", self._target, timeout=60)
+        headers = {key: value for key, value in handler.headers.items() if key.lower() != "connection"}
+        server.request(handler.command, handler.path, body, headers)
+        response = server.getresponse()
+        content = response.read()
+        server.close()
+        if fault == "forget":
+            handler.close_connection = True
+            return
+        if fault == "corrupt" and content:
+            spot = self._random.randrange(len(content))
+            content = content[:spot] + bytes([content[spot] ^ 0x10]) + content[spot + 1 :]
+        hop = ("transfer-encoding", "connection", "content-length", "date", "server")
+        kept = {key: value for key, value in response.getheaders() if key.lower() not in hop}
+        if handler.command == "HEAD":
+            kept["Content-Length"] = response.getheader("Content-Length", "0")
+        self._answer(handler, response.status, kept, content, is_cut=fault == "cut")
+
+    def _next(self, command: str) -> str | None:
+        with self._lock:
+            self.num_requests += 1
+            if self._random.random() >= self.rate:
+                return None
+            # TLS and checksums of requests protect all but the bodies of GET.
+            known = [fault for fault in self.faults if command == "GET" or fault != "corrupt"]
+            if not known:
+                return None
+            fault = self._random.choice(known)
+            self.given[fault] += 1
+            return fault
+
+    def _answer(
+        self,
+        handler: BaseHTTPRequestHandler,
+        status: int,
+        headers: dict[str, str],
+        content: bytes,
+        is_cut: bool = False,
+    ) -> None:
+        handler.send_response_only(status)
+        for key, value in headers.items():
+            handler.send_header(key, value)
+        if handler.command != "HEAD":
+            handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(content[: len(content) // 2] if is_cut else content)
+        if is_cut:
+            handler.close_connection = True

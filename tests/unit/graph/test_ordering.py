@@ -1,0 +1,73 @@
+"""Several writes of one variable in a step have one order, so their sum has one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.options import StreamingOptions
+from cerebras_tensorflow.compiler.step import Step, compile_step
+from cerebras_tensorflow.runtime.session import ProgramSession
+
+v1 = tf.compat.v1
+TERMS = [1e8, 1.0, -1e8, 3.0, 1e-3, -7e7]
+
+
+def slow(value: float, size: int) -> Any:
+    """A number that an op makes after a time that grows with size."""
+    wide = tf.ones([size, size])
+    return value + 0.0 * tf.reduce_sum(tf.matmul(tf.matmul(wide, wide), wide))
+
+
+def in_a_row(total: Any, terms: list[Any]) -> list[Any]:
+    return [total.assign_add(term, read_value=False) for term in terms]
+
+
+def in_branches(total: Any, terms: list[Any]) -> list[Any]:
+    v1.disable_control_flow_v2()
+    try:
+
+        def added(term: Any) -> Any:
+            with tf.control_dependencies([total.assign_add(term, read_value=False)]):
+                return tf.constant(0)
+
+        zero = v1.placeholder_with_default(0, [])
+        return [
+            tf.cond(zero < 1, lambda term=term: added(term), lambda: tf.constant(0)).op
+            if number % 2
+            else total.assign_add(term, read_value=False)
+            for number, term in enumerate(terms)
+        ]
+    finally:
+        v1.enable_control_flow_v2()
+
+
+def in_a_row_with_reads(total: Any, terms: list[Any]) -> list[Any]:
+    """Each second addition takes a value that was read after the first one."""
+    first = total.assign_add(terms[0], read_value=False)
+    with tf.control_dependencies([first]):
+        read = total.read_value()
+    return [first, total.assign_add(read, read_value=False), *in_a_row(total, terms[1:])]
+
+
+@pytest.mark.parametrize("build", [in_a_row, in_branches, in_a_row_with_reads])
+def test_several_additions_to_one_variable_give_one_result(build: Callable[[Any, list[Any]], list[Any]]) -> None:
+    with tf.Graph().as_default() as graph:
+        total = v1.get_variable("total", [], initializer=v1.zeros_initializer())
+        terms = [slow(value, 300 if number % 3 == 0 else 2) for number, value in enumerate(TERMS)]
+        train = tf.group(*build(total, terms), name="train")
+        step = Step(graph.as_graph_def(), [train.name], train.name, [], None, [total.op.name])
+        program = compile_step(step, "pipelined", StreamingOptions())
+    config = v1.ConfigProto(inter_op_parallelism_threads=8)
+    session = ProgramSession(program, graph, train.name, session_config=config)
+    results = set()
+    for _ in range(20):
+        session.load("total", np.float32(0))
+        session.run(train)
+        results.add(float(session.read("total")))
+    session.close()
+    assert len(results) == 1
