@@ -104,6 +104,9 @@ def prepare(
     initial: str | None = None
     if start is None and target.mode == WEIGHT_STREAMING:
         initial = _write_initial_values(saver, model, request, compiled.program.weight_bytes)
+        if pipeline.graph is None:  # As the original: its log has a second call, for the graph of the run.
+            model = _call_model(request, pipeline)
+            ops = training_ops(model)
     return PreparedRun(
         request=request,
         target=target,
@@ -131,15 +134,19 @@ def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) 
 
     def attempt() -> tuple[Model, TrainingOps, Compiled]:
         with run_progress("Building the model"):
-            model = call_model_fn(
-                request.model_fn, pipeline, ModeKeys.TRAIN, request.params, request.settings, request.is_cerebras
-            )
+            model = _call_model(request, pipeline)
         run_log.info("Done calling model_fn.")
         restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
         ops = training_ops(model)
         return model, ops, compile_model(model, ops.step, target.mode, cs, request.compile_dir)
 
     return micro_batch_size.first_that_fits(pipeline, cs, request.params, attempt)
+
+
+def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
+    return call_model_fn(
+        request.model_fn, pipeline, ModeKeys.TRAIN, request.params, request.settings, request.is_cerebras
+    )
 
 
 def _write_initial_values(saver: CheckpointSaver, model: Model, request: TrainingRequest, num_bytes: int) -> str:
