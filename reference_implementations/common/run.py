@@ -59,10 +59,23 @@ class ReferenceModel:
         """
         return load_params(argparse.Namespace(params=path, model_dir="model_dir"), self.sections)
 
-    def input_fn(self, mode: str) -> Callable[..., Any]:
-        """Return the input_fn of the Estimator's mode: "train", "eval" or "infer"."""
-        evaluated = self.predict_input_fn or self.eval_input_fn if mode == "infer" else self.eval_input_fn
-        return _import(self.train_input_fn if mode == "train" else evaluated)
+    def input_fn(self, mode: str, synthetic: bool = False) -> Callable[..., Any]:
+        """Return the input_fn of the Estimator's mode: "train", "eval" or "infer".
+
+        Args:
+            mode: The mode.
+            synthetic: Whether its batches are random values, with the shapes of the data.
+        """
+        if mode == "infer" and self.predict_input_fn is not None:
+            section, function = "predict_input", self.predict_input_fn
+        else:
+            section = "train_input" if mode == "train" else "eval_input"
+            function = self.train_input_fn if mode == "train" else self.eval_input_fn
+        if not synthetic:
+            return _import(function)
+        from reference_implementations.common.data.synthetic import synthetic_input_fn
+
+        return synthetic_input_fn(_import(function), section)
 
 
 def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
@@ -197,6 +210,12 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--compile_only", action="store_true", help="compile; no run")
     parser.add_argument("--memory_budget", help="most memory that the process may take, as in 4GB (default: no limit)")
     parser.add_argument(
+        "--synthetic",
+        action="store_const",
+        const=True,
+        help="random batches with the shapes of the data, which need not be there: to measure memory and speed",
+    )
+    parser.add_argument(
         "--micro_batch_size",
         type=lambda text: int(text) if text.isdigit() else text,
         help="samples of a batch to compute at a time: a number, auto, none, or with --compile_only explore",
@@ -226,12 +245,12 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         )
         write_yaml(params, model_dir / "train" / "params_train.yaml")
     model_fn = _import(model.model_fn)
-    train_input_fn = functools.partial(_import(model.train_input_fn), params)
-    eval_input_fn = functools.partial(_import(model.eval_input_fn), params)
+    train_input_fn = functools.partial(model.input_fn("train", settings.synthetic), params)
+    eval_input_fn = functools.partial(model.input_fn("eval", settings.synthetic), params)
     estimator = _make_estimator(model_fn, params, settings, model_dir)
     if options.validate_only or options.compile_only:
         mode = "train" if is_training else "infer" if settings.mode == "predict" else "eval"
-        input_fn = functools.partial(model.input_fn(mode), params)
+        input_fn = functools.partial(model.input_fn(mode, settings.synthetic), params)
         estimator.compile(input_fn, validate_only=options.validate_only, mode=mode)
         return
     eval_steps = settings.eval_steps or None
@@ -244,7 +263,7 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         for checkpoint in all_checkpoints(model_dir):
             estimator.evaluate(eval_input_fn, steps=eval_steps, checkpoint_path=checkpoint)
     elif settings.mode == "predict":
-        predict_input_fn = functools.partial(_import(model.predict_input_fn or model.eval_input_fn), params)
+        predict_input_fn = functools.partial(model.input_fn("infer", settings.synthetic), params)
         save_predictions(estimator, predict_input_fn, settings, model_dir)
 
 

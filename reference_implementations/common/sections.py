@@ -32,6 +32,7 @@ class RunSettings:
     tf_random_seed: int | None = None
     throttle_secs: int = 0  # accepted, without effect: train_and_eval evaluates once
     disable_input_pipeline_ckpt: bool = False  # true: a resumed run starts the data from its beginning
+    synthetic: bool = False  # random batches with the shapes of the data, which need not be there
     memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
     micro_batch_size: int | str | dict[str, Any] | None = None  # for all modes; an input section overrides it
     num_csx: int | None = None
