@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,18 @@ def params(tmp_path: Path) -> Path:
     return path
 
 
-def run_script(params: Path, model_dir: Path, mode: str, *arguments: str) -> str:
-    """Run run.py to its end; return what it wrote."""
-    environ = {**os.environ, "CEREBRAS_EXECUTION_MODE": mode, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    words = [sys.executable, "run.py", "--params", str(params), "--model_dir", str(model_dir), *arguments]
-    result = subprocess.run(words, cwd=FOLDER, env=environ, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
+@pytest.fixture
+def run_script(params: Path, warm_python: list[str]) -> Callable[..., str]:
+    """Runs run.py to its end; returns what it wrote."""
+
+    def run(model_dir: Path, mode: str, *arguments: str) -> str:
+        environ = {**os.environ, "CEREBRAS_EXECUTION_MODE": mode, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        words = [*warm_python, "run.py", "--params", str(params), "--model_dir", str(model_dir), *arguments]
+        result = subprocess.run(words, cwd=FOLDER, env=environ, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout + result.stderr
+
+    return run
 
 
 def final_loss(output: str) -> float:
@@ -60,13 +65,13 @@ def weights(checkpoint: Path) -> dict[str, np.ndarray]:
 
 
 def test_the_loss_falls_below_the_byte_entropy_and_a_resumed_run_ends_with_the_same_bits(
-    home: Path, params: Path, tmp_path: Path
+    home: Path, run_script: Callable[..., str], tmp_path: Path
 ) -> None:
-    whole = run_script(params, tmp_path / "whole", "pipelined", "--max_steps", "60")
+    whole = run_script(tmp_path / "whole", "pipelined", "--max_steps", "60")
     assert final_loss(whole) < BYTE_ENTROPY - 0.3
 
-    run_script(params, tmp_path / "parts", "weight_streaming", "--max_steps", "25")
-    resumed = run_script(params, tmp_path / "parts", "weight_streaming", "--max_steps", "60")
+    run_script(tmp_path / "parts", "weight_streaming", "--max_steps", "25")
+    resumed = run_script(tmp_path / "parts", "weight_streaming", "--max_steps", "60")
     assert final_loss(resumed) == final_loss(whole)
     ours, theirs = weights(tmp_path / "whole" / "model.ckpt-60"), weights(tmp_path / "parts" / "model-ckpt-60")
     assert ours.keys() == theirs.keys()
@@ -75,10 +80,10 @@ def test_the_loss_falls_below_the_byte_entropy_and_a_resumed_run_ends_with_the_s
 
     written = yaml.safe_load((tmp_path / "parts" / "train" / "params_train.yaml").read_text())
     assert written["train_input"]["skip_steps"] == 25
-    run_script(params, tmp_path / "parts", "weight_streaming", "--max_steps", "60")  # nothing left to do
+    run_script(tmp_path / "parts", "weight_streaming", "--max_steps", "60")  # nothing left to do
 
-    evaluated = run_script(params, tmp_path / "parts", "pipelined", "--mode", "eval")
+    evaluated = run_script(tmp_path / "parts", "pipelined", "--mode", "eval")
     assert "lm_perplexity" in evaluated
-    run_script(params, tmp_path / "parts", "pipelined", "--mode", "predict")
+    run_script(tmp_path / "parts", "pipelined", "--mode", "predict")
     with np.load(tmp_path / "parts" / "predictions.npz") as predictions:
         assert predictions["next_token"].shape == (40, 32)

@@ -21,18 +21,22 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(home: Path) -> Iterator[Start]:
+def start(home: Path, warm_python: list[str]) -> Iterator[Start]:
     """Starts toy_run.py with a file store; kills runs that are left after the test."""
     begun: list[subprocess.Popen[str]] = []
 
-    def begin(model_dir: Path, max_steps: int, *words: str, **variables: str) -> subprocess.Popen[str]:
+    def begin(
+        model_dir: Path, max_steps: int, *words: str, is_real: bool = False, **variables: str
+    ) -> subprocess.Popen[str]:
         environ = {
             **os.environ,
             "CEREBRAS_EXECUTION_MODE": "weight_streaming",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             **variables,
         }
-        arguments = [sys.executable, str(SCRIPT), str(model_dir), str(max_steps), *FILE, *words]
+        # A warm run has another process id than the process here, and ends a moment later if that one is killed.
+        python = [sys.executable] if is_real else warm_python
+        arguments = [*python, str(SCRIPT), str(model_dir), str(max_steps), *FILE, *words]
         begun.append(
             subprocess.Popen(arguments, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
@@ -62,7 +66,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 def test_a_killed_run_leaves_complete_checkpoints_and_the_next_run_removes_its_store(
     start: Start, tmp_path: Path
 ) -> None:
-    process = start(tmp_path, 5000, "pause_s=0.01", "epochs=10000")
+    process = start(tmp_path, 5000, "pause_s=0.01", "epochs=10000", is_real=True)
     wait_for(process, "= 10, loss")
     process.kill()
     finish(process)
@@ -120,7 +124,7 @@ def test_a_run_whose_store_is_deleted_warns_once_and_finishes(start: Start, tmp_
 
 def test_a_second_run_on_the_same_store_is_refused(start: Start, tmp_path: Path) -> None:
     folder = f"store_dir={tmp_path / 'scratch'}"
-    first = start(tmp_path / "first", 100000, folder, "pause_s=0.01", "epochs=100000")
+    first = start(tmp_path / "first", 100000, folder, "pause_s=0.01", "epochs=100000", is_real=True)
     wait_for(first, "= 10, loss")
     # Use another system: on the same one, the second run would wait in the queue.
     second = start(tmp_path / "second", 10, folder, CEREBRAS_HOME=str(tmp_path / "home"))

@@ -85,6 +85,17 @@ def test_importing_the_package_loads_no_tensorflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}).returncode == 0
 
 
+def test_tensorflow_is_imported_without_garbage_collection(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("import gc\ncollects = gc.isenabled()\n")
+    code = "import cerebras_tensorflow, tensorflow, gc; print(tensorflow.collects, gc.isenabled())"
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "False True\n"
+
+
 def test_every_row_has_a_known_root_and_status() -> None:
     for row in TABLE:
         assert row.root in names.ROOTS
