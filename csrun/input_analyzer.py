@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.config.work_folder import work_folder
 from csrun import cli, interpreters, manual, process, site
 from csrun.console import say
 from csrun.options import command_hint, parse
@@ -143,6 +144,6 @@ def _estimate(command: Sequence[str]) -> float | None:
         name, separator, value = word.partition("=")
         if name in ("--model_dir", "--model-dir", "-o"):
             model_dir = value if separator else following
-    reports = sorted(Path(model_dir).rglob(REPORT_NAME), key=lambda path: path.stat().st_mtime)
+    reports = sorted(Path(work_folder(model_dir)).rglob(REPORT_NAME), key=lambda path: path.stat().st_mtime)
     match = ESTIMATE.search(reports[-1].read_text(encoding="utf-8")) if reports else None
     return None if match is None else float(match.group(1))

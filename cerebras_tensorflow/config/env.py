@@ -29,6 +29,7 @@
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
 | TF_CPP_MIN_LOG_LEVEL | user; us, by default 1 | least severity of TensorFlow's log lines; a user's value is kept |
 | TF_USE_LEGACY_KERAS | user; us, for old scripts | TensorFlow's own: `1` makes tf.keras the same as tf_keras |
+| XDG_CACHE_HOME | user | folder of caches, default `~/.cache`: work folders of runs whose model_dir is a URL |
 | TF_XLA_FLAGS | us, for use_xla | lets XLA compile for the CPU too |
 | K8S_CS_IP | site | 1.7.1: if set, the run is on the CS system even without a cs_ip |
 """
@@ -235,6 +236,12 @@ def is_keras_2() -> bool:
 def skips_checkpoint_size_check() -> bool:
     """Whether checkpoints of a pipelined run on a CS system may have any size."""
     return os.environ.get(SKIP_CKPT_SIZE_CHECK, "0") not in ("", "0")
+
+
+def cache_folder() -> str:
+    """Return our folder of files that can be made again."""
+    stated = os.environ.get("XDG_CACHE_HOME", "")
+    return os.path.join(stated if os.path.isabs(stated) else os.path.expanduser("~/.cache"), "cerebras_tensorflow")
 
 
 def object_storage(scheme: str) -> dict[str, str]:

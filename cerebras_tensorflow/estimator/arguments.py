@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.errors import CorruptCheckpointError, SettingsError
+from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.saver.model_dir import uploads
+from cerebras_tensorflow.saver.model_dir.state import read_state
 
 
 def check_steps(**given: int | None) -> None:
@@ -42,14 +45,17 @@ def check_listeners(listeners: Sequence[Any] | None) -> None:
 
 
 def make_model_dir(path: str) -> None:
-    """Make the folder of a run.
+    """Make the folder of a run; for a URL, check that the bucket can be read, and make the work folder.
 
     Raises:
-        SettingsError: If it cannot be written.
+        SettingsError: If the folder cannot be written.
+        CheckpointError: If the bucket cannot be read.
     """
     try:
-        os.makedirs(path, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=uploads.begin(path)):
             pass
     except OSError as error:
         raise SettingsError(f"model_dir {path} cannot be written ({error}). Choose another with model_dir.") from error
+    if object_location(path) is not None:
+        with contextlib.suppress(CorruptCheckpointError):  # a run replaces a damaged one
+            read_state(path)

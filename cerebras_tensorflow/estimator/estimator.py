@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.estimator.arguments import check_hooks, check_listeners, check_steps, make_model_dir
 from cerebras_tensorflow.estimator.compile_only import CompileRequest, compile_only
@@ -32,10 +33,12 @@ from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training import run as training_run
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.warm_start import checkpoint_of, warm_start_settings
+from cerebras_tensorflow.estimator.uploads import tell_of_work_folder
 from cerebras_tensorflow.estimator.user_functions import parameters_of
-from cerebras_tensorflow.locations import checkpoint_location, local_path
+from cerebras_tensorflow.locations import checkpoint_location, local_path, object_location
 from cerebras_tensorflow.logs import run_log, show_run_lines
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.model_dir.uploads import upload_export
 
 
 class CerebrasEstimator:
@@ -48,9 +51,9 @@ class CerebrasEstimator:
     Args:
         model_fn: model_fn(features, labels, mode, params, config) -> CSEstimatorSpec or EstimatorSpec. Only features is
             required.
-        model_dir: Folder of checkpoints, event files and compiled programs. Default: the config's, or a new temporary
-            one.
-        compile_dir: Folder of compiled programs. Default: model_dir.
+        model_dir: Folder of checkpoints, event files and compiled programs, or a URL (s3://, gs://, az://). Default:
+            the config's, or a new temporary folder.
+        compile_dir: Folder of compiled programs. Default: model_dir; for a URL, a folder in the user's cache.
         config: CSRunConfig or RunConfig.
         params: Each call of model_fn and input_fn gets a deep copy; None becomes {}.
         warm_start_from: Path or WarmStartSettings, used if model_dir has no checkpoint. A path loads all trainable
@@ -82,7 +85,7 @@ class CerebrasEstimator:
         config = config if config is not None else CSRunConfig()
         if not isinstance(config, RunConfig) and not hasattr(config, "save_checkpoints_steps"):
             raise ValueError(f"config must be an instance of `RunConfig`, but provided {config}.")
-        given = local_path(model_dir) if model_dir is not None else None
+        given = checkpoint_location(model_dir) if model_dir is not None else None
         if given and config.model_dir and given != config.model_dir:
             raise ValueError(
                 "`model_dir` are set both in constructor and `RunConfig`, but with different values. In constructor: "
@@ -91,14 +94,14 @@ class CerebrasEstimator:
         self._model_dir = given or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
         self._config = config if config.model_dir == self._model_dir else config.replace(model_dir=self._model_dir)
         self._settings = run_settings(self._config)
-        self._compile_dir = local_path(compile_dir) if compile_dir is not None else self._model_dir
+        self._compile_dir = local_path(compile_dir) if compile_dir is not None else work_folder(self._model_dir)
         self._model_fn = model_fn
         self._params = copy.deepcopy(params or {})
         self._warm_start = warm_start_settings(warm_start_from, is_lenient=self._is_cerebras)
 
     @property
     def model_dir(self) -> str:
-        """Folder of checkpoints and event files."""
+        """Folder or URL of checkpoints and event files."""
         return self._model_dir
 
     @property
@@ -157,6 +160,7 @@ class CerebrasEstimator:
             sparsifier = None
         make_model_dir(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
+        tell_of_work_folder(self._model_dir)
         request = TrainingRequest(
             model_fn=self._model_fn,
             input_fn=input_fn,
@@ -306,7 +310,7 @@ class CerebrasEstimator:
         """Write a checkpoint as a SavedModel into a new timestamped folder below export_dir_base; return its path.
 
         Args:
-            export_dir_base: Folder of the exports.
+            export_dir_base: Folder or URL of the exports.
             serving_input_receiver_fn: Returns a ServingInputReceiver.
             assets_extra: Path in assets.extra -> file to copy there.
             as_text: Whether the SavedModel is text.
@@ -353,11 +357,17 @@ class CerebrasEstimator:
             settings=self._settings,
             checkpoint=checkpoint_location(checkpoint),
             receiver_fns=input_receiver_fn_map,
-            folder=local_path(export_dir_base),
+            folder=work_folder(export_dir_base),
             assets=assets_extra or {},
             as_text=as_text,
         )
-        return os.fsencode(export.export(request))
+        exported = export.export(request)
+        url = object_location(export_dir_base)
+        if url is None:
+            return os.fsencode(exported)
+        target = f"{url}/{os.path.basename(exported)}"
+        upload_export(exported, target)
+        return os.fsencode(target)
 
     def latest_checkpoint(self) -> str | None:
         """Return the newest undamaged checkpoint of model_dir, or None."""

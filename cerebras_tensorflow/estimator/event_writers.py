@@ -6,6 +6,7 @@ many models (a parameter search, a test suite) would run out of threads and file
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -75,6 +76,15 @@ def event_writer(folder: str) -> Any:
         _open.move_to_end(folder)
         _close_idle(now_s)
     return writer
+
+
+def flush_below(folder: str) -> None:
+    """Write the events of all writers of a folder and the folders below it to their files."""
+    with _lock:
+        writers = [writer for path, (writer, _) in _open.items() if f"{path}/".startswith(f"{folder}/")]
+    for writer in writers:
+        with contextlib.suppress(*_FAILURES):  # EventFile logs a warning
+            writer.flush()
 
 
 def _close_idle(now_s: int) -> None:

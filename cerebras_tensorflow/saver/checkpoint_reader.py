@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
-from cerebras_tensorflow.locations import local_path, object_location
+from cerebras_tensorflow.locations import ObjectLocation, local_path, object_location
 from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX
 from cerebras_tensorflow.saver.bundle.reader import BundleReader
 from cerebras_tensorflow.saver.hdf5 import reader as h5_reader
@@ -17,7 +17,7 @@ from cerebras_tensorflow.saver.hdf5.format import H5_SIGNATURE
 from cerebras_tensorflow.saver.interface import TensorReader
 from cerebras_tensorflow.saver.model_dir.ckpt_info import checkpoints_listed
 from cerebras_tensorflow.saver.model_dir.state import read_state
-from cerebras_tensorflow.saver.names import H5_SUFFIX, checkpoints_in, step_of
+from cerebras_tensorflow.saver.names import H5_SUFFIX, checkpoints_in, files_of, step_of
 from cerebras_tensorflow.saver.safetensors_file import SAFETENSORS_SUFFIX, SafetensorsReader
 
 
@@ -26,7 +26,7 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
 
     Args:
         path: A TensorFlow prefix or its `.index` file, an HDF5 or safetensors file, or a folder with a `checkpoint`
-            state file (its newest checkpoint is opened); or the URL of a checkpoint in object storage.
+            state file (its newest checkpoint is opened); or the URL of a checkpoint or a model_dir in object storage.
         accept_changed: Also read one of our HDF5 files that has lost its index; without checksums.
 
     Raises:
@@ -35,9 +35,7 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
     """
     location = object_location(path)
     if location is not None:
-        from cerebras_tensorflow.saver.objects.reader import ObjectReader
-
-        return ObjectReader(location)
+        return _open_object(location)
     path = _resolve(local_path(path))
     if not os.path.isfile(path):
         if path.endswith((H5_SUFFIX, SAFETENSORS_SUFFIX)) and not os.path.lexists(path + INDEX_SUFFIX):
@@ -58,6 +56,19 @@ def open_checkpoint(path: str | os.PathLike[str], accept_changed: bool = False) 
         f"{path}: not a checkpoint: neither HDF5 nor safetensors nor the prefix of a TensorFlow checkpoint. For a "
         "TensorFlow checkpoint, give the path without .index or .data-...."
     )
+
+
+def _open_object(location: ObjectLocation) -> TensorReader:
+    from cerebras_tensorflow.saver.objects.reader import NoManifestError, ObjectReader
+
+    try:
+        return ObjectReader(location)
+    except NoManifestError:
+        state = read_state(str(location))
+        newest = None if state is None else object_location(state.model_checkpoint_path)
+        if newest is None:
+            raise
+    return ObjectReader(newest)
 
 
 def _resolve(path: str) -> str:
@@ -92,9 +103,13 @@ def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
     """Return the checkpoints of a model_dir, newest first: from the state file, then from `ckpt_info`, then by step.
 
     They may be incomplete: check with `is_complete`. A damaged state file counts as absent.
+
+    Raises:
+        CheckpointError: If model_dir is a URL that cannot be read.
     """
-    folder = local_path(model_dir)
-    if not os.path.isdir(folder):
+    location = object_location(model_dir)
+    folder = local_path(model_dir) if location is None else str(location)
+    if location is None and not os.path.isdir(folder):
         return []
     try:
         state = read_state(folder)
@@ -103,11 +118,28 @@ def checkpoints_newest_first(model_dir: str | os.PathLike[str]) -> list[str]:
     listed: list[str] = []
     if state is not None:
         listed = [state.model_checkpoint_path, *reversed(state.all_model_checkpoint_paths)]
-    paths = [*listed, *reversed(checkpoints_listed(folder)), *checkpoints_in(folder)]
+    if location is not None:
+        return list(dict.fromkeys([*listed, *_in_object_storage(location)]))
     known: dict[str, str] = {}
-    for path in paths:
+    for path in (*listed, *reversed(checkpoints_listed(folder)), *checkpoints_in(folder)):
         known.setdefault(os.path.abspath(path), path)
     return list(known.values())
+
+
+def _in_object_storage(location: ObjectLocation) -> list[str]:
+    from cerebras_tensorflow.saver.model_dir import remote
+
+    return remote.checkpoints_in(location)
+
+
+def exists(path: str) -> bool:
+    """Whether there is a checkpoint, complete or not, with this name."""
+    location = object_location(path)
+    if location is None:
+        return bool(files_of(path))
+    from cerebras_tensorflow.saver.objects import writer
+
+    return writer.exists(location)
 
 
 def is_complete(path: str | os.PathLike[str]) -> bool:

@@ -19,10 +19,12 @@ from typing import Any
 
 from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config.params_file import read_params
+from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.errors import CerebrasError, CheckpointError, SettingsError
-from cerebras_tensorflow.locations import local_path
+from cerebras_tensorflow.locations import checkpoint_location
 from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
+from cerebras_tensorflow.saver.model_dir import uploads
 from reference_implementations.common import cluster
 from reference_implementations.common.sections import MODES, RunSettings
 from reference_implementations.common.settings import check_section, check_sections, write_yaml
@@ -97,7 +99,7 @@ def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
 
     def execute() -> int:
         options = _parser().parse_args(argv)
-        options.model_dir = local_path(options.model_dir)
+        options.model_dir = checkpoint_location(options.model_dir)
         params = load_params(options, model.sections)
         _check_model_dir(options.model_dir)
         _execute(model, params, options)
@@ -163,16 +165,15 @@ def _resolve(path: str | list[str], folder: Path) -> str | list[str]:
 
 
 def _check_model_dir(model_dir: str) -> None:
-    path = Path(model_dir)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path = uploads.begin(model_dir)
     except OSError as exc:
         raise SettingsError(f"cannot make model_dir {model_dir!r}: {exc.strerror}") from exc
     if not os.access(path, os.W_OK | os.X_OK):
         raise SettingsError(f"model_dir {model_dir!r} is not writable; choose another with --model_dir")
 
 
-def _check_checkpoint_path(settings: RunSettings, model_dir: Path) -> None:
+def _check_checkpoint_path(settings: RunSettings, model_dir: str) -> None:
     """Refuse a checkpoint_path that cannot be read; say when training does not use it.
 
     Raises:
@@ -199,7 +200,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(description="Train or evaluate a model on the simulated CS-2.", allow_abbrev=False)
     parser.add_argument("-p", "--params", required=True, help="params.yaml of the model")
     parser.add_argument("-m", "--mode", choices=MODES, help="what to do (default: runconfig, else train)")
-    parser.add_argument("-o", "--model_dir", default="model_dir", help="where everything is written")
+    parser.add_argument(
+        "-o", "--model_dir", default="model_dir", help="folder or URL (s3://, gs://, az://) where everything is written"
+    )
     parser.add_argument("--cs_ip", help=f"address of the CS system; without a port: {DEFAULT_PORT}")
     parser.add_argument("--steps", type=int, help="train that many steps from where the run starts")
     parser.add_argument("--max_steps", type=int, help="train until this global step")
@@ -234,16 +237,16 @@ def _parser() -> argparse.ArgumentParser:
 def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Namespace) -> None:
     settings = check_section(_without(params["runconfig"], "model_dir"), RunSettings, "runconfig", str(options.params))
     cluster.prepare(settings)
-    _check_checkpoint_path(settings, Path(options.model_dir))
+    _check_checkpoint_path(settings, options.model_dir)
     if settings.throttle_secs:
         logger.info("throttle_secs is ignored: train_and_eval evaluates once, after training")
-    model_dir = Path(options.model_dir)
+    model_dir = options.model_dir
     is_training = settings.mode in ("train", "train_and_eval")
     if is_training:
         params["train_input"]["skip_steps"] = steps_to_skip(
             model_dir, params["train_input"], settings, params.get("optimizer", {}).get("grad_accum_steps", 1)
         )
-        write_yaml(params, model_dir / "train" / "params_train.yaml")
+        write_yaml(params, Path(work_folder(model_dir), "train", "params_train.yaml"))
     model_fn = _import(model.model_fn)
     train_input_fn = functools.partial(model.input_fn("train", settings.synthetic), params)
     eval_input_fn = functools.partial(model.input_fn("eval", settings.synthetic), params)
@@ -278,7 +281,7 @@ def _train(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings) 
 
 
 def steps_to_skip(
-    model_dir: Path, train_input: Mapping[str, Any], settings: RunSettings, grad_accum_steps: int = 1
+    model_dir: str, train_input: Mapping[str, Any], settings: RunSettings, grad_accum_steps: int = 1
 ) -> int:
     """Return how many batches earlier runs in this model_dir have trained on; 0 if their order is not fixed."""
     is_ordered = not train_input.get("shuffle") or train_input.get("shuffle_seed") is not None
@@ -294,7 +297,7 @@ def steps_to_skip(
     return 0
 
 
-def all_checkpoints(model_dir: Path) -> list[str]:
+def all_checkpoints(model_dir: str) -> list[str]:
     """Return the complete checkpoints of a model_dir, oldest first.
 
     Raises:
@@ -302,11 +305,11 @@ def all_checkpoints(model_dir: Path) -> list[str]:
     """
     found = [path for path in reversed(checkpoints_newest_first(model_dir)) if is_complete(path)]
     if not found:
-        raise SettingsError(f"no checkpoint in model_dir {str(model_dir)!r}; train first, or give another --model_dir")
+        raise SettingsError(f"no checkpoint in model_dir {model_dir!r}; train first, or give another --model_dir")
     return found
 
 
-def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings, model_dir: Path) -> Path:
+def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings, model_dir: str) -> str:
     """Write predictions to `<model_dir>/predictions.npz`, one array for each name; return the path."""
     import numpy as np
 
@@ -318,14 +321,15 @@ def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: Run
             columns.setdefault(name, []).append(value)
         if number == settings.eval_steps:
             break
-    path = model_dir / "predictions.npz"
     arrays: dict[str, Any] = {name: np.concatenate(values) for name, values in columns.items()}
-    np.savez(path, **arrays)
+    np.savez(os.path.join(work_folder(model_dir), "predictions.npz"), **arrays)
+    uploads.upload(model_dir)
+    path = os.path.join(model_dir, "predictions.npz")
     logger.info("Predictions saved in: %s", path)
     return path
 
 
-def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, path: Path) -> Any:
+def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, model_dir: str) -> Any:
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 
     given: dict[str, Any] = {
@@ -352,7 +356,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
         log_step_count_steps=settings.log_step_count_steps,
     )
     warm_start = settings.checkpoint_path if settings.mode in ("train", "train_and_eval") else None
-    return CerebrasEstimator(model_fn, model_dir=str(path), config=config, params=params, warm_start_from=warm_start)
+    return CerebrasEstimator(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start)
 
 
 def _import(function: Function) -> Callable[..., Any]:

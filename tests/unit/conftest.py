@@ -34,7 +34,7 @@ def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
         connection.request(method, path)
         connection.getresponse().read()
     connection.close()
-    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN"):
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIATEST")

@@ -11,7 +11,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.config.cluster import cluster_task, input_worker_task
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.user_functions import parameters_of
-from cerebras_tensorflow.locations import local_path
+from cerebras_tensorflow.locations import checkpoint_location
 from cerebras_tensorflow.logs import run_log
 
 _UNSET: Any = object()
@@ -77,7 +77,7 @@ class RunConfig:
         tf_config = env.tf_config()
         if tf_config and self._checks_cluster:
             run_log.info("TF_CONFIG environment variable: %s", tf_config)
-        self._model_dir = local_path(model_dir) if model_dir is not None else None
+        self._model_dir = checkpoint_location(model_dir) if model_dir is not None else None
         if self._checks_cluster:
             self._model_dir = _model_dir_of(tf_config, self._model_dir)
         self._settings: dict[str, Any] = {
@@ -206,7 +206,7 @@ class RunConfig:
             self._settings["save_checkpoints_steps"] = None
         for name, value in changes.items():
             if name == "model_dir":
-                self._model_dir = local_path(value) if value is not None else None
+                self._model_dir = checkpoint_location(value) if value is not None else None
             elif name in self._settings:
                 self._settings[name] = value
             else:
@@ -276,7 +276,7 @@ def _model_dir_of(tf_config: Mapping[str, Any], model_dir: str | None) -> str | 
     given = tf_config.get("model_dir")
     if given == "":
         raise ValueError("model_dir in TF_CONFIG should be non-empty.")
-    given = local_path(given) if given else given
+    given = checkpoint_location(given) if given else given
     if given and model_dir and given != model_dir:
         raise ValueError(
             "`model_dir` provided in RunConfig construct, if set, must have the same value as the model_dir in "

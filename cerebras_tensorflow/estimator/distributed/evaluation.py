@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
-from cerebras_tensorflow.estimator.distributed.format import tensorflow_prefix
+from cerebras_tensorflow.estimator.distributed.format import check_folder, tensorflow_prefix
 from cerebras_tensorflow.estimator.distributed.graph_model import GraphModel, build, model_graph, session_config_of
 from cerebras_tensorflow.estimator.distributed.strategies import check_strategy
 from cerebras_tensorflow.estimator.distributed.unused import warn_of_unused
@@ -43,6 +43,7 @@ def evaluate(request: InferenceRequest) -> dict[str, Any]:
     begin = time.perf_counter()
     settings = request.settings
     strategy = settings.distribution.eval_distribute
+    check_folder(request.model_dir)
     check_strategy("eval_distribute", strategy, settings.distribution)
     session_config = session_config_of(settings, strategy)
     path = checkpoint_of(request)

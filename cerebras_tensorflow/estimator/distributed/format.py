@@ -8,6 +8,19 @@ from cerebras_tensorflow.saver.bundle.reader import BundleReader
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 
+def check_folder(model_dir: str) -> None:
+    """Check that TensorFlow can write to a model_dir.
+
+    Raises:
+        SettingsError: If it is in object storage.
+    """
+    if object_location(model_dir) is not None:
+        raise SettingsError(
+            f"model_dir {model_dir} is in object storage, but TensorFlow itself writes the files of a run of a cluster "
+            "or a strategy. Choose a folder that all tasks see."
+        )
+
+
 def tensorflow_prefix(path: str) -> str:
     """Return the prefix of a checkpoint that TensorFlow is to read; for a folder, of the newest one in it.
 

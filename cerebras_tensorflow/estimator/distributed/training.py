@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.estimator.config.run_settings import Distribution, RunSettings
-from cerebras_tensorflow.estimator.distributed.format import tensorflow_prefix
+from cerebras_tensorflow.estimator.distributed.format import check_folder, tensorflow_prefix
 from cerebras_tensorflow.estimator.distributed.graph_model import (
     GraphModel,
     build,
@@ -50,6 +50,7 @@ def train(request: TrainingRequest) -> None:
     distribution = request.settings.distribution
     strategy = distribution.train_distribute
     check_strategy("train_distribute", strategy, distribution)
+    check_folder(request.model_dir)
     newest = tf.train.latest_checkpoint(request.model_dir)
     if newest is not None:
         tensorflow_prefix(newest)

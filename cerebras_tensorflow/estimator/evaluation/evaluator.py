@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.saver.names import files_of
+from cerebras_tensorflow.saver.checkpoint_reader import exists
 
 _WARN_EVERY_S = 600.0
 _LOOK_EVERY_S = 0.5  # between looks for a new checkpoint, if throttle_secs is 0
@@ -69,7 +69,7 @@ class Evaluator:
         try:
             return self._evaluate(path, False)
         except Exception as error:  # the type depends on which reader misses the file
-            if files_of(path):
+            if exists(path):
                 raise
             run_log.warning(
                 "Checkpoint %s was removed while it was evaluated (%s); waiting for the next one. Set a larger "

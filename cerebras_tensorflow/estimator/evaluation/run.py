@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.evaluation.summary import write_evaluation
 from cerebras_tensorflow.estimator.execution import micro_batch_size, store_choice
@@ -28,6 +29,7 @@ from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn,
 from cerebras_tensorflow.estimator.model.scaffold import checkpoint_layout, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training.initialize import initial_values, set_initial_values
+from cerebras_tensorflow.estimator.uploads import upload_files
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -104,8 +106,9 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
             host.close()
     if not results:
         raise ValueError("evaluate: the input has no batch. Check the files and the batch size of eval_input.")
-    folder = os.path.join(request.model_dir, f"eval_{request.name}" if request.name else "eval")
+    folder = os.path.join(work_folder(request.model_dir), f"eval_{request.name}" if request.name else "eval")
     write_evaluation(folder, results, path)
+    upload_files(request.model_dir)
     log_results(results, begin)
     return results
 
@@ -217,7 +220,7 @@ def opened_model(
         local_init = local_init_of(model)
         step = model.step([*roots, local_init])
         compiled = compile_model(model, step, target.mode, request.settings.cs, request.compile_dir)
-        store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir)
+        store = store_choice.open_store(compiled.program, request.settings.cs, work_folder(request.model_dir))
         next_batch = pipeline.next_micro_batch if pipeline.is_fed else None
         session = ProgramSession(compiled.program, model.graph, None, store, session_config, next_batch)
         sessions.append(session)

@@ -11,7 +11,9 @@ from typing import Any
 
 from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
 from cerebras_tensorflow.estimator.user_functions import parameters_of
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.saver.objects.store import Bucket
 
 
 class Exporter(abc.ABC):
@@ -217,8 +219,14 @@ class _Exported:
 
 
 def _retire(folder: str, keep: int | None) -> None:
+    """Remove the oldest exports of a folder or URL."""
     if keep is None:
         return
-    exports = sorted((entry for entry in os.listdir(folder) if entry.isdigit()), key=int)
-    for entry in exports[:-keep]:
-        shutil.rmtree(os.path.join(folder, entry))
+    location = object_location(folder)
+    bucket = None if location is None else Bucket(location)
+    entries = os.listdir(folder) if location is None or bucket is None else bucket.folders(location.key)
+    for entry in sorted((entry for entry in entries if entry.isdigit()), key=int)[:-keep]:
+        if location is None or bucket is None:
+            shutil.rmtree(os.path.join(folder, entry))
+        else:
+            bucket.delete([item.key for item in bucket.list(f"{location.key}/{entry}")])

@@ -18,6 +18,7 @@ from cerebras_tensorflow.errors import CheckpointError, StoreError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.model.partitions import PartKey, Wholes
 from cerebras_tensorflow.estimator.model.scaffold import Layout
+from cerebras_tensorflow.estimator.uploads import upload_files
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.progress import Progress
@@ -29,7 +30,7 @@ from cerebras_tensorflow.saver import names as checkpoint_names
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
-from cerebras_tensorflow.saver.model_dir import retention
+from cerebras_tensorflow.saver.model_dir import beside, retention
 from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
 from cerebras_tensorflow.saver.model_dir.state import read_state
 from cerebras_tensorflow.units import format_bytes
@@ -177,7 +178,7 @@ class CheckpointSaver:
     write. The write then needs the memory of one variable.
 
     Args:
-        model_dir: Folder of the checkpoints.
+        model_dir: Folder or URL of the checkpoints.
         mode: Execution mode. It decides the name: model.ckpt-N if pipelined, model-ckpt-N in weight streaming.
         keys: Variable to save -> its name in the checkpoints.
         settings: Settings of the run, with checkpoint_format.
@@ -257,8 +258,7 @@ class CheckpointSaver:
         if self.write_masks is not None:
             self.write_masks(path)
         else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(checkpoint_names.masks_path(path))
+            beside.remove(checkpoint_names.masks_path(path))
         if step == self._prewritten_step:
             self._record(path, saved_at_s)
             if self._fits(session):
@@ -344,6 +344,7 @@ class CheckpointSaver:
     def _record(self, path: str, saved_at_s: float) -> None:
         integrity.trust(path)
         retention.record_save(self._model_dir, path, self._policy, saved_at_s)
+        upload_files(self._model_dir)
 
     def _until_cancelled(self, path: str, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         for piece in pieces:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.training.checkpoints import step_saved_by_others
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.saver.model_dir import uploads
 
 
 def make_early_stopping_hook(
@@ -118,7 +121,16 @@ def stop_if_no_decrease_hook(
 
 
 def read_eval_metrics(eval_dir: str, pattern: str = "*tfevents*") -> dict[int, dict[str, float]]:
-    """Return step -> metrics from the event files of evaluations, sorted by step."""
+    """Return step -> metrics from the event files of evaluations, sorted by step.
+
+    Args:
+        eval_dir: Their folder or URL.
+        pattern: Pattern of their names.
+    """
+    if object_location(eval_dir) is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            uploads.download(eval_dir, folder, pattern)
+            return read_eval_metrics(folder, pattern)
     metrics_by_step: dict[int, dict[str, float]] = {}
     for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, pattern))):
         for event in tf.compat.v1.train.summary_iterator(path):

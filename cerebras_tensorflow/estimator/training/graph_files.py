@@ -12,6 +12,7 @@ from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.files.atomic import write_file
+from cerebras_tensorflow.saver.model_dir import beside
 from cerebras_tensorflow.saver.names import H5_SUFFIX, META_SUFFIX, step_of
 
 GRAPH_FILE = "graph.pbtxt"
@@ -26,14 +27,14 @@ class GraphFiles:
 
     Args:
         graph: The graph; it must not change after the first checkpoint.
-        model_dir: Folder of graph.pbtxt and of the event file.
+        work_folder: Folder of graph.pbtxt and of the event file.
         saver: The graph's tf.compat.v1.train.Saver.
         has_files: Whether to write graph.pbtxt and .meta. The event file always gets the graph and the saves.
     """
 
-    def __init__(self, graph: tf.Graph, model_dir: str, saver: Any, has_files: bool = True) -> None:
+    def __init__(self, graph: tf.Graph, work_folder: str, saver: Any, has_files: bool = True) -> None:
         self._graph = graph
-        self._model_dir = model_dir
+        self._folder = work_folder
         self._saver = saver
         self._has_files = has_files
         self._meta: bytes | None = None
@@ -53,7 +54,7 @@ class GraphFiles:
                 run_log.warning("The graph could not be written (%s). The checkpoint itself is complete.", error)
         saved = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.CHECKPOINT, checkpoint_path=checkpoint)
         with self._graph.as_default():  # a new event file starts with the current graph
-            EventFile(self._model_dir).add_session_log(saved, step_of(checkpoint))
+            EventFile(self._folder).add_session_log(saved, step_of(checkpoint))
 
     def _write_files(self, checkpoint: str) -> None:
         if self._has_files and not self._is_encoded:
@@ -63,7 +64,7 @@ class GraphFiles:
             except (ValueError, DecodeError) as error:  # beyond 2 GB
                 run_log.warning("Cannot write the graph with the checkpoints: %s", error)
         if self._meta is not None and not checkpoint.endswith(H5_SUFFIX):
-            write_file(checkpoint + META_SUFFIX, self._meta)
+            beside.write(checkpoint + META_SUFFIX, self._meta)
 
     def _encode(self) -> None:
         saver_def = getattr(self._saver, "saver_def", None)  # None for tf.train.Checkpoint
@@ -71,4 +72,4 @@ class GraphFiles:
             meta = tf.compat.v1.train.export_meta_graph(graph=self._graph, saver_def=saver_def)
         self._meta = meta.SerializeToString()
         # str() of the message: text_format takes 7 times as long.
-        write_file(os.path.join(self._model_dir, GRAPH_FILE), str(meta.graph_def).encode())
+        write_file(os.path.join(self._folder, GRAPH_FILE), str(meta.graph_def).encode())

@@ -32,7 +32,7 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
         hooks.append(_sparsity(run, request.sparsifier))
     trace_step = env.read().trace_step
     if trace_step:
-        trace = TraceHook(trace_step, os.path.join(request.model_dir, "trace"))
+        trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"))
         run.cleanup.callback(trace.close)
         hooks.append(trace)
     chief, others = tuple(getattr(spec, "training_chief_hooks", ())), tuple(getattr(spec, "training_hooks", ()))
@@ -52,12 +52,14 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
         hooks.append(
             tf.compat.v1.train.SummarySaverHook(
                 save_steps=settings.save_summary_steps,
-                summary_writer=EventFile(request.model_dir),
+                summary_writer=EventFile(request.work_folder),
                 summary_op=run.ops.summary,
             )
         )
     if settings.log_step_count_steps:
-        hooks.append(_QuietStepCounterHook(settings.log_step_count_steps, summary_writer=EventFile(request.model_dir)))
+        hooks.append(
+            _QuietStepCounterHook(settings.log_step_count_steps, summary_writer=EventFile(request.work_folder))
+        )
     return [*hooks, *chief, *request.hooks, *others]
 
 

@@ -67,7 +67,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         if scaffold is not None and not run.is_streaming:
             has_files = run.request.settings.checkpoint_save_graph_def
             run.saver.write_graph = GraphFiles(
-                model.graph, run.request.model_dir, scaffold.saver, has_files
+                model.graph, run.request.work_folder, scaffold.saver, has_files
             ).write_beside
         begin = time.perf_counter()
         session = ProgramSession(
@@ -107,7 +107,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         settings = run.request.settings.cs
         self.compiled = compile_model(run.model, step, run.target.mode, settings, run.request.compile_dir)
         run.unused_store.close()
-        self.opened_store = open_store(self.compiled.program, settings, run.request.model_dir, is_training=True)
+        self.opened_store = open_store(self.compiled.program, settings, run.request.work_folder, is_training=True)
         if self.opened_store is not None:
             run.unused_store.callback(self.opened_store.close)
 

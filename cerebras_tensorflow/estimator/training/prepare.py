@@ -97,7 +97,7 @@ def prepare(
     cleanup.callback(pipeline.close)
     model, ops, compiled = _compile(request, target, pipeline)
     saver = CheckpointSaver(request.model_dir, target.mode, model.checkpoint_keys(), request.settings)
-    store = store_choice.open_store(compiled.program, request.settings.cs, request.model_dir, is_training=True)
+    store = store_choice.open_store(compiled.program, request.settings.cs, request.work_folder, is_training=True)
     unused_store = cleanup.enter_context(ExitStack())
     if store is not None:
         unused_store.callback(store.close)

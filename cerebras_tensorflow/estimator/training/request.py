@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.training.sparsity import Sparsifier
 from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
@@ -37,3 +38,8 @@ class TrainingRequest:
     last_step: int | None
     is_cerebras: bool = False
     sparsifier: Sparsifier | None = None
+
+    @property
+    def work_folder(self) -> str:
+        """Folder of event files, reports and the weight store; model_dir itself unless that is a URL."""
+        return work_folder(self.model_dir)

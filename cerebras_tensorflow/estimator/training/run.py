@@ -15,6 +15,7 @@ from cerebras_tensorflow.estimator.training.open_session import TrainingSessionC
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun, prepare
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.signals import StopSignals
+from cerebras_tensorflow.estimator.uploads import upload_files
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.perf import performance
 from cerebras_tensorflow.progress import Progress
@@ -39,9 +40,12 @@ def train(request: TrainingRequest, target: Target) -> None:
     if last_step is not None and first_step >= last_step:
         run_log.info("Skipping training since max_steps has already saved: %s is at step %d.", start, first_step)
         return
-    with FolderLock(request.model_dir), StopSignals() as signals:
-        retention.clean_up(request.model_dir)
-        _run(request, target, start, last_step, signals)
+    with FolderLock(request.work_folder), StopSignals() as signals:
+        retention.clean_up(request.work_folder)
+        try:
+            _run(request, target, start, last_step, signals)
+        finally:
+            upload_files(request.model_dir)
     signals.exit_if_received()
 
 
@@ -114,7 +118,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
     if watch.final_loss is not None:
         run_log.info("Loss for final step: %.6g.", watch.final_loss)
     performance.write(
-        run.request.model_dir,
+        run.request.work_folder,
         performance.Performance(
             compile_time=creator.compiled.compile_s,
             programming_time=creator.programming_s,

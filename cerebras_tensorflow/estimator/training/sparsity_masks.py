@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.files import read_regular
-from cerebras_tensorflow.saver.files.atomic import write_file
+from cerebras_tensorflow.saver.model_dir import beside
 from cerebras_tensorflow.saver.names import masks_path
 
 _ENTRY_BYTES = 4096  # room for the headers of one array and its name in the archive
@@ -36,7 +35,7 @@ def write(checkpoint: str, kept: Mapping[str, np.ndarray]) -> None:
     content = io.BytesIO()
     arrays: dict[str, Any] = {f"kept_{number}": bits for number, bits in enumerate(kept.values())}
     np.savez(content, names=np.array(list(kept), np.str_), **arrays)
-    write_file(masks_path(checkpoint), content.getvalue())
+    beside.write(masks_path(checkpoint), content.getvalue())
 
 
 def read(checkpoint: str, sizes: Mapping[str, int]) -> dict[str, np.ndarray] | None:
@@ -51,7 +50,7 @@ def read(checkpoint: str, sizes: Mapping[str, int]) -> dict[str, np.ndarray] | N
     """
     path = masks_path(checkpoint)
     try:
-        content = read_regular(path, _most_bytes(sizes))
+        content = beside.read(path, _most_bytes(sizes))
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             kept = {}
             for number, name in enumerate(map(str, _array(archive, "names"))):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX, parse_data_path
 from cerebras_tensorflow.saver.bundle.reader import BundleReader
 from cerebras_tensorflow.saver.files.atomic import partial_path, remove_stale, reporting
@@ -105,11 +106,18 @@ def _file_time(path: str, default_s: float) -> float:
 def record_save(model_dir: str, path: str, policy: Policy, saved_at_s: float | None = None) -> list[str]:
     """Add a committed checkpoint to a model_dir's state, and remove those past retention; return the removed ones.
 
-    The state is written first, so that it never names a removed checkpoint, even if the process dies.
+    model_dir is a folder or a URL. The state is written first, so that it never names a removed checkpoint, even if the
+    process dies.
 
     Raises:
         CheckpointError: If the state or the folder cannot be written.
     """
+    location = object_location(model_dir)
+    if location is not None:
+        from cerebras_tensorflow.saver.model_dir import remote
+
+        now_s = time.time() if saved_at_s is None else saved_at_s
+        return remote.record_save(location, lambda state: advance(state, path, now_s, policy))
     folder = os.path.abspath(model_dir)
     path = os.path.abspath(path)
     try:

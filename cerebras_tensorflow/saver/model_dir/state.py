@@ -6,10 +6,12 @@ import logging
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CorruptCheckpointError
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.saver.names import files_of
 
@@ -49,13 +51,18 @@ class CheckpointState:
 
 
 def read_state(model_dir: str | os.PathLike[str]) -> CheckpointState | None:
-    """Return the state of a model_dir, or None if it has none. Unknown fields are skipped.
+    """Return the state of a model_dir, a folder or a URL; None if it has none. Unknown fields are skipped.
 
-    All returned paths are inside the folder; see `_within`.
+    All returned paths are inside model_dir; see `_within`.
 
     Raises:
         CorruptCheckpointError: If the file is not a checkpoint state.
     """
+    location = object_location(model_dir)
+    if location is not None:
+        from cerebras_tensorflow.saver.model_dir import remote
+
+        return remote.read_state(location)
     folder = os.fspath(model_dir)
     path = os.path.join(folder, STATE_NAME)
     try:
@@ -66,10 +73,10 @@ def read_state(model_dir: str | os.PathLike[str]) -> CheckpointState | None:
         raise CorruptCheckpointError(
             f"{path}: cannot be read as a checkpoint state: {exc.strerror}. {_ADVICE}"
         ) from exc
-    return _within(folder, _parse(path, text))
+    return _within(folder, parse(path, text))
 
 
-def _parse(path: str, text: str) -> CheckpointState:
+def parse(path: str, text: str) -> CheckpointState:
     """Return the content of a state file, its paths unchanged; the newest path is empty if the file has none."""
     newest = ""
     kept: list[str] = []
@@ -140,19 +147,27 @@ def write_state(model_dir: str | os.PathLike[str], state: CheckpointState) -> No
         CheckpointError: If it cannot be written.
     """
     folder = os.path.abspath(model_dir)
-    lines = [f"model_checkpoint_path: {_quoted(folder, state.model_checkpoint_path)}"]
-    lines += [f"all_model_checkpoint_paths: {_quoted(folder, path)}" for path in state.all_model_checkpoint_paths]
+    write_file(os.path.join(folder, STATE_NAME), encode(state, lambda path: _stored(folder, path)))
+
+
+def encode(state: CheckpointState, stored: Callable[[str], str]) -> bytes:
+    """Return the content of a state file. stored(path) is what it holds for a path."""
+    lines = [f"model_checkpoint_path: {_quoted(stored(state.model_checkpoint_path))}"]
+    lines += [f"all_model_checkpoint_paths: {_quoted(stored(path))}" for path in state.all_model_checkpoint_paths]
     lines += [f"all_model_checkpoint_timestamps: {stamp!r}" for stamp in state.all_model_checkpoint_timestamps]
     if state.last_preserved_timestamp is not None:
         lines.append(f"last_preserved_timestamp: {state.last_preserved_timestamp!r}")
-    write_file(os.path.join(folder, STATE_NAME), ("\n".join(lines) + "\n").encode())
+    return ("\n".join(lines) + "\n").encode()
 
 
-def _quoted(folder: str, path: str) -> str:
+def _stored(folder: str, path: str) -> str:
     path = os.path.abspath(os.path.join(folder, path))
     relative = os.path.relpath(path, folder)
-    raw = os.fsencode(path if relative.startswith("..") else relative)
-    return '"' + "".join(_escaped(byte) for byte in raw) + '"'
+    return path if relative.startswith("..") else relative
+
+
+def _quoted(path: str) -> str:
+    return '"' + "".join(_escaped(byte) for byte in os.fsencode(path)) + '"'
 
 
 def _escaped(byte: int) -> str:

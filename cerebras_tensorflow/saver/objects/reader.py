@@ -28,6 +28,10 @@ from cerebras_tensorflow.saver.objects.read_ahead import ReadAhead
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 
+class NoManifestError(CheckpointError):
+    """There is no checkpoint at a URL."""
+
+
 class ObjectReader(TensorReader):
     """The tensors of a checkpoint in object storage.
 
@@ -35,7 +39,8 @@ class ObjectReader(TensorReader):
         location: The checkpoint.
 
     Raises:
-        CheckpointError: If there is no manifest, or it cannot be read.
+        NoManifestError: If there is no manifest.
+        CheckpointError: If it cannot be read.
         CorruptCheckpointError: If it is damaged.
     """
 
@@ -45,7 +50,7 @@ class ObjectReader(TensorReader):
         self._folder = location.key
         found = self._read_manifest()
         if found is None:
-            raise CheckpointError(
+            raise NoManifestError(
                 f"{self.path}: no checkpoint: it has no {manifests.NAME}. Copy files of other kinds to a folder first, "
                 "and read them there."
             )

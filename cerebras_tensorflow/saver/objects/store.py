@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from cerebras_tensorflow.config import env
@@ -131,9 +132,7 @@ class Bucket:
                 raise CorruptCheckpointError(
                     f"{self.url(key)}: {result.meta['size']} bytes; at most {_MAX_SMALL_BYTES} are read"
                 )
-            # obstore refuses None.
-            version = {name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name) is not None}
-            return bytes(result.bytes()), version
+            return bytes(result.bytes()), _version(result.meta)
 
         with contextlib.suppress(FileNotFoundError):
             return self._again(read, key, "be read", is_missing_raised=True)
@@ -144,6 +143,12 @@ class Bucket:
         with contextlib.suppress(FileNotFoundError):
             head = self._again(lambda: self._obstore.head(self._store, key), key, "be read", is_missing_raised=True)
             return int(head["size"])
+        return None
+
+    def version(self, key: str) -> Version | None:
+        """Return an object's version; None if there is no such object."""
+        with contextlib.suppress(FileNotFoundError):
+            return _version(self._again(lambda: self._obstore.head(self._store, key), key, "be read", True))
         return None
 
     def get_range(self, key: str, start: int, size: int) -> memoryview:
@@ -164,6 +169,14 @@ class Bucket:
     def put(self, key: str, content: bytes | bytearray) -> None:
         """Write an object; replace an existing object of this name."""
         self._again(lambda: self._obstore.put(self._store, key, content, use_multipart=False), key, "be written")
+
+    def put_file(self, key: str, path: str) -> None:
+        """Write a file as an object; replace an existing object of this name. A large file is sent in parts.
+
+        Raises:
+            CheckpointError: If the file cannot be read, or the object cannot be written.
+        """
+        self._again(lambda: self._obstore.put(self._store, key, Path(path)), key, "be written")
 
     def put_if(self, key: str, content: bytes, replaced: Version | None) -> None:
         """Write a small object, if nobody else has.
@@ -202,6 +215,13 @@ class Bucket:
                 for item in page:
                     yield StoredObject(item["path"], int(item["size"]), item["last_modified"])
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        """Return the names that have objects below them, directly below a prefix."""
+        found = self._again(
+            lambda: self._obstore.list_with_delimiter(self._store, prefix=prefix or None), prefix, "be listed"
+        )
+        return [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+
     def _again(self, request: Callable[[], _Result], key: str, action: str, is_missing_raised: bool = False) -> _Result:
         """Return the result of a request; repeat it a few times if it fails.
 
@@ -232,6 +252,11 @@ class Bucket:
             advice = _advice(exc, str(exc), key)
             text = f"{self.url(key)}: cannot {action}: {without_credentials(str(exc))} {advice}"
             raise (_TransientError if advice == _TRY_AGAIN else CheckpointError)(text) from None
+
+
+def _version(meta: Any) -> Version:
+    # obstore refuses None.
+    return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
 def without_credentials(text: str) -> str:

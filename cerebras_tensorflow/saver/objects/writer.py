@@ -25,7 +25,7 @@ from cerebras_tensorflow.saver.hdf5 import format as h5_format
 from cerebras_tensorflow.saver.hdf5.index import H5Record
 from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.objects import manifest as manifests
-from cerebras_tensorflow.saver.objects.store import Bucket, ConflictError
+from cerebras_tensorflow.saver.objects.store import Bucket, ConflictError, Version
 
 _SMALLEST_BYTES = 32 << 20
 _LARGEST_BYTES = 96 << 20
@@ -224,9 +224,14 @@ def remove(location: ObjectLocation) -> None:
         bucket.delete(data)
 
 
+def version_of(location: ObjectLocation) -> Version | None:
+    """Return the version of the manifest at a location; None if there is no committed checkpoint."""
+    return Bucket(location).version(f"{location.key}/{manifests.NAME}")
+
+
 def exists(location: ObjectLocation) -> bool:
     """Whether there is a committed checkpoint at a location."""
-    return Bucket(location).size(f"{location.key}/{manifests.NAME}") is not None
+    return version_of(location) is not None
 
 
 def _data_keys(bucket: Bucket, folder: str, content: bytes) -> list[str]:

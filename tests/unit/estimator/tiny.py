@@ -46,7 +46,7 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     return CSEstimatorSpec(mode, **fields)
 
 
-def estimator(model_dir: Path, params: Any = None, **settings: Any) -> CerebrasEstimator:
+def estimator(model_dir: Path | str, params: Any = None, **settings: Any) -> CerebrasEstimator:
     """An estimator that streams whatever has more than 100 bytes."""
     settings = {"save_summary_steps": None, "log_step_count_steps": None, **settings}
     warm_start_from = settings.pop("warm_start_from", None)

@@ -1,0 +1,103 @@
+"""Copies what a run writes into its work folder (event files, graph.pbtxt, performance.json) to object storage.
+
+Only files that are new or changed since this process first used the folder are copied: older files may belong to a run
+that is no longer in the bucket. Compiled programs and the weight store stay on this machine.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from cerebras_tensorflow.config.work_folder import work_folder
+from cerebras_tensorflow.locations import ObjectLocation, object_location
+from cerebras_tensorflow.saver.objects.store import Bucket
+
+_LOCAL = ("tfcs_", "weight_store", ".")  # beginnings of the names of folders and files that stay
+_PIECE_BYTES = 8 << 20
+_Change: TypeAlias = tuple[int, int]  # size [B], time of the last change [ns]
+
+_lock = threading.Lock()
+_copied: dict[str, dict[str, _Change]] = {}  # work folder -> path in it -> its state when it was copied or first seen
+
+
+def begin(model_dir: str) -> str:
+    """Make the work folder of a model_dir and return it. If model_dir is a URL, also take note of its files."""
+    folder = work_folder(model_dir)
+    os.makedirs(folder, exist_ok=True)
+    if object_location(model_dir) is None:
+        return folder
+    with _lock:
+        if folder not in _copied:
+            _copied[folder] = dict(_files(folder))
+    return folder
+
+
+def upload(model_dir: str) -> None:
+    """Copy all new and changed files of a model_dir's work folder to their places below model_dir.
+
+    Raises:
+        CheckpointError: If one cannot be copied.
+    """
+    location = object_location(model_dir)
+    if location is None:
+        return
+    folder = begin(model_dir)
+    bucket = Bucket(location)
+    with _lock:
+        copied = _copied[folder]
+        for name, change in _files(folder):
+            if copied.get(name) != change:
+                bucket.put_file(_key(location, name), os.path.join(folder, name))
+                copied[name] = change
+
+
+def upload_export(folder: str, url: str) -> None:
+    """Move all files below a folder to object storage, those at its top last: a reader of a SavedModel looks for them.
+
+    Raises:
+        CheckpointError: If one cannot be copied.
+    """
+    location = object_location(url)
+    assert location is not None
+    bucket = Bucket(location)
+    names = [os.path.relpath(os.path.join(base, name), folder) for base, _, found in os.walk(folder) for name in found]
+    for name in sorted(names, key=lambda name: -name.count(os.sep)):
+        bucket.put_file(_key(location, name), os.path.join(folder, name))
+    shutil.rmtree(folder)
+
+
+def download(url: str, folder: str, pattern: str) -> None:
+    """Copy the objects directly below a URL whose names match a pattern into a folder.
+
+    Raises:
+        CheckpointError: If they cannot be listed or read.
+    """
+    location = object_location(url)
+    assert location is not None
+    bucket = Bucket(location)
+    for item in bucket.list(location.key):
+        name = item.key.removeprefix(f"{location.key}/")
+        if "/" not in name and fnmatch.fnmatchcase(name, pattern):
+            with open(os.path.join(folder, name), "wb") as file:
+                for start in range(0, item.size, _PIECE_BYTES):
+                    file.write(bucket.get_range(item.key, start, min(_PIECE_BYTES, item.size - start)))
+
+
+def _files(folder: str) -> Iterator[tuple[str, _Change]]:
+    """Yield each file that is to be copied, as its path in the folder and its state."""
+    for base, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(_LOCAL)]
+        for name in names:
+            path = os.path.join(base, name)
+            if not name.startswith(_LOCAL) and os.path.isfile(path):
+                status = os.stat(path)
+                yield os.path.relpath(path, folder), (status.st_size, status.st_mtime_ns)
+
+
+def _key(location: ObjectLocation, name: str) -> str:
+    return f"{location.key}/{name.replace(os.sep, '/')}".lstrip("/")
