@@ -102,10 +102,10 @@ def test_settings_past_the_ninth_go_by_position_as_in_2_15() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: RunConfig(model_dir="s3://bucket/run"),
-        lambda: CSRunConfig().replace(model_dir=Path("gs://bucket/run")),
+        lambda: RunConfig(model_dir="hdfs://host/run"),
+        lambda: CSRunConfig().replace(model_dir=Path("hdfs://host/run")),
         lambda: CSConfig(weight_store_dir="s3://bucket/store"),
-        lambda: CerebrasEstimator(lambda features: None, "s3://bucket/run"),
+        lambda: CerebrasEstimator(lambda features: None, "hdfs://host/run"),
         lambda: CerebrasEstimator(lambda features: None, compile_dir="s3://bucket/run"),
         lambda: CerebrasEstimator(lambda features: None, warm_start_from="hdfs://host/model.ckpt-5"),
         lambda: WarmStartSettings(ckpt_to_initialize_from="hdfs://host/model.ckpt-5"),

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.errors import CheckpointError, SettingsError
-from cerebras_tensorflow.estimator.evaluation.evaluator import Evaluator
 from cerebras_tensorflow.estimator.export.exporters import BestExporter
 from cerebras_tensorflow.estimator.export.saved_model import build_raw_serving_input_receiver_fn
 from cerebras_tensorflow.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+from cerebras_tensorflow.estimator.training import sparsity_masks
+from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
 from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.saver import integrity, tf_h5_saver
 from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader, open_checkpoint
+from cerebras_tensorflow.saver.objects import store as store_module
 from cerebras_tensorflow.saver.objects.store import Bucket
 from tests.unit.conftest import S3_SECRET
 from tests.unit.estimator import tiny
@@ -69,3 +70,85 @@ def test_a_run_in_a_bucket_saves_resumes_evaluates_and_exports_as_in_a_folder(
     assert sum(name.endswith("manifest.json") for name in found) == 2
     assert not any("tfcs_" in name or "weight_store" in name for name in found)
     assert not Path("s3:").exists() and "are uploaded after each" in caplog.text and S3_SECRET not in caplog.text
+
+
+def test_evaluation_beside_training_finds_its_best_result_and_exports_in_the_bucket(proxy: FaultyProxy) -> None:
+    run = tiny.estimator(URL, save_checkpoints_steps=2)
+    exporter = BestExporter("best", receiver_fn, exports_to_keep=1)
+    train_and_evaluate(
+        run,
+        TrainSpec(tiny.input_fn(), max_steps=6),
+        EvalSpec(tiny.input_fn(epochs=1), steps=None, exporters=exporter, start_delay_secs=0, throttle_secs=0),
+    )
+    exports = {name.split("/")[2] for name in keys() if name.startswith("export/best/")}
+    assert len(exports) == 1
+    metrics = read_eval_metrics(run.eval_dir())
+    assert 6 in metrics
+    # A new exporter learns the best result from the event files in the bucket: a worse one is not exported.
+    worse = {"loss": metrics[6]["loss"] + 1, "global_step": 7}
+    again = BestExporter("best", receiver_fn, exports_to_keep=1)
+    assert again.export(run, f"{URL}/export/best", str(run.latest_checkpoint()), worse, False) is None
+
+
+def test_a_damaged_or_unfinished_checkpoint_is_not_resumed_from(
+    proxy: FaultyProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tiny.estimator(URL, save_checkpoints_steps=2).train(tiny.input_fn(), max_steps=4)
+    location = object_location(URL)
+    assert location is not None
+    bucket = Bucket(location)
+    integrity._known.clear()  # as in another process
+    data = next(name for name in keys(f"{URL}/model.ckpt-4") if name.startswith("data-"))
+    bucket.put(f"runs/first/model.ckpt-4/{data}", b"x" * (bucket.size(f"runs/first/model.ckpt-4/{data}") or 0))
+    bucket.put("runs/first/model.ckpt-9/data-1a-00000", b"of a writer that was killed")
+    assert run.latest_checkpoint() == f"{URL}/model.ckpt-2" and "model.ckpt-4 is damaged" in caplog.text
+    bucket.put("runs/first/checkpoint", b"\0 not a state")
+    assert run.latest_checkpoint() == f"{URL}/model.ckpt-2"
+    run.train(tiny.input_fn(), max_steps=3)
+    assert CheckpointReader.all_checkpoints(URL)[-1] == run.latest_checkpoint() == f"{URL}/model.ckpt-3"
+
+
+def test_of_two_runs_that_save_one_step_one_wins_and_the_other_stops(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_if = Bucket.put_if
+
+    def after_another_run(self: Bucket, key: str, content: bytes, replaced: Any) -> None:
+        if key.endswith("model.ckpt-2/manifest.json"):
+            monkeypatch.setattr(Bucket, "put_if", put_if)
+            monkeypatch.setenv("XDG_CACHE_HOME", os.environ["HOME"] + "/another machine")
+            tf_h5_saver.save(f"{URL}/model.ckpt-2", {"w": np.ones(3)})
+        put_if(self, key, content, replaced)
+
+    monkeypatch.setattr(Bucket, "put_if", after_another_run)
+    with pytest.raises(CheckpointError, match="another process has written this checkpoint meanwhile"):
+        tiny.estimator(URL, save_checkpoints_steps=2).train(tiny.input_fn(), max_steps=8)
+    assert values(f"{URL}/model.ckpt-2") == {"w": [1, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "check AWS_ENDPOINT_URL and the network"),
+        ({"url": "s3://other/run"}, "no such object or bucket"),
+        ({"url": "hdfs://host/run"}, "hdfs:// cannot be read or written here"),
+    ],
+)
+def test_a_model_dir_that_cannot_be_reached_is_refused_before_anything_runs(
+    change: dict[str, str], expected: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_RETRY_TIMEOUT_S", 1)
+    monkeypatch.setattr(store_module, "_ATTEMPTS", 1)
+    url = change.pop("url", URL)
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((CheckpointError, SettingsError), match=expected):
+        tiny.estimator(url, {"spec": lambda *_: pytest.fail("model_fn was called")}).train(tiny.input_fn(), max_steps=1)
+    assert not (tmp_path / "hdfs:").exists()
+
+
+def test_masks_of_a_sparsifier_are_beside_the_checkpoint(proxy: FaultyProxy) -> None:
+    path = f"{URL}/model-ckpt-2"
+    assert sparsity_masks.read(path, {"w": 12}) is None
+    sparsity_masks.write(path, {"w": np.packbits(np.arange(12) % 3 == 0)})
+    assert sparsity_masks.read(path, {"w": 12})["w"].tolist() == np.packbits(np.arange(12) % 3 == 0).tolist()

@@ -109,6 +109,6 @@ def test_a_model_dir_that_is_a_url_exits_with_status_2_and_makes_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(MODEL, ["-p", str(TINY), "--model_dir", "s3://bucket/run"]) == 2
-    assert "s3:// cannot be read or written here" in capsys.readouterr().err
+    assert run(MODEL, ["-p", str(TINY), "--model_dir", "hdfs://host/run"]) == 2
+    assert "hdfs:// cannot be read or written here" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
