@@ -5,6 +5,7 @@ CerebrasError
 |   +-- MissingDataError   input files do not exist
 +-- CompileError           a graph that the requested mode cannot run
 |   +-- MemoryBudgetError  a step that does not fit into memory_budget
+|   +-- PlacementError   a model that does not fit on the simulated wafer
 +-- SystemStateError       the state of the simulated CS-2 forbids the request
 |   +-- ExecModeError      it is in the other execution mode
 |   +-- SystemNotFoundError  nothing answers at that address
@@ -41,6 +42,10 @@ class CompileError(CerebrasError):
 
 class MemoryBudgetError(CompileError):
     """A step that does not fit into the memory budget."""
+
+
+class PlacementError(CompileError):
+    """A model that does not fit on the wafer of the simulated CS-2."""
 
 
 class SystemStateError(CerebrasError):

@@ -1,7 +1,8 @@
-"""Hardware figures of a CS-2, each with its unit, its source, and whether it is published, derived or assumed.
+"""Hardware figures of a CS-2, each with its unit, its source, and whether it is published, derived, fitted or assumed.
 
-`published` figures are from Cerebras, `derived` figures follow from published ones, and `assumed` figures are choices
-of this simulator. Whatever prints an assumed figure marks it.
+`published` figures are from Cerebras, `derived` figures follow from published ones, `fitted` figures make the model
+agree with published runs (system/wafer/published.py), and `assumed` figures are choices of this simulator. Whatever
+prints a fitted or an assumed figure marks it. Those that matter have a range, from which a simulated speed gets its own.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ HOT_CHIPS_34 = "S. Lie, Cerebras Architecture Deep Dive, Hot Chips 34, 2022"
 
 @dataclass(frozen=True)
 class Fact:
-    """One hardware figure."""
+    """One hardware figure.
+
+    Attributes:
+        value, unit, status, source: The figure and where it comes from.
+        low, high: The range in which the true figure probably is. None: no range is told.
+    """
 
     value: float
     unit: str
-    status: Literal["published", "derived", "assumed"]
+    status: Literal["published", "derived", "fitted", "assumed"]
     source: str
+    low: float | None = None
+    high: float | None = None
 
 
 CORES = Fact(850_000, "cores", "published", WSE2)
@@ -53,6 +61,69 @@ SINGLE_PRECISION_FLOPS = Fact(
 HOP_CYCLES = Fact(1, "cycles/hop", "published", WSE2)
 IO_BITS_PER_S = Fact(1.2e12, "bit/s", "published", "CS-2 data sheet: 12 x 100 Gigabit Ethernet")
 IO_BYTES_PER_S = Fact(IO_BITS_PER_S.value / 8, "B/s", "derived", "line rate without protocol overhead")
+GRID_ROWS = Fact(850, "cores", "assumed", "a grid of 850,000 cores; the published outline of the usable grid varies")
+GRID_COLUMNS = Fact(1000, "cores", "assumed", "as GRID_ROWS")
+WAVELETS_PER_CYCLE = Fact(1, "32-bit wavelets/link/cycle", "published", HOT_CHIPS_34)
+DATA_SHARE = Fact(0.9, "of a core's SRAM", "assumed", "weights and activations; the rest holds code and buffers")
+
+PIPELINED_EFFICIENCY = Fact(
+    0.296,
+    "of the peak",
+    "fitted",
+    "BERT-large of release 1.7.1: balance of the rectangles, copies and waits inside the kernels",
+    low=0.24,
+    high=0.37,
+)
+STREAMING_EFFICIENCY_1 = Fact(
+    0.271,
+    "of the peak",
+    "fitted",
+    "GPT-J of releases 1.7.1 and 1.8.0 (geometric mean): kernels of releases 1.x",
+    low=0.22,
+    high=0.34,
+)
+STREAMING_EFFICIENCY_2 = Fact(
+    0.483,
+    "of the peak",
+    "fitted",
+    "Llama-7B of release 2.1.1: kernels of releases 2.x",
+    low=0.39,
+    high=0.6,
+)
+VECTOR_START_CYCLES = Fact(
+    4, "cycles", "assumed", "to start the vector operation of a weight that arrives at a core", low=1, high=8
+)
+STEP_OVERHEAD_S = Fact(
+    0.53e-3,
+    "s",
+    "fitted",
+    "the run of the size of fc_mnist, with batches of 256: begin and end of a step, seen from the hosts",
+    low=0.3e-3,
+    high=1e-3,
+)
+CLUSTER_HOP_S = Fact(
+    10e-6, "s", "assumed", "one level of the tree that broadcasts weights and sums gradients", low=2e-6, high=50e-6
+)
+CLUSTER_FAN_OUT = Fact(4, "links/level", "assumed", "systems or nodes below a node of that tree")
+INITIAL_WEIGHT_BYTES_PER_S = Fact(
+    188e6, "B/s", "fitted", "GPT-J of release 1.7.1 on 2 systems: initial weights sent in 129 s", low=100e6, high=400e6
+)
+CHECKPOINT_BYTES_PER_S = Fact(
+    275e6,
+    "B/s",
+    "fitted",
+    "GPT-J of releases 1.7.1 and 1.8.0: weights and two slots saved in 230 s and 304 s",
+    low=150e6,
+    high=500e6,
+)
+RUN_START_S = Fact(
+    2500,
+    "s",
+    "fitted",
+    "1.3 B genomic model, 4.1 h on 2 systems and 2.4 h on 4: the part of a run that more systems do not shorten",
+    low=600,
+    high=5000,
+)
 REBOOT_WALL_S = Fact(2.0, "s", "assumed", "reboot time of the simulated system; a real one takes minutes")
 
 PORT = 9000

@@ -10,4 +10,6 @@ def test_derived_figures_agree_with_the_published_ones() -> None:
 def test_every_figure_has_a_unit_source_and_status() -> None:
     for name, fact in facts.all_facts().items():
         assert fact.unit and fact.source, name
-        assert fact.status in ("published", "derived", "assumed"), name
+        assert fact.status in ("published", "derived", "fitted", "assumed"), name
+        if fact.low is not None and fact.high is not None:
+            assert fact.low < fact.value < fact.high, name

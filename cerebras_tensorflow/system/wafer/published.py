@@ -1,0 +1,152 @@
+"""Published speeds of CS-2 systems beside those of the model. `python -m cerebras_tensorflow.system.wafer.published`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cerebras_tensorflow.system import facts
+from cerebras_tensorflow.system.wafer import transformers
+from cerebras_tensorflow.system.wafer.layers import Network
+from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
+
+_ALCF = "argonne-lcf/user-guides, training logs"
+_GENSLM = "GenSLM runs on Andromeda, 2022"
+_STATE_BYTES = 12  # of a weight in a checkpoint: itself and two slots of the optimizer, in float32
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One published figure.
+
+    Attributes:
+        name: The run, in words.
+        source: Who published it.
+        unit: Unit of the figure.
+        figure: The published value.
+        ours: Returns the value of the model.
+        use: What the model took from it: "fitted on it", or "" for a check.
+    """
+
+    name: str
+    source: str
+    unit: str
+    figure: float
+    ours: Callable[[], float]
+    use: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """The model's value over the published one."""
+        return self.ours() / self.figure
+
+
+def published_runs() -> list[PublishedRun]:
+    """Return the published runs that we know."""
+    return [
+        PublishedRun(
+            "BERT-large, MSL 128, pipelined, R1.7.1, 1 CS-2, batch 1024",
+            _ALCF,
+            "samples/s",
+            6370,
+            _speed(transformers.BERT_LARGE.network(), Workload("pipelined", 1024)),
+            "fits the pipelined efficiency",
+        ),
+        PublishedRun(
+            "GPT-J 6B, weight streaming, R1.7.1, 2 CS-2, batch 130",
+            _ALCF,
+            "samples/s",
+            27.53,
+            _speed(transformers.GPTJ_6B.network(), _streaming(65, 2, "1.7.1")),
+            "fits, with the next, the efficiency of releases 1.x",
+        ),
+        PublishedRun(
+            "GPT-J 6B, weight streaming, R1.8.0, 2 CS-2, batch 130",
+            _ALCF,
+            "samples/s",
+            65_000 / 2_960,
+            _speed(transformers.GPTJ_6B.network(), _streaming(65, 2, "1.8.0")),
+            "fits, with the one before, the efficiency of releases 1.x",
+        ),
+        PublishedRun(
+            "Llama-7B, weight streaming, R2.1.1, 1 CS-2, batch 99",
+            _ALCF,
+            "samples/s",
+            20.45,
+            _speed(transformers.LLAMA_7B.network(), _streaming(99, 1, "2.1.1")),
+            "fits the efficiency of releases 2.x",
+        ),
+        PublishedRun(
+            "of the size of fc_mnist, pipelined, 1 CS-2, batch 256 (assumed), 2022",
+            _ALCF,
+            "samples/s",
+            479_188,
+            _speed(transformers.dense_layers(transformers.FC_MNIST), Workload("pipelined", 256)),
+            "fits the overhead of a step",
+        ),
+        PublishedRun(
+            "1.3 B genomic model, MSL 10,240: hours on 2 CS-2 over hours on 4",
+            _GENSLM,
+            "",
+            4.1 / 2.4,
+            _speed_up_of_a_run,
+            "fits the start of a run",
+        ),
+        PublishedRun(
+            "GPT-J 6B, R1.7.1: initial weights sent", _ALCF, "s", 129, lambda: _gptj_bytes(4, _send_rate()), "fitted"
+        ),
+        PublishedRun(
+            "GPT-J 6B, R1.7.1: a checkpoint saved", _ALCF, "s", 230, lambda: _gptj_bytes(_STATE_BYTES, _save_rate()), "fitted"
+        ),
+        PublishedRun(
+            "GPT-J 6B, R1.8.0: a checkpoint saved", _ALCF, "s", 304, lambda: _gptj_bytes(_STATE_BYTES, _save_rate()), "fitted"
+        ),
+    ]
+
+
+def table() -> str:
+    """Return the published runs as a table in Markdown."""
+    lines = ["| published run | source | published | simulated | ratio | used |", "|---|---|---|---|---|---|"]
+    for run in published_runs():
+        unit = f" {run.unit}" if run.unit else ""
+        words = (run.name, run.source, f"{run.figure:,.4g}{unit}", f"{run.ours():,.4g}{unit}", f"{run.ratio:.2f}", run.use)
+        lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines) + "\n"
+
+
+def run_s(step_s: float, num_steps: int) -> float:
+    """Return the simulated time of a whole run [s]: compilation and start-up, and then its steps."""
+    return facts.RUN_START_S.value + num_steps * step_s
+
+
+def _streaming(batch_size: int, num_csx: int, release: str) -> Workload:
+    return Workload("weight_streaming", batch_size, num_csx, release=release)
+
+
+def _speed(network: Network, workload: Workload) -> Callable[[], float]:
+    return lambda: simulate(network, workload).samples_per_s
+
+
+def _speed_up_of_a_run() -> float:
+    """Return how much faster a whole run is on 4 systems than on 2, with the number of samples that takes 4.1 h on 2."""
+    network = transformers.GENSLM_1_3B.network()
+    two, four = (simulate(network, _streaming(8, count, "1.7")) for count in (2, 4))
+    samples = (4.1 * 3600 - facts.RUN_START_S.value) * two.samples_per_s
+    hours = [run_s(step.step_s, round(samples / step.batch_size)) / 3600 for step in (two, four)]
+    return hours[0] / hours[1]
+
+
+def _gptj_bytes(bytes_of_weight: int, bytes_per_s: float) -> float:
+    return transformers.GPTJ_6B.network().num_weights * bytes_of_weight / bytes_per_s
+
+
+def _send_rate() -> float:
+    return facts.INITIAL_WEIGHT_BYTES_PER_S.value
+
+
+def _save_rate() -> float:
+    return facts.CHECKPOINT_BYTES_PER_S.value
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,86 @@
+"""The time of one layer: the longest of compute, memory, fabric and I/O, and what comes on top."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cerebras_tensorflow.system import facts
+from cerebras_tensorflow.system.wafer.layers import Layer
+
+ELEMENT_BYTES = 2
+"""Activations are in half precision on the wafer."""
+
+_SIMD = int(facts.HALF_PRECISION_MACS_PER_CYCLE.value)
+_CORE_FLOPS = facts.HALF_PRECISION_FLOPS.value / facts.CORES.value
+_CORE_MEMORY_BYTES_PER_S = facts.MEMORY_BYTES_PER_S.value / facts.CORES.value
+_ELEMENTS_PER_LINK_S = (
+    facts.CLOCK_HZ.value * facts.WAVELETS_PER_CYCLE.value * 4 / ELEMENT_BYTES
+)  # two halves in a wavelet
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Where the time of a layer in one step goes [s]. The four first ones overlap.
+
+    Attributes:
+        compute_s, memory_s, fabric_s, io_s: Time of each resource.
+        fill_s: To fill and drain the layer; on top.
+    """
+
+    compute_s: float
+    memory_s: float
+    fabric_s: float
+    io_s: float
+    fill_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time of the layer in a step [s]."""
+        return max(self.compute_s, self.memory_s, self.fabric_s, self.io_s) + self.fill_s
+
+    @property
+    def limit(self) -> str:
+        """The resource that takes the longest: "compute", "memory", "fabric", "I/O" or "fill and drain"."""
+        parts = {
+            "compute": self.compute_s,
+            "memory": self.memory_s,
+            "fabric": self.fabric_s,
+            "I/O": self.io_s,
+            "fill and drain": self.fill_s,
+        }
+        return max(parts, key=parts.__getitem__)
+
+
+def core_seconds(layer: Layer, efficiency: float) -> float:
+    """Return the time of one sample on a single core [s]; n cores take an n-th of it."""
+    return layer.flops / (_CORE_FLOPS * efficiency)
+
+
+def memory_core_seconds(layer: Layer) -> float:
+    """Return the time that one sample's reads and writes take on a single core [s]."""
+    return layer.moved_elements * ELEMENT_BYTES / _CORE_MEMORY_BYTES_PER_S
+
+
+def edge_seconds(elements: float, links: float) -> float:
+    """Return the time in which elements cross the edge of a rectangle over a number of links [s]."""
+    return elements / (links * _ELEMENTS_PER_LINK_S)
+
+
+def vector_share(rows: float, grid_rows: float, start_cycles: float) -> float:
+    """Return the share of cycles in which the vector operation of a weight does useful work.
+
+    Each weight meets the rows that a core holds: rows / grid_rows of them, four in a cycle, after the start of the
+    operation. Few rows (short sequences, small batches) leave most of the cycles to the start.
+
+    >>> vector_share(850 * 40, 850, 10)
+    0.5
+    """
+    held = rows / grid_rows
+    return held / _SIMD / (math.ceil(held / _SIMD) + start_cycles)
+
+
+def crossing_s() -> float:
+    """Return the time of a value from one corner of the wafer to the other [s]."""
+    hops = facts.GRID_ROWS.value + facts.GRID_COLUMNS.value
+    return hops * facts.HOP_CYCLES.value / facts.CLOCK_HZ.value
