@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cerebras_tensorflow.compiler.estimate import Estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
 from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.system.wafer.advice import advice
+from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
@@ -53,22 +54,46 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def compile_report_text(estimate: Estimate) -> str:
+def compile_report_text(simulation: Simulation) -> str:
     """Return the compile report in the original's layout. Every figure is simulated."""
+    slow, fast = simulation.samples_range
     rows = [
-        ("Samples/s", _rate(estimate.samples_per_s)),
-        ("Compute Samples/s", _rate(estimate.compute_samples_per_s)),
-        ("Transmission Samples/s", _rate(estimate.transmission_samples_per_s)),
+        ("Samples/s", _rate(simulation.samples_per_s)),
+        ("Compute Samples/s", _rate(simulation.compute_samples_per_s)),
+        ("Transmission Samples/s", _rate(simulation.transmission_samples_per_s)),
     ]
-    return (
-        "Estimated Overall Performance (simulated: a model of a CS-2, not a measurement)\n"
-        "-------------------------------\n"
-        + "".join(f"{name}: {value}\n" for name, value in rows)
-        + f"\nOne step of {estimate.batch_size} samples: {estimate.flops:.3e} floating-point operations, "
-        f"{format_bytes(estimate.transmitted_bytes)} over the links, "
-        f"{format_seconds(estimate.step_s)} (simulated).\nAssumptions:\n"
-        + "".join(f"- {text}\n" for text in estimate.assumptions)
-    )
+    systems = f"{simulation.num_csx} CS-2" if simulation.num_csx > 1 else "one CS-2"
+    parts = f", in {simulation.micro_batches} micro-batches" if simulation.micro_batches > 1 else ""
+    limits = [f"{name} {format_seconds(seconds)}" for name, seconds in list(simulation.limits().items())[:3]]
+    lines = [
+        "Estimated Overall Performance (simulated: a model of a CS-2, not a measurement)",
+        "-------------------------------",
+        *(f"{name}: {value}" for name, value in rows),
+        f"Range: {_rate(slow)} to {_rate(fast)} samples/s, from the ranges of the fitted and assumed figures",
+        "",
+        f"One step of {simulation.batch_size} samples on {systems}{parts}: {simulation.flops:.3e} floating-point "
+        f"operations, {format_bytes(simulation.transmitted_bytes)} over the links, "
+        f"{format_seconds(simulation.step_s)} (simulated).",
+        f"Activations that stay on the wafer: {format_bytes(simulation.kept_bytes)}"
+        + (", the rest is computed again in the backward pass." if simulation.is_recomputed else "."),
+        f"What the step waits for: {', '.join(limits)}.",
+        *advice(simulation),
+        *([f"Not placed: {simulation.problem}"] if simulation.problem else []),
+        "Assumptions:",
+        *(f"- {text}" for text in simulation.assumptions),
+        "",
+        "The slowest layers (simulated)",
+        *_slowest_rows(simulation),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _slowest_rows(simulation: Simulation) -> list[str]:
+    rows = [f"{'time':>10}  {'limit':14}  {'kind':14}  layer"]
+    for placed in simulation.slowest():
+        time = placed.time
+        rows.append(f"{format_seconds(time.seconds):>10}  {time.limit:14}  {placed.layer.kind:14}  {placed.layer.name}")
+    return rows
 
 
 def _rate(per_s: float) -> str:

@@ -84,7 +84,7 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
             error = error or found
             run_log.info("micro_batch_size %d: does not fit into memory_budget", size)
             continue
-        speeds[size] = compiled.estimate.samples_per_s
+        speeds[size] = compiled.simulation.samples_per_s
         run_log.info(
             "micro_batch_size %d: the step takes %s; %.4g samples/sec (simulated)",
             *(size, format_bytes(plan_memory(compiled.program).peak_bytes), speeds[size]),
@@ -107,4 +107,4 @@ def _compile(request: CompileRequest, pipeline: InputPipeline, compile_dir: str 
         step = model.step([*evaluation_run.evaluation_ops(model).roots, local_init_of(model)])
     else:
         step = model.step([*tf.nest.flatten(model.spec.predictions, expand_composites=True), local_init_of(model)])
-    return compile_model(model, step, request.execution_mode, request.settings.cs, compile_dir)
+    return compile_model(model, step, request.execution_mode, request.settings.cs, compile_dir, is_for_cs=True)

@@ -1,17 +1,13 @@
-"""Finds the layer of each op from its name, and the layer that is computed at each time."""
+"""Finds the layer that is computed at each time."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cerebras_tensorflow.graph.scopes import layer_of
 from cerebras_tensorflow.perf.timeline import Span
-
-_GRADIENTS = re.compile(r"gradients(_\d+)?$")
-_NUMBERED = re.compile(r"\d+$")
-_UNNUMBERED_SCOPES = 2  # scopes that name a layer without a number, such as "model/embedding"
 
 
 @dataclass(frozen=True)
@@ -19,7 +15,7 @@ class LayerSpan:
     """An interval in which one layer is computed.
 
     Attributes:
-        layer: From `layer_of`.
+        layer: From graph.scopes.layer_of.
         begin_s: From the beginning of the step [s].
         end_s: From the beginning of the step [s].
     """
@@ -27,23 +23,6 @@ class LayerSpan:
     layer: str
     begin_s: float
     end_s: float
-
-
-def layer_of(op: str) -> str:
-    """Return the layer of an op: its scopes up to the first numbered one. A number in the op's own name is ignored.
-
-    >>> layer_of("gradients/model/layer_3/dense/MatMul_grad/MatMul_1")
-    'model/layer_3'
-    >>> layer_of("model/embedding/lookup/Gather")
-    'model/embedding'
-    >>> layer_of("AddN_2")
-    ''
-    """
-    scopes = [scope for scope in op.split("/")[:-1] if not _GRADIENTS.match(scope)]
-    for number, scope in enumerate(scopes):
-        if _NUMBERED.search(scope):
-            return "/".join(scopes[: number + 1])
-    return "/".join(scopes[:_UNNUMBERED_SCOPES])
 
 
 def layer_spans(spans: Iterable[Span], length_s: float, num_bins: int) -> list[LayerSpan]:

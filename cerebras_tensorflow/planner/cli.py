@@ -78,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: int(text) if text.isdigit() else text,
         help="samples of a batch to compute at a time: a number, auto or none (default: params, else none)",
     )
+    parser.add_argument(
+        "--allow_oversize",
+        action="store_true",
+        default=None,
+        help="go on, without a placement, if the model does not fit on the simulated wafer",
+    )
     parser.add_argument("--store_dir", help="folder on the disk of the weight store (default: csconfig, else .)")
     parser.add_argument("--no_rates", action="store_true", help="do not measure this machine; leave out its step time")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
@@ -104,6 +110,7 @@ def _run(options: argparse.Namespace) -> None:
         "stream_window_bytes": options.window_bytes,
         "memory_budget": options.memory_budget,
         "micro_batch_size": options.micro_batch_size,
+        "allow_oversize": options.allow_oversize,
     }
     cs_config = settings.cs_config(params, overrides)
     store_dir = settings.store_folder(options.store_dir, cs_config)

@@ -9,13 +9,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.estimate import Estimate, estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.step import compile_step
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.execution import micro_batch_size
-from cerebras_tensorflow.estimator.execution.compile_model import check_budget, streaming_options
+from cerebras_tensorflow.estimator.execution.compile_model import (
+    check_budget,
+    network_of,
+    streaming_options,
+    workload_of,
+)
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
 from cerebras_tensorflow.estimator.training.ops import training_ops
@@ -25,6 +29,10 @@ from cerebras_tensorflow.perf.planned_timeline import StreamRates, plan_timeline
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Timeline
 from cerebras_tensorflow.planner.rates import Rates
 from cerebras_tensorflow.planner.shapes import ShapeInputs
+from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE
+from cerebras_tensorflow.system.wafer.layers import Network
+from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
+from cerebras_tensorflow.system.wafer.simulation import Simulation
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,9 @@ class StepPlan:
         memory: Its memory plan.
         process_bytes: Memory of the process without the step, which counts against the budget. 0 without a budget.
         memory_budget: Most bytes of memory that the process may take. None: no limit.
-        cs2: Simulated speed on a CS-2.
+        network: Its layers, for the model of the wafer.
+        workload: What the run asks of the simulated systems.
+        cs2: The simulated step.
         batch_size: Samples in a step.
         num_parameters: Elements of the trained variables.
         num_flops: Floating-point operations of a step, in matrix products and convolutions.
@@ -49,7 +59,9 @@ class StepPlan:
     memory: MemoryPlan
     process_bytes: int
     memory_budget: int | None
-    cs2: Estimate
+    network: Network
+    workload: Workload
+    cs2: Simulation
     batch_size: int
     num_parameters: int
     num_flops: int
@@ -80,6 +92,7 @@ def plan_step(
     mode: str,
     execution_mode: str,
     settings: CSConfig,
+    release: str = DEFAULT_RELEASE,
 ) -> StepPlan:
     """Compile one step of a model without allocating its weights.
 
@@ -91,14 +104,16 @@ def plan_step(
         mode: "train", "eval" or "infer".
         execution_mode: "weight_streaming" or "pipelined".
         settings: Settings of the schedule and the weight store.
+        release: Release of the software on the simulated systems.
 
     Raises:
         CompileError: If the graph cannot be compiled for the mode.
+        PlacementError: If the model does not fit on the wafer, and the settings have no allow_oversize.
         ValueError: As in call_model_fn.
     """
 
     def attempt() -> StepPlan:
-        return _plan_micro_batch(model_fn, inputs, params, config, mode, execution_mode, settings)
+        return _plan_micro_batch(model_fn, inputs, params, config, mode, execution_mode, settings, release)
 
     if mode == ModeKeys.TRAIN:
         return micro_batch_size.first_that_fits(inputs, settings, params, attempt)
@@ -114,6 +129,7 @@ def _plan_micro_batch(
     mode: str,
     execution_mode: str,
     settings: CSConfig,
+    release: str = DEFAULT_RELEASE,
 ) -> StepPlan:
     """Plan a step with the micro-batches of the inputs; see plan_step."""
     model = call_model_fn(model_fn, inputs, mode, params, run_settings(config))
@@ -122,8 +138,9 @@ def _plan_micro_batch(
     op_bytes = {name: sum(output.num_bytes for output in made) for name, made in outputs.items()}
     op_flops = flops_of_ops(model.graph, {node.name for node in step.graph_def.node})
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
-    batch_bytes = model.inputs.micro_batches * sum(op_bytes[name] for name in model.inputs.names)
+    network = network_of(model, step)
     num_flops = model.inputs.micro_batches * sum(op_flops.values())
+    workload = replace(workload_of(model, execution_mode, settings), release=release)
     options = streaming_options(model, execution_mode, settings)
     # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
     del model
@@ -137,7 +154,9 @@ def _plan_micro_batch(
         memory=memory,
         process_bytes=options.process_bytes,
         memory_budget=options.memory_budget,
-        cs2=estimate(program, inputs.batch_size, batch_bytes, num_flops),
+        network=network,
+        workload=workload,
+        cs2=simulate(network, workload),
         batch_size=inputs.batch_size,
         num_parameters=num_parameters,
         num_flops=num_flops,

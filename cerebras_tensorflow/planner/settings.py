@@ -20,6 +20,8 @@ from cerebras_tensorflow.planner.shapes import Shape, ShapeInputs
 MODES = {"train": "train", "train_and_eval": "train", "eval": "eval", "eval_all": "eval", "predict": "infer"}
 """Mode of a run -> mode of model_fn that is planned."""
 
+_BOTH = ("memory_budget", "micro_batch_size", "num_csx", "allow_oversize")  # also keys of runconfig, which overrides
+
 
 def cs_config(params: Mapping[str, Any], given: Mapping[str, Any]) -> CSConfig:
     """Return the settings of the run that a params file describes.
@@ -37,7 +39,7 @@ def cs_config(params: Mapping[str, Any], given: Mapping[str, Any]) -> CSConfig:
         if key not in known:
             raise SettingsError(f"unknown csconfig key {key!r}; known: {', '.join(known)}")
     runconfig = _section(params, "runconfig")
-    before = {name: runconfig[name] for name in ("memory_budget", "micro_batch_size") if runconfig.get(name)}
+    before = {name: runconfig[name] for name in _BOTH if runconfig.get(name)}
     return CSConfig(**section | before | {name: value for name, value in given.items() if value is not None})
 
 

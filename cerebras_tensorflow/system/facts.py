@@ -2,7 +2,7 @@
 
 `published` figures are from Cerebras, `derived` figures follow from published ones, `fitted` figures make the model
 agree with published runs (system/wafer/published.py), and `assumed` figures are choices of this simulator. Whatever
-prints a fitted or an assumed figure marks it. Those that matter have a range, from which a simulated speed gets its own.
+prints a fitted or an assumed figure marks it. Some have a range, from which a simulated speed gets its own.
 """
 
 from __future__ import annotations

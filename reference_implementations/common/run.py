@@ -223,6 +223,12 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: int(text) if text.isdigit() else text,
         help="samples of a batch to compute at a time: a number, auto, none, or with --compile_only explore",
     )
+    parser.add_argument(
+        "--allow_oversize",
+        action="store_true",
+        default=None,
+        help="go on with a model that does not fit on the simulated wafer",
+    )
     group = parser.add_argument_group("cluster")
     group.add_argument("--num_csx", type=int, help="CS systems that share a batch")
     group.add_argument("--num_wgt_servers", type=int, help="weight servers")
@@ -335,6 +341,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
     given: dict[str, Any] = {
         "memory_budget": settings.memory_budget,
         "micro_batch_size": settings.micro_batch_size,
+        "allow_oversize": settings.allow_oversize,
         "num_csx": settings.num_csx,
         "max_wgt_servers": settings.num_wgt_servers,
         "max_act_per_csx": settings.num_act_servers,

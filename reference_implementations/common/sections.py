@@ -35,6 +35,7 @@ class RunSettings:
     synthetic: bool = False  # random batches with the shapes of the data, which need not be there
     memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
     micro_batch_size: int | str | dict[str, Any] | None = None  # for all modes; an input section overrides it
+    allow_oversize: bool = False  # go on with a model that does not fit on the simulated wafer
     num_csx: int | None = None
     num_wgt_servers: int | None = None
     num_act_servers: int | None = None
@@ -66,6 +67,7 @@ class CsSettings:
     use_xla: bool = False
     memory_budget: int | str | None = None  # runconfig's memory_budget overrides it
     micro_batch_size: int | str | dict[str, Any] | None = None  # runconfig's micro_batch_size overrides it
+    allow_oversize: bool = False
 
 
 @dataclass(frozen=True)

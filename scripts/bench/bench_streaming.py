@@ -128,12 +128,12 @@ def peak_bytes() -> int:
 def print_plan(model: Any, step: Any, program: Any, plan: Any, batch: int) -> None:
     """Print the memory plan and the estimate of the simulated system's speed."""
     from cerebras_tensorflow.compiler import report
-    from cerebras_tensorflow.compiler.estimate import estimate
-    from cerebras_tensorflow.graph.cost import flops
+    from cerebras_tensorflow.estimator.execution.compile_model import network_of
+    from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 
     print(report.memory_plan_text(program, plan))
-    num_flops = flops(model.graph, {node.name for node in step.graph_def.node})
-    print(report.compile_report_text(estimate(program, batch, 0, num_flops)))
+    network = network_of(model, step)
+    print(report.compile_report_text(simulate(network, Workload(program.mode, batch, allow_oversize=True))))
 
 
 def timed_steps(session: Any, model: Any, store: Any, options: argparse.Namespace) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class CSConfig:
             size that lets the step fit into memory_budget; "explore" or {"explore": {"min": 1, "max": 8}}: only for
             compile, which compares all sizes. `micro_batch_size` in params' train_input, eval_input or
             predict_input overrides it.
+        allow_oversize: Go on, without a placement, with a model that does not fit on the simulated wafer. Otherwise a
+            run on a CS system refuses it; a run on the CPU alone never does.
         use_xla: Compile clusters of ops with XLA, in pipelined mode only. The last bits of the results then differ from
             those of weight streaming.
 
@@ -64,6 +66,7 @@ class CSConfig:
     use_xla: bool = False
     memory_budget: int | str | None = None
     micro_batch_size: int | str | dict[str, dict[str, int]] | None = None
+    allow_oversize: bool = False
 
     def __post_init__(self) -> None:
         if self.weight_store not in STORES:

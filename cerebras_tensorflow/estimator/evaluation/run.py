@@ -219,7 +219,9 @@ def opened_model(
     def create(roots: list[Any]) -> ProgramSession:
         local_init = local_init_of(model)
         step = model.step([*roots, local_init])
-        compiled = compile_model(model, step, target.mode, request.settings.cs, request.compile_dir)
+        compiled = compile_model(
+            model, step, target.mode, request.settings.cs, request.compile_dir, is_for_cs=target.system is not None
+        )
         store = store_choice.open_store(compiled.program, request.settings.cs, work_folder(request.model_dir))
         next_batch = pipeline.next_micro_batch if pipeline.is_fed else None
         session = ProgramSession(compiled.program, model.graph, None, store, session_config, next_batch)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cerebras_tensorflow.compiler import cache, report
-from cerebras_tensorflow.compiler.estimate import Estimate, estimate
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
@@ -17,12 +16,15 @@ from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
-from cerebras_tensorflow.graph.cost import flops, op_outputs, output_bytes
+from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.exactness import InexactOp, find_inexact_ops
-from cerebras_tensorflow.graph.nodes import NodeTable
+from cerebras_tensorflow.graph.layers import find_network
 from cerebras_tensorflow.graph.program import Note, Program, Residence
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
+from cerebras_tensorflow.system.wafer.layers import Network
+from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
+from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
 _ROUNDED_TO = 64_000_000  # [B] round up the memory of the process, so that runs of one model share a Program
@@ -36,16 +38,18 @@ class Compiled:
         program: The Program.
         compile_s: Time it took [s]; 0 if it came from the cache.
         folder: Its tfcs_<checksum> folder; None if nothing was written.
-        estimate: Simulated speed.
+        simulation: The simulated step on a CS-2.
     """
 
     program: Program
     compile_s: float
     folder: Path | None
-    estimate: Estimate
+    simulation: Simulation
 
 
-def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compile_dir: str | None) -> Compiled:
+def compile_model(
+    model: Model, step: Step, mode: str, settings: CSConfig, compile_dir: str | None, is_for_cs: bool = False
+) -> Compiled:
     """Compile a step, or take it from the cache.
 
     Args:
@@ -54,7 +58,12 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
         mode: Execution mode.
         settings: The run's CSConfig.
         compile_dir: Parent of the tfcs_<checksum> folder; None: compile in memory and write nothing.
+        is_for_cs: Whether to refuse a model that does not fit on the wafer. A run on the CPU alone is not refused.
+
+    Raises:
+        PlacementError: If the model does not fit on the wafer, is_for_cs, and csconfig has no allow_oversize.
     """
+    simulation = simulate_step(model, step, mode, settings, is_for_cs)
     options = streaming_options(model, mode, settings)
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
@@ -62,23 +71,22 @@ def compile_model(model: Model, step: Step, mode: str, settings: CSConfig, compi
     if program is not None:
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
-        return Compiled(program, 0.0, folder, _estimate(model, program))
+        return Compiled(program, 0.0, folder, simulation)
     with run_progress("Compiling"):
         program = compile_step(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
     _warn_of_notes(program, model)
     plan = plan_memory(program)
     check_budget(mode, options, plan)
-    speed = _estimate(model, program)
     if folder is not None:
         texts = {
             "schedule.txt": report.schedule_text(program),
             "memory_plan.txt": report.memory_plan_text(program, plan),
-            "compile_report.txt": report.compile_report_text(speed),
+            "compile_report.txt": report.compile_report_text(simulation),
         }
         if not cache.save(folder, program, texts):
             folder = None
-    return Compiled(program, compiled_s, folder, speed)
+    return Compiled(program, compiled_s, folder, simulation)
 
 
 def _warn_of_notes(program: Program, model: Model) -> None:
@@ -119,12 +127,37 @@ def check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None
         )
 
 
-def _estimate(model: Model, program: Program) -> Estimate:
-    inputs = model.inputs.tensors
-    dims = [tensor.shape.as_list()[0] for tensor in inputs if tensor.shape.rank]
-    sizes = output_bytes(model.graph)
-    batch_bytes = sum(sizes[name] for name in {tensor.op.name for tensor in inputs})
-    names = set(NodeTable(program.graph_def).nodes)
-    times = model.inputs.micro_batches  # the update has almost no matrix products
-    num_flops = times * flops(model.graph, names)
-    return estimate(program, times * int(dims[0] or 1) if dims else 1, times * batch_bytes, num_flops)
+def simulate_step(model: Model, step: Step, mode: str, settings: CSConfig, is_for_cs: bool) -> Simulation:
+    """Return the simulated step on the systems that the settings ask for; see compile_model."""
+    workload = workload_of(model, mode, settings)
+    workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
+    return simulate(network_of(model, step), workload)
+
+
+def workload_of(model: Model, mode: str, settings: CSConfig) -> Workload:
+    """Return what a run of the model asks of the simulated systems."""
+    parts = model.inputs.micro_batches
+    batch_size = _batch_size(model)
+    return Workload(
+        mode,
+        parts * batch_size,
+        num_csx=(settings.num_csx or 1) if mode == WEIGHT_STREAMING else 1,
+        micro_batch_size=batch_size if parts > 1 else None,
+        allow_oversize=settings.allow_oversize,
+    )
+
+
+def network_of(model: Model, step: Step) -> Network:
+    """Return the layers of a step, for the model of the wafer."""
+    batch_size = _batch_size(model)
+    outputs = op_outputs(model.graph)
+    inputs = {tensor.op.name for tensor in model.inputs.tensors}
+    batch_bytes = sum(output.num_bytes for name in inputs for output in outputs[name])
+    names = {node.name for node in step.graph_def.node}
+    return find_network(model.graph, names, batch_size, batch_bytes, step.train_node is not None)
+
+
+def _batch_size(model: Model) -> int:
+    """Return the samples that the graph takes at a time."""
+    dims = [tensor.shape.as_list()[0] for tensor in model.inputs.tensors if tensor.shape.rank]
+    return int(dims[0] or 1) if dims else 1

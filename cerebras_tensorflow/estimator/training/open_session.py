@@ -105,7 +105,8 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         run_log.info("Compiling again: hooks have made %d variables.", len(self._new))
         step = run.model.step(run.ops.roots)
         settings = run.request.settings.cs
-        self.compiled = compile_model(run.model, step, run.target.mode, settings, run.request.compile_dir)
+        is_for_cs = run.target.system is not None
+        self.compiled = compile_model(run.model, step, run.target.mode, settings, run.request.compile_dir, is_for_cs)
         run.unused_store.close()
         self.opened_store = open_store(self.compiled.program, settings, run.request.work_folder, is_training=True)
         if self.opened_store is not None:

@@ -138,7 +138,11 @@ def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) 
         run_log.info("Done calling model_fn.")
         restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
         ops = training_ops(model)
-        return model, ops, compile_model(model, ops.step, target.mode, cs, request.compile_dir)
+        return (
+            model,
+            ops,
+            compile_model(model, ops.step, target.mode, cs, request.compile_dir, is_for_cs=target.system is not None),
+        )
 
     return micro_batch_size.first_that_fits(pipeline, cs, request.params, attempt)
 

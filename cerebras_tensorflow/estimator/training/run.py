@@ -125,7 +125,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
             samples_per_sec=overall.samples_per_s,
             total_samples=meter.samples,
             total_time=meter.elapsed_s,
-            est_samples_per_sec=creator.compiled.estimate.samples_per_s,
+            est_samples_per_sec=creator.compiled.simulation.samples_per_s,
             suspected_input_bottleneck=performance.is_input_bound(meter.input_wait_share),
         ),
     )

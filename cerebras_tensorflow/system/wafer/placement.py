@@ -132,7 +132,9 @@ def _width(strip: list[tuple[Demand, float]]) -> int:
 def _heights(strip: Sequence[Demand], width: int) -> list[int]:
     """Share the rows of a strip out: first for memory, and then always to the slowest layer."""
     heights = [-(-demand.least_cores // width) for demand in strip]
-    slowest = [(-demand.core_s / height, number) for number, (demand, height) in enumerate(zip(strip, heights, strict=True))]
+    slowest = [
+        (-demand.core_s / height, number) for number, (demand, height) in enumerate(zip(strip, heights, strict=True))
+    ]
     heapq.heapify(slowest)
     for _ in range(ROWS - sum(heights)):
         _, number = slowest[0]

@@ -1,4 +1,4 @@
-"""Published speeds of CS-2 systems beside those of the model. `python -m cerebras_tensorflow.system.wafer.published`."""
+"""Published speeds beside those of the model: `python -m cerebras_tensorflow.system.wafer.published` prints a table."""
 
 from __future__ import annotations
 
@@ -96,10 +96,20 @@ def published_runs() -> list[PublishedRun]:
             "GPT-J 6B, R1.7.1: initial weights sent", _ALCF, "s", 129, lambda: _gptj_bytes(4, _send_rate()), "fitted"
         ),
         PublishedRun(
-            "GPT-J 6B, R1.7.1: a checkpoint saved", _ALCF, "s", 230, lambda: _gptj_bytes(_STATE_BYTES, _save_rate()), "fitted"
+            "GPT-J 6B, R1.7.1: a checkpoint saved",
+            _ALCF,
+            "s",
+            230,
+            lambda: _gptj_bytes(_STATE_BYTES, _save_rate()),
+            "fitted",
         ),
         PublishedRun(
-            "GPT-J 6B, R1.8.0: a checkpoint saved", _ALCF, "s", 304, lambda: _gptj_bytes(_STATE_BYTES, _save_rate()), "fitted"
+            "GPT-J 6B, R1.8.0: a checkpoint saved",
+            _ALCF,
+            "s",
+            304,
+            lambda: _gptj_bytes(_STATE_BYTES, _save_rate()),
+            "fitted",
         ),
     ]
 
@@ -109,7 +119,14 @@ def table() -> str:
     lines = ["| published run | source | published | simulated | ratio | used |", "|---|---|---|---|---|---|"]
     for run in published_runs():
         unit = f" {run.unit}" if run.unit else ""
-        words = (run.name, run.source, f"{run.figure:,.4g}{unit}", f"{run.ours():,.4g}{unit}", f"{run.ratio:.2f}", run.use)
+        words = (
+            run.name,
+            run.source,
+            f"{run.figure:,.4g}{unit}",
+            f"{run.ours():,.4g}{unit}",
+            f"{run.ratio:.2f}",
+            run.use,
+        )
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 
@@ -128,7 +145,7 @@ def _speed(network: Network, workload: Workload) -> Callable[[], float]:
 
 
 def _speed_up_of_a_run() -> float:
-    """Return how much faster a whole run is on 4 systems than on 2, with the number of samples that takes 4.1 h on 2."""
+    """Return how much faster a whole run is on 4 systems than on 2, with the samples that take 4.1 h on 2."""
     network = transformers.GENSLM_1_3B.network()
     two, four = (simulate(network, _streaming(8, count, "1.7")) for count in (2, 4))
     samples = (4.1 * 3600 - facts.RUN_START_S.value) * two.samples_per_s

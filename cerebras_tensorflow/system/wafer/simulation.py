@@ -77,6 +77,26 @@ class Simulation:
         slow, fast = self.slow_step_s or self.step_s, self.fast_step_s or self.step_s
         return (self.batch_size / slow, self.batch_size / fast) if slow and fast else (0.0, 0.0)
 
+    @property
+    def transmitted_bytes(self) -> float:
+        """Bytes over the links of one system in a step, both ways."""
+        return self.sent_bytes + self.received_bytes
+
+    @property
+    def compute_samples_per_s(self) -> float:
+        """Simulated samples per second if only computation took time."""
+        return self._rate_of([placed.time.compute_s for placed in self.layers])
+
+    @property
+    def transmission_samples_per_s(self) -> float:
+        """Simulated samples per second if only the links took time."""
+        return self._rate_of([placed.time.io_s for placed in self.layers])
+
+    def _rate_of(self, seconds: list[float]) -> float:
+        # Pipelined layers work at the same time, and the slowest one decides; streamed ones follow each other.
+        total = max(seconds, default=0.0) if self.mode == "pipelined" else sum(seconds)
+        return self.batch_size / total if total else 0.0
+
     def slowest(self, count: int = 10) -> list[PlacedLayer]:
         """Return the layers that take most time, the slowest first."""
         return sorted(self.layers, key=lambda placed: -placed.time.seconds)[:count]

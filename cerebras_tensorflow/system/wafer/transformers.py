@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from cerebras_tensorflow.system.wafer.layers import (
@@ -139,7 +140,7 @@ def dense_layers(sizes: tuple[int, ...]) -> Network:
         sizes: Width of the input, of each hidden layer and of the output.
     """
     layers = []
-    for number, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         forward, count = 2.0 * inputs * outputs, inputs * outputs
         layers.append(
             Layer(

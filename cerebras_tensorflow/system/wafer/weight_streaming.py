@@ -32,7 +32,7 @@ class _Schedule:
 
     Attributes:
         parts: Number of micro-batches.
-        rows: Samples of a micro-batch.
+        samples: Samples of a micro-batch.
         is_recomputed: Whether only the input of each block is kept for the backward pass.
     """
 
@@ -57,14 +57,14 @@ def simulate_weight_streaming(
         figures: Fitted and assumed figures.
         allow_oversize: Whether to go on if not even one sample's activations fit on the wafer.
         num_csx: Systems, each with a batch of its own and the same weights.
-        micro_batch_size: Samples that a system computes at a time. None: what fits on the wafer and is fastest.
+        micro_batch_size: Most samples that a system computes at a time. None: what fits on the wafer and is fastest.
 
     Raises:
-        PlacementError: If the activations of one micro-batch do not fit.
+        PlacementError: If not even the activations of one sample fit.
     """
     problem = ""
     try:
-        schedules = _schedules(network, batch_size, micro_batch_size)
+        schedules = _schedules(network, max(batch_size, 1), micro_batch_size)
     except PlacementError as error:
         if not allow_oversize:
             raise
@@ -112,19 +112,15 @@ def _schedules(network: Network, batch_size: int, micro_batch_size: int | None) 
     for is_recomputed in (False, True) if network.is_training else (False,):
         sample_bytes = (_kept_elements(network, is_recomputed) + working) * ELEMENT_BYTES
         most = math.floor(capacity / sample_bytes) if sample_bytes else batch_size
-        if micro_batch_size is not None:
-            fits = [-(-batch_size // micro_batch_size)] if micro_batch_size <= most else []
-        else:
-            fits = [-(-batch_size // most)] if most else []
-        result += [_Schedule(parts, batch_size / parts, is_recomputed) for parts in fits]
+        if most:
+            parts = -(-batch_size // min(most, micro_batch_size or batch_size))
+            result.append(_Schedule(parts, batch_size / parts, is_recomputed))
     if not result:
-        samples = micro_batch_size or 1
         largest = max(network.layers, key=lambda layer: layer.input_elements + layer.output_elements)
         raise PlacementError(
-            f"the activations of {samples} sample{'s' if samples > 1 else ''} need "
-            f"{format_bytes(samples * sample_bytes)}, and the wafer has {format_bytes(capacity)}. Layer {largest.name} "
-            f"needs most: {format_bytes(samples * _held_bytes(largest, 1))}. Use "
-            f"{'a smaller micro_batch_size' if samples > 1 else 'shorter sequences'}; --allow_oversize goes on anyway."
+            f"the activations of one sample need {format_bytes(sample_bytes)}, and the wafer has "
+            f"{format_bytes(capacity)}. Layer {largest.name} needs most: {format_bytes(_held_bytes(largest, 1))}. Use "
+            "shorter sequences or a smaller model; --allow_oversize goes on anyway."
         )
     return result
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from cerebras_tensorflow.compiler.estimate import Estimate
+from dataclasses import replace
+
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
 from cerebras_tensorflow.compiler.report import compile_report_text, memory_plan_text, schedule_text
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Event, Note, Program, WeightSpec
+from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
+from cerebras_tensorflow.system.wafer.transformers import LLAMA_7B
 
 KERNEL = WeightSpec("layer/kernel", "float32", (1000, 250), 10**6)
 TABLE = WeightSpec("table", "float32", (10**6,), 4 * 10**6)
@@ -57,13 +60,16 @@ def test_the_memory_plan_adds_up_and_lists_the_notes() -> None:
 
 
 def test_the_compile_report_has_the_published_rows_and_is_marked_simulated() -> None:
-    text = compile_report_text(Estimate(10, 2e12, 3 * 10**9, 0.001, 0.02, ("links: 1.5e+11 B/s (derived)",)))
-    assert "Samples/s: 500.0\nCompute Samples/s: 10000.0\nTransmission Samples/s: 500.0\n" in text
+    step = simulate(LLAMA_7B.network(), Workload("weight_streaming", 99, num_csx=2, release="2.1"))
+    text = compile_report_text(step)
     assert text.startswith("Estimated Overall Performance (simulated: a model of a CS-2, not a measurement)")
-    assert "One step of 10 samples: 2.000e+12 floating-point operations, 3.0 GB over the links, 20.0 ms (sim" in text
-    assert text.endswith("Assumptions:\n- links: 1.5e+11 B/s (derived)\n")
+    assert f"\nSamples/s: {step.samples_per_s:.1f}\nCompute Samples/s: " in text
+    assert "\nTransmission Samples/s: " in text and "\nRange: " in text
+    assert f"One step of 198 samples on 2 CS-2, in {step.micro_batches} micro-batches" in text
+    assert "(fitted, 0.39 to 0.6)" in text and "(derived)" in text
+    assert text.count("  block_") + text.count("  output") + text.count("  embedding") >= 10  # the slowest layers
 
 
 def test_a_rate_below_a_tenth_is_not_rounded_to_zero() -> None:
-    text = compile_report_text(Estimate(1, 1, 1, 1.0, 32.0, ()))
-    assert "\nSamples/s: 0.031\n" in text
+    slow = replace(simulate(LLAMA_7B.network(), Workload("weight_streaming", 1)), step_s=32.0)
+    assert "\nSamples/s: 0.031\n" in compile_report_text(slow)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cerebras_tensorflow.perf.layers import layer_of, layer_spans, short_names
+from cerebras_tensorflow.graph.scopes import layer_of
+from cerebras_tensorflow.perf.layers import layer_spans, short_names
 from cerebras_tensorflow.perf.timeline import Span
 
 
