@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 20
 
 
 def blocks(
-    shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int, block_bytes: int = _BLOCK_BYTES
+    shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[slice, ...]]:
     """Yield selections of about `block_bytes` whose bytes, concatenated, are those of the whole array.
 

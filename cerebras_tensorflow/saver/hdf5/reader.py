@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -16,12 +17,12 @@ from cerebras_tensorflow.saver.hdf5 import blocks as h5_blocks
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
 from cerebras_tensorflow.saver.hdf5 import index as h5_index
 from cerebras_tensorflow.saver.hdf5.index import NOT_CONTIGUOUS, H5Index, H5Record
+from cerebras_tensorflow.saver.hdf5.isolated import IsolatedH5
 from cerebras_tensorflow.saver.interface import (
     BytesLike,
     StoredExtent,
     TensorEntry,
     TensorReader,
-    as_bytes,
     flat_view,
     holds_strings,
     missing_tensor,
@@ -63,7 +64,7 @@ class H5Reader(TensorReader):
         self.path = os.fspath(path)
         self.index = index
         self._fds: dict[int, int] = {}
-        self._files: dict[int, Any] = {}
+        self._files: dict[int, IsolatedH5] = {}
         self._closed = False
 
     def names(self) -> list[str]:
@@ -122,8 +123,11 @@ class H5Reader(TensorReader):
         if record.type_name == h5_format.STRING_TYPE:
             return self._read_strings(name, record)[start:stop]
         if record.offset == NOT_CONTIGUOUS:
-            stored = np.asarray(self._dataset(name, record)[start:stop])
-            return stored.view(entry.dtype)
+            self._check_dataset(name, record)
+            rows = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
+            whole = ((0, dim) for dim in entry.shape[1:])
+            self._read_compressed(name, record, flat_view(rows), ((start, stop), *whole))
+            return rows
         self._check_end(name, record)
         rows = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         row_bytes = h5_format.num_elements(entry.shape[1:]) * entry.dtype.itemsize
@@ -223,31 +227,50 @@ class H5Reader(TensorReader):
         self._check_crc(name, record, crc)
 
     def _fill_compressed(self, name: str, record: H5Record, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        dataset = self._dataset(name, record)
-        stored = h5_format.stored_dtype(record.type_name)
-        shape = dataset.shape
-        if h5_format.num_elements(shape) * stored.itemsize != record.num_bytes or dataset.dtype != stored:
-            raise self._corrupt(name, record, f"HDF5 has {dataset.dtype} {shape}, which does not fit the index")
-        try:
-            dataset.read_direct(target.view(stored).reshape(shape))
-        except OSError as exc:
-            raise self._corrupt(name, record, str(exc)) from exc
+        self._check_dataset(name, record)
+        self._read_compressed(name, record, target, None)
         self._check_crc(name, record, crc32c(target))
 
     def _compressed_chunks(self, name: str, record: H5Record) -> Iterator[BytesLike]:
-        dataset = self._dataset(name, record)
-        crc = done = 0
-        for block in h5_blocks.blocks(dataset.shape, dataset.chunks, dataset.dtype.itemsize):
-            try:
-                piece = as_bytes(np.asarray(dataset[block]))
-            except OSError as exc:
-                raise self._corrupt(name, record, str(exc)) from exc
+        shape, chunks = self._check_dataset(name, record)
+        itemsize = h5_format.stored_dtype(record.type_name).itemsize
+        crc = 0
+        for block in h5_blocks.blocks(shape, chunks, itemsize):
+            bounds = tuple((part.start, part.stop) for part in block)
+            piece = np.empty(math.prod(stop - start for start, stop in bounds) * itemsize, np.uint8)
+            self._read_compressed(name, record, piece, bounds)
             crc = crc32c(piece, crc)
-            done += piece.size
-            if done > record.num_bytes:
-                raise self._corrupt(name, record, f"HDF5 has more than the {record.num_bytes} bytes of the index")
             yield piece
         self._check_crc(name, record, crc)
+
+    def _check_dataset(self, name: str, record: H5Record) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Return the shape and the chunks of a compressed tensor's dataset; raise an error if it does not fit."""
+        try:
+            shape, dtype, chunks = self._isolated(record.shard).ask("describe", link=h5_format.quote(name))
+        except OSError as exc:
+            raise self._corrupt(name, record, f"HDF5 cannot open it: {exc}") from exc
+        stored = h5_format.stored_dtype(record.type_name)
+        if h5_format.num_elements(shape) * stored.itemsize != record.num_bytes or dtype != stored.str:
+            raise self._corrupt(name, record, f"HDF5 has {dtype} {tuple(shape)}, which does not fit the index")
+        return tuple(shape), None if chunks is None else tuple(chunks)
+
+    def _read_compressed(
+        self,
+        name: str,
+        record: H5Record,
+        target: np.ndarray[Any, np.dtype[np.uint8]],
+        bounds: tuple[tuple[int, int], ...] | None,
+    ) -> None:
+        """Fill memory with a compressed tensor's elements, or with those between bounds [start, stop) of each dim."""
+        if not target.size:
+            return
+        stored = h5_format.stored_dtype(record.type_name).str
+        try:
+            self._isolated(record.shard).read_into(
+                target.data, "read", link=h5_format.quote(name), stored=stored, selection=bounds
+            )
+        except OSError as exc:
+            raise self._corrupt(name, record, str(exc)) from exc
 
     def _read_strings(self, name: str, record: H5Record) -> np.ndarray[Any, Any]:
         self._check_end(name, record)
@@ -272,23 +295,11 @@ class H5Reader(TensorReader):
         path = self._shard_path(record.shard)
         return CorruptCheckpointError(f"{path}: tensor {name!r} is damaged: {problem}. Use another checkpoint.")
 
-    def _dataset(self, name: str, record: H5Record) -> Any:
-        import h5py
-
-        if record.shard not in self._files:
-            self._fd(record.shard)
-            import hdf5plugin  # noqa: F401 (registers LZ4)
-
-            try:
-                self._files[record.shard] = h5py.File(self._shard_path(record.shard), "r")
-            except OSError as exc:
-                raise self._corrupt(name, record, str(exc)) from exc
-        from cerebras_tensorflow.saver.hdf5.chunk_cache import open_dataset
-
-        try:
-            return open_dataset(self._files[record.shard], h5_format.quote(name))
-        except (KeyError, OSError, RuntimeError, ValueError) as exc:
-            raise self._corrupt(name, record, f"HDF5 cannot open it: {exc}") from exc
+    def _isolated(self, shard: int) -> IsolatedH5:
+        """Return a file whose compressed tensors another process reads with libhdf5."""
+        if shard not in self._files:
+            self._files[shard] = IsolatedH5(self._shard_path(shard), self._fd(shard))
+        return self._files[shard]
 
     def _shard_path(self, shard: int) -> str:
         if not self.index.shards:

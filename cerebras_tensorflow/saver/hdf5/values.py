@@ -1,7 +1,11 @@
-"""The meaning of a dataset in another writer's HDF5 file: a tensor, a scalar, a string, or nothing that we load."""
+"""The meaning of a dataset in another writer's HDF5 file: a tensor, a scalar, a string, or nothing that we load.
+
+Only `process.py` uses this: it calls libhdf5.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +16,11 @@ import numpy as np
 from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
 from cerebras_tensorflow.saver.hdf5.index import ALWAYS_ALLOWED_BYTES, MAX_EXPANSION
+from cerebras_tensorflow.saver.hdf5.item import Item
 from cerebras_tensorflow.saver.interface import TensorEntry
 
 _ARRAY_TYPES = {"NumpyArrayH5Type", "TorchTensorH5Type", "NumpyArraySerializer", "TorchTensorSerializer"}
 _FULL_TYPES = {"FullTensorH5Type", "DeferredFullTensor"}
-
-
-@dataclass(frozen=True)
-class Item:
-    """A tensor: either a dataset and the type of its stored bits, or a small value in memory."""
-
-    entry: TensorEntry
-    link: str = ""
-    view: np.dtype[Any] | None = None
-    value: np.ndarray[Any, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,20 +89,31 @@ def _array(file: FileFacts, path: str, dataset: Any) -> Item | str:
     if element_type == h5_format.STRING_TYPE:
         dims = text_of(attributes[h5_format.STRING_SHAPE_ATTRIBUTE])
         shape = tuple(int(dim) for dim in dims.split(",") if dim)
-        return Item(TensorEntry(np.dtype(object), shape, num_stored), path, np.dtype("u1"))
+        return _stored(TensorEntry(np.dtype(object), shape, num_stored), path, dataset, np.dtype("u1"))
     if element_type:
         view = h5_format.dtype_named(element_type)
-        return Item(TensorEntry(view, dataset.shape, num_stored), path, np.dtype("u1"))
+        return _stored(TensorEntry(view, dataset.shape, num_stored), path, dataset, np.dtype("u1"))
     if _is_bfloat16(attributes):
         if dtype.itemsize != 2 or dtype.kind not in "iu":
             return f"marked as bfloat16, but stored as {dtype}"
         # Read the bits as the stored type: between signed and unsigned, HDF5 would convert values, not bits.
         bits = dtype.newbyteorder("<")
-        return Item(TensorEntry(np.dtype(ml_dtypes.bfloat16), dataset.shape, num_stored), path, bits)
+        return _stored(TensorEntry(np.dtype(ml_dtypes.bfloat16), dataset.shape, num_stored), path, dataset, bits)
     if h5py.check_string_dtype(dtype) is not None or dtype.kind == "S":
         return Item(TensorEntry(np.dtype(object), dataset.shape, num_stored), path)
     plain = np.dtype(h5_format.type_name(dtype.newbyteorder("=")))
-    return Item(TensorEntry(plain, dataset.shape, num_stored), path)
+    return _stored(TensorEntry(plain, dataset.shape, num_stored), path, dataset, dtype.newbyteorder("<"))
+
+
+def _stored(entry: TensorEntry, path: str, dataset: Any, stored: np.dtype[Any]) -> Item:
+    """Return the item of a dataset whose elements are read as a type."""
+    if dataset.dtype.itemsize != stored.itemsize:
+        raise ValueError(f"{stored} elements are stored as {dataset.dtype}")
+    is_contiguous = dataset.id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS
+    # Compare the types too: for unusual floats, h5py's type is not that of the stored bits.
+    is_direct = is_contiguous and dataset.id.get_type() == h5py.h5t.py_create(stored, logical=True)
+    offset = dataset.id.get_offset() if is_direct and dataset.size else None
+    return Item(entry, path, stored.str, dataset.chunks, offset)
 
 
 def _full(attributes: Any) -> Item | str:
@@ -116,9 +122,11 @@ def _full(attributes: Any) -> Item | str:
         value = np.asarray(attributes["fill_value"])
     except (KeyError, TypeError, ValueError):
         return "a constant whose shape is pickled, which is never loaded"
-    if value.dtype.kind not in "biuf" or h5_format.num_elements(shape) * value.itemsize > ALWAYS_ALLOWED_BYTES:
+    num_bytes = h5_format.num_elements(shape) * value.itemsize
+    if value.size != 1 or value.dtype.kind not in "biuf" or num_bytes > ALWAYS_ALLOWED_BYTES:
         return f"a constant of shape {shape} that is too large to expand"
-    return small(np.full(shape, value))
+    h5_format.type_name(value.dtype)
+    return Item(TensorEntry(value.dtype, shape, num_bytes), value=np.asarray(value.reshape(-1)[0]))
 
 
 def small(value: np.ndarray[Any, Any]) -> Item:
@@ -143,3 +151,26 @@ def text_of(value: Any) -> str:
     if value is None:
         return ""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def attribute_text(file: Any, name: str) -> str | int | float | None:
+    """Return an attribute of the root group for JSON: a number, or anything else as text; None if there is none."""
+    value = file.attrs.get(name)
+    number = value.item() if isinstance(value, np.generic) else value
+    if number is None or isinstance(number, int | float):
+        return number
+    return text_of(number)
+
+
+def object_bytes(file: Any, names: Sequence[str]) -> bytes | None:
+    """Return the pickle that the first of some objects has; None if none has one.
+
+    Raises:
+        ValueError: If its bytes are damaged.
+    """
+    for node in filter(None, (file.get(name) for name in names)):
+        if "object_value" in node.attrs:
+            return bytes.fromhex(text_of(node.attrs["object_value"]))
+        if "__BYTES__" in node.attrs:
+            return np.asarray(node.attrs["__BYTES__"]).tobytes()
+    return None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+
+from cerebras_tensorflow import files
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.hdf5.isolated import IsolatedH5
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +27,11 @@ def checkpoints_listed(folder: str) -> list[str]:
     path = os.path.join(folder, LEGACY_INDEX)
     if not os.path.isfile(path):
         return []
-    import h5py  # imported here because h5py is slow to load
-
     try:
-        with h5py.File(path, "r") as file:
-            content = json.loads(file.attrs[LEGACY_INDEX])
+        with files.open_regular(path) as file, contextlib.closing(IsolatedH5(path, file.fileno())) as hdf5:
+            content = json.loads(hdf5.ask("attribute", name=LEGACY_INDEX))
         names = [name for name in content["ckpt_paths"] if isinstance(name, str)]
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (OSError, CheckpointError, RuntimeError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s: not read: %s", path, error)
         return []
     root = os.path.realpath(folder)
