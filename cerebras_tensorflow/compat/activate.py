@@ -2,7 +2,7 @@
 
 | function: called by | names that it restores |
 |---|---|
-| `names()`: cerebras_tensorflow | tf.estimator, if TensorFlow has none; the names of the appliance wheel; terminal.py |
+| `names()`: cerebras_tensorflow | tf.train for URLs; tf.estimator, if missing; the appliance wheel's names; terminal.py |
 | `plain_script()`: roots/autoload, on importing TensorFlow | as `names()`; `launched()` with Estimators |
 | `old_script()`: the packages of roots/ | as `names()`, Keras 2; old names in Keras, TensorFlow, protobuf |
 | `launched()`: roots/launched/sitecustomize.py | as `old_script()`; names that Python and NumPy dropped since 3.7 |
@@ -41,8 +41,10 @@ def names() -> None:
     terminal.set_up()
     finder.FINDER.surround("tensorflow", _import_of_tensorflow)
     finder.FINDER.watch("tensorflow", _give_estimator)
+    finder.FINDER.watch("tensorflow", _give_checkpoints)
     finder.FINDER.watch("tf_keras.src.backend", _give_loops)
     for module, version in _COMPAT_MODULES.items():
+        finder.FINDER.watch(module, _give_checkpoints)
         finder.FINDER.watch(module, functools.partial(_give_compat, version=version))
     finder.FINDER.watch("keras._tf_keras.keras", _give_model_to_estimator)
 
@@ -127,6 +129,14 @@ _COMPAT_MODULES = {
 def _give_estimator(tensorflow: ModuleType) -> None:
     if not finder.tensorflow_has_estimator():
         _set(tensorflow, "estimator", finder.import_table_module("tensorflow.estimator"))
+
+
+def _give_checkpoints(module: ModuleType) -> None:
+    """Let tf.train, or tf.compat.v1.train, read checkpoints in object storage."""
+    from cerebras_tensorflow.compat import tensorflow_checkpoints
+
+    if hasattr(module, "train"):
+        tensorflow_checkpoints.restore(module.train)
 
 
 def _give_compat(module: ModuleType, version: str) -> None:

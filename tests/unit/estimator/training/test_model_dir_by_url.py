@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from cerebras_tensorflow.errors import CheckpointError, SettingsError
 from cerebras_tensorflow.estimator.export.exporters import BestExporter
@@ -24,6 +25,7 @@ from tests.unit.conftest import S3_SECRET
 from tests.unit.estimator import tiny
 from tests.unit.faulty_proxy import FaultyProxy
 
+v1 = tf.compat.v1
 URL = "s3://bucket/runs/first"
 
 
@@ -60,6 +62,12 @@ def test_a_run_in_a_bucket_saves_resumes_evaluates_and_exports_as_in_a_folder(
     assert resumed.evaluate(tiny.input_fn(epochs=1), checkpoint_path=CheckpointReader.all_checkpoints(URL)[0])
     assert len(list(resumed.predict(tiny.input_fn(epochs=1)))) == tiny.SAMPLES
     assert resumed.get_variable_value("w").shape == (4, 64)
+    assert (
+        tf.train.latest_checkpoint(URL) == v1.train.latest_checkpoint(checkpoint_dir=URL) == resumed.latest_checkpoint()
+    )
+    assert v1.train.checkpoint_exists(f"{newest[:-1]}8") and not v1.train.checkpoint_exists(f"{URL}/model.ckpt-99")
+    assert ("w", [4, 64]) in tf.train.list_variables(URL) and tf.train.load_checkpoint(URL).has_tensor("out")
+    np.testing.assert_array_equal(tf.train.load_variable(URL, "w"), resumed.get_variable_value("w"))
     warm = tiny.estimator(tmp_path / "warm", warm_start_from=URL)
     assert warm.evaluate(tiny.input_fn(epochs=1))["loss"] == local.evaluate(tiny.input_fn(epochs=1))["loss"]
     exported = os.fsdecode(resumed.export_saved_model(f"{URL}/export", receiver_fn))

@@ -1,0 +1,78 @@
+"""Lets tf.train find and read checkpoints in object storage; TensorFlow itself finds none there, and only logs that."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from cerebras_tensorflow.locations import object_location
+
+_MARK = "_reads_object_storage"
+
+
+def restore(train: ModuleType) -> None:
+    """Wrap the functions of tf.train or tf.compat.v1.train that take a checkpoint or its folder."""
+    for name, ours in _FOR_URLS.items():
+        theirs = getattr(train, name, None)
+        if theirs is not None and not getattr(theirs, _MARK, False):
+            both = _either(theirs, ours)
+            setattr(both, _MARK, True)
+            setattr(train, name, both)
+
+
+def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def function(*positional: Any, **named: Any) -> Any:
+        place = next(iter((*positional, *named.values())), None)
+        is_url = isinstance(place, (str, bytes)) or hasattr(place, "__fspath__")
+        call = ours if is_url and place and object_location(place) is not None else theirs
+        return call(*positional, **named)
+
+    return function
+
+
+def _latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+    from cerebras_tensorflow.saver.checkpoint_reader import exists
+    from cerebras_tensorflow.saver.model_dir.state import STATE_NAME, read_state
+
+    if latest_filename not in (None, STATE_NAME):
+        return None  # no run writes another one into a bucket
+    state = read_state(checkpoint_dir)
+    return state.model_checkpoint_path if state is not None and exists(state.model_checkpoint_path) else None
+
+
+def _checkpoint_exists(checkpoint_prefix: Any) -> bool:
+    from cerebras_tensorflow.saver.checkpoint_reader import exists
+
+    return exists(checkpoint_prefix)
+
+
+def _load_checkpoint(ckpt_dir_or_file: Any) -> Any:
+    from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader
+
+    return CheckpointReader(ckpt_dir_or_file)
+
+
+def _load_variable(ckpt_dir_or_file: Any, name: str) -> Any:
+    from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+
+    with open_checkpoint(ckpt_dir_or_file) as reader:
+        return reader.read(name.removesuffix(":0"))
+
+
+def _list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:
+    from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+
+    with open_checkpoint(ckpt_dir_or_file) as reader:
+        return [(name, list(reader.entry(name).shape)) for name in sorted(reader.names())]
+
+
+_FOR_URLS: dict[str, Callable[..., Any]] = {
+    "latest_checkpoint": _latest_checkpoint,
+    "checkpoint_exists": _checkpoint_exists,
+    "load_checkpoint": _load_checkpoint,
+    "load_variable": _load_variable,
+    "list_variables": _list_variables,
+}
