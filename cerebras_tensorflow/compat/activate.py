@@ -2,7 +2,7 @@
 
 | function: called by | names that it restores |
 |---|---|
-| `names()`: cerebras_tensorflow | tf.train for URLs; tf.estimator, if missing; the appliance wheel's names; terminal.py |
+| `names()`: cerebras_tensorflow | tf.train for URLs; tf.estimator, if missing; the wheel's names; terminal.py |
 | `plain_script()`: roots/autoload, on importing TensorFlow | as `names()`; `launched()` with Estimators |
 | `old_script()`: the packages of roots/ | as `names()`, Keras 2; old names in Keras, TensorFlow, protobuf |
 | `launched()`: roots/launched/sitecustomize.py | as `old_script()`; names that Python and NumPy dropped since 3.7 |
