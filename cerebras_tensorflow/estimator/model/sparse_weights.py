@@ -1,0 +1,268 @@
+"""Masks in the graph of a training step: of gradients, and of what the optimizer writes.
+
+Each sparse weight has a bool variable `<weight>_mask`, which is saved in checkpoints. In each step, in both modes:
+
+- the gradient becomes `mask ? g : 0` before clipping and the optimizer use it,
+- what the optimizer writes to the weight and its slots is masked, unless it is provably zero there (zero_proof.py).
+
+So a masked weight and its slots stay zero to the last bit, with any optimizer. Masks change between two steps, see
+training/sparsity.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow import tf_private
+from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT
+from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
+from cerebras_tensorflow.estimator.model.zero_proof import ZeroProof, root_handle
+from cerebras_tensorflow.graph.variables import is_write
+from cerebras_tensorflow.sparsity.algorithms import SparsityAlgorithm
+from cerebras_tensorflow.sparsity.configure import SparseGroups
+
+v1: Any = tf.compat.v1
+
+MASK_SUFFIX = "_mask"
+"""Ending of the name of a weight's mask in checkpoints, as in the published 2.x releases."""
+_SCOPE = "cs_sparsity"
+_ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+# Adagrad divides by the root of its slot, which is zero where the weight is masked.
+_ZERO_DIVIDERS = frozenset({"ResourceApplyAdagrad"})
+
+
+@dataclass(frozen=True)
+class SparseWeight:
+    """A weight with a mask.
+
+    Attributes:
+        name: Its name in checkpoints.
+        mask: The mask's name in checkpoints.
+        shape: Shape of both.
+        slots: Names of the variables that belong to the weight and have its shape.
+        algorithm: Chooses the mask; None if the caller's object does.
+        gradients: Its gradients before the mask: tensors, or IndexedSlices.
+    """
+
+    name: str
+    mask: str
+    shape: tuple[int, ...]
+    slots: tuple[str, ...]
+    algorithm: SparsityAlgorithm | None
+    gradients: tuple[Any, ...]
+
+
+@dataclass
+class _Masked:
+    """A weight while its graph is built."""
+
+    variable: Any
+    mask: Any
+    gradients: list[Any] = field(default_factory=list)
+    zero: set[str] = field(default_factory=set)  # names of ops whose result is masked
+
+
+class SparseGraph:
+    """Adds masks to the graph that model_fn builds.
+
+    Args:
+        graph: The graph.
+        groups: The weights to make sparse.
+    """
+
+    def __init__(self, graph: tf.Graph, groups: SparseGroups) -> None:
+        self._graph = graph
+        self._groups = groups
+        self._masked: dict[str, _Masked] = {}  # by name of the VarHandleOp
+
+    @contextmanager
+    def masked_gradients(self) -> Iterator[None]:
+        """Mask the gradients with respect to sparse weights while model_fn runs."""
+
+        def change(gradients: Any, sources: Any) -> Any:
+            if v1.get_default_graph() is not self._graph:
+                return gradients
+            pairs = zip(tf.nest.flatten(gradients), tf.nest.flatten(sources), strict=True)
+            return tf.nest.pack_sequence_as(sources, [self._mask_gradient(*pair) for pair in pairs])
+
+        with tf_private.gradients_passed_through(change):
+            yield
+
+    def finish(self, spec: Any) -> tuple[tuple[SparseWeight, ...], Any]:
+        """Mask what the train op writes. Return the sparse weights, and the spec with its train op.
+
+        Raises:
+            SettingsError: If a filter matches no weight.
+            CompileError: If an algorithm needs a gradient that model_fn does not compute where we see it.
+        """
+        names = {name: variable for variable in _trainable(self._graph) if (name := _name_of(variable)) is not None}
+        chosen = self._groups.choose({name: tuple(variable.shape.as_list()) for name, variable in names.items()})
+        slots = self._slots(names)
+        late: list[Any] = []
+        weights = []
+        for name, algorithm in chosen.items():
+            masked = self._masked_of(names[name])
+            needs_gradient = algorithm is not None and algorithm.needs_gradient
+            if needs_gradient and not masked.gradients:
+                raise CompileError(
+                    f"{type(algorithm).__name__} needs the gradient of {name}, but model_fn computes none by "
+                    "tf.gradients, an optimizer or tf.GradientTape. Exclude the weight by param_filter, or use set."
+                )
+            weights.append(
+                SparseWeight(
+                    name=name,
+                    mask=name + MASK_SUFFIX,
+                    shape=tuple(names[name].shape.as_list()),
+                    slots=tuple(_name_of(slot) or "" for slot in slots.get(name, ())),
+                    algorithm=algorithm,
+                    gradients=tuple(masked.gradients) if needs_gradient else (),
+                )
+            )
+            late += self._mask_writes(masked, slots.get(name, []), spec.train_op)
+        return tuple(weights), _with_late_masks(self._graph, spec, late)
+
+    def _mask_gradient(self, gradient: Any, source: Any) -> Any:
+        handle = getattr(source, "handle", source)
+        if gradient is None or getattr(handle, "dtype", None) != tf.resource:
+            return gradient
+        root = root_handle(handle).name
+        variable = next((one for one in _trainable(self._graph) if one.handle.op.name == root), None)
+        name = _name_of(variable) if variable is not None else None
+        if name is None or not self._groups.takes(name, tuple(variable.shape.as_list())):
+            return gradient
+        masked = self._masked_of(variable)
+        masked.gradients.append(gradient)
+        with tf.name_scope(f"{_SCOPE}/"):
+            if isinstance(gradient, tf.IndexedSlices):
+                rows = tf.gather(_mask_value(masked), gradient.indices)
+                values = tf.where(rows, gradient.values, tf.zeros([], gradient.dtype))
+                return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+            result = _select(masked, gradient)
+        masked.zero.add(result.op.name)
+        return result
+
+    def _masked_of(self, variable: Any) -> _Masked:
+        """Return the entry of a weight; make its mask if it has none."""
+        key = variable.handle.op.name
+        if key not in self._masked:
+            with tf.init_scope(), tf.name_scope(""), self._graph.as_default():
+                mask = v1.Variable(
+                    lambda: tf.ones(variable.shape, tf.bool),
+                    trainable=False,
+                    name=f"{_name_of(variable)}{MASK_SUFFIX}",
+                    use_resource=True,
+                )
+            self._masked[key] = _Masked(variable, mask)
+        return self._masked[key]
+
+    def _slots(self, names: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Return weight -> its slots: variables of its shape whose name contains the weight's name."""
+        slots: dict[str, list[Any]] = {}
+        masks = {id(masked.mask) for masked in self._masked.values()}
+        trainable = {variable.handle.op.name for variable in names.values()}
+        for variable in self._graph.get_collection("variables"):
+            own = _name_of(variable)
+            if own is None or id(variable) in masks or variable.handle.op.name in trainable:
+                continue
+            owners = [name for name in names if f"/{name}/" in f"/{own}/" and names[name].shape == variable.shape]
+            if owners:
+                slots.setdefault(max(owners, key=len), []).append(variable)
+        return slots
+
+    def _mask_writes(self, masked: _Masked, slots: list[Any], train_op: Any) -> list[tuple[_Masked, Any, bool]]:
+        """Mask what the train op writes to a weight and its slots. Return what must be masked after the train op."""
+        family = {variable.handle.op.name: variable for variable in (masked.variable, *slots)}
+        proof = ZeroProof(masked.variable.shape, masked.zero, family)
+        late: dict[str, tuple[_Masked, Any, bool]] = {}
+        for op in _ancestors(self._graph, train_op):
+            handles = [root_handle(tensor).name for tensor in op.inputs if tensor.dtype == tf.resource]
+            written = [handle for handle in handles if handle in family] if is_write(op.type) else []
+            if not written:
+                continue
+            if op.type in _ASSIGNS:
+                self._mask_input(masked, proof, op, 1)
+            elif op.type in GRADIENT_INPUT and op.type not in _ZERO_DIVIDERS:
+                self._mask_input(masked, proof, op, GRADIENT_INPUT[op.type])
+            else:
+                divides = op.type in _ZERO_DIVIDERS
+                late |= {handle: (masked, family[handle], divides) for handle in written}
+        return list(late.values())
+
+    def _mask_input(self, masked: _Masked, proof: ZeroProof, op: Any, index: int) -> None:
+        value = op.inputs[index]
+        if proof.is_zero(value):
+            return
+        with self._graph.as_default(), tf.name_scope(f"{_SCOPE}/"):
+            tf_private.set_input(op, index, _select(masked, value))
+
+
+def _select(masked: _Masked, value: Any) -> Any:
+    """Return mask ? value : 0."""
+    if value.shape.rank is None or value.shape != masked.variable.shape:
+        value = tf.broadcast_to(value, masked.variable.shape)
+    return tf.where(_mask_value(masked), value, tf.zeros([], value.dtype))
+
+
+def _mask_value(masked: _Masked) -> Any:
+    """Return the mask as a tensor.
+
+    The Reshape changes nothing. It keeps the read out of the updates that weight streaming cuts into slices: these
+    slices can load their own variables only.
+    """
+    return tf.reshape(masked.mask.read_value(), masked.variable.shape)
+
+
+def _with_late_masks(graph: tf.Graph, spec: Any, late: list[tuple[_Masked, Any, bool]]) -> Any:
+    """Return the spec with a train op that masks variables after the optimizer has changed them."""
+    if not late:
+        return spec
+    ops = []
+    with graph.as_default(), tf.name_scope(f"{_SCOPE}/"), tf.control_dependencies([_operation(graph, spec.train_op)]):
+        old: dict[str, Any] = {}
+        for masked, variable, divides in late:
+            keep = _mask_value(masked)
+            if divides:  # without any gradient so far, the optimizer has divided zero by zero
+                slot = next(one for _, one, _ in late if one is not masked.variable and one.shape == variable.shape)
+                key = slot.handle.op.name
+                old.setdefault(key, slot.read_value())
+                keep = tf.logical_and(keep, old[key] > 0)
+            ops.append((variable, tf.where(keep, variable.read_value(), tf.zeros([], variable.dtype))))
+        with tf.control_dependencies([value for _, value in ops]):
+            assigns = [tf.raw_ops.AssignVariableOp(resource=one.handle, value=value) for one, value in ops]
+        return spec._replace(train_op=tf.group(spec.train_op, *assigns, name="train"))
+
+
+def _trainable(graph: tf.Graph) -> list[Any]:
+    return list(graph.get_collection("trainable_variables"))
+
+
+def _name_of(variable: Any) -> str | None:
+    """Return the name of a variable in checkpoints; None for a part of a partitioned variable."""
+    key = checkpoint_key(variable)
+    return None if isinstance(key, PartKey) or getattr(variable, "requires_dense", False) else key
+
+
+def _operation(graph: tf.Graph, value: Any) -> Any:
+    element = graph.as_graph_element(value)
+    return element if isinstance(element, tf.Operation) else element.op
+
+
+def _ancestors(graph: tf.Graph, train_op: Any) -> list[Any]:
+    """Return the ops that a train op depends on, in the order in which they were made."""
+    if train_op is None:
+        return []
+    seen: dict[str, Any] = {}
+    pending = [_operation(graph, train_op)]
+    while pending:
+        op = pending.pop()
+        if op.name not in seen:
+            seen[op.name] = op
+            pending.extend(tensor.op for tensor in op.inputs)
+            pending.extend(op.control_inputs)
+    return [op for op in graph.get_operations() if op.name in seen]

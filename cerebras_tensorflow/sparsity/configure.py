@@ -1,0 +1,222 @@
+"""Reads the section `sparsity` of params into groups: a filter of weights and an algorithm each."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.sparsity.algorithms import DynamicSparsityAlgorithm, SparsityAlgorithm, Static
+from cerebras_tensorflow.text import did_you_mean
+
+DENSE_PARTS = ("embedding", "norm", "lm_head", "pe_helper")
+"""A weight whose name contains one of these stays dense by default."""
+_STATIC_NAMES = ("sideband",)  # the only algorithm of release 1.9
+_GROUP_KEYS = ("algorithm", "type", "schedule", "param_filter", "param_name_patterns", "params")
+
+
+def is_sparse_by_default(name: str, shape: Sequence[int]) -> bool:
+    """Whether a weight is sparse without a filter: two or more dims, and no embedding, norm or output head.
+
+    >>> is_sparse_by_default("ffn/kernel", [8, 8]), is_sparse_by_default("layer_norm/gamma", [8])
+    (True, False)
+    """
+    return len(shape) > 1 and not any(part in name.lower() for part in DENSE_PARTS)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights with one algorithm.
+
+    Attributes:
+        algorithm: The algorithm.
+        takes: takes(name, shape): whether a weight belongs to the group.
+        filter: The filter as the user wrote it, for messages.
+    """
+
+    algorithm: SparsityAlgorithm
+    takes: Callable[[str, Sequence[int]], bool] = is_sparse_by_default
+    filter: str = "the default filter"
+
+
+@dataclass(frozen=True)
+class SparseGroups:
+    """The groups of a run. A weight belongs to the first group that takes it."""
+
+    groups: tuple[Group, ...]
+
+    def algorithm_of(self, name: str, shape: Sequence[int]) -> SparsityAlgorithm | None:
+        """Return the algorithm of a weight; None if it stays dense."""
+        return next((group.algorithm for group in self.groups if group.takes(name, shape)), None)
+
+    def choose(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, SparsityAlgorithm]:
+        """Return weight -> algorithm.
+
+        Args:
+            shapes: Shape of each trainable weight, by name.
+
+        Raises:
+            SettingsError: If a group has no weight.
+        """
+        chosen: dict[str, SparsityAlgorithm] = {}
+        for group in self.groups:
+            named = [name for name, shape in shapes.items() if group.takes(name, shape)]
+            if not named:
+                names = ", ".join(list(shapes)[:8]) + (" ..." if len(shapes) > 8 else "")
+                raise SettingsError(
+                    f"sparsity: {group.filter} matches no weight of the model, so nothing would be sparse. Its weights "
+                    f"are {names}."
+                )
+            for name in named:
+                if name not in chosen:
+                    group.algorithm.check(name, shapes[name])
+                    chosen[name] = group.algorithm
+        return chosen
+
+
+def configure(config: Any) -> SparseGroups | None:
+    """Return the groups of a configuration; None if it is None.
+
+    Args:
+        config: A number (static sparsity), a section, a list of sections (the first whose filter matches a weight
+            wins), an algorithm, or groups.
+
+    Raises:
+        SettingsError: If a key or a value is unknown or out of range.
+    """
+    if config is None or isinstance(config, SparseGroups):
+        return config
+    groups = tuple(_groups(config))
+    if not groups:
+        raise SettingsError("sparsity is an empty list; expected a number, a section or a list of sections")
+    return SparseGroups(groups)
+
+
+def _groups(config: Any) -> Iterator[Group]:
+    if isinstance(config, Group):
+        yield config
+    elif isinstance(config, SparsityAlgorithm):
+        yield Group(config)
+    elif isinstance(config, (list, tuple)):
+        for item in config:
+            yield from _groups(item)
+    elif isinstance(config, Mapping):
+        if "groups" in config:
+            if len(config) > 1:
+                raise SettingsError("sparsity has groups and other keys; put the other keys into the groups")
+            yield from _groups(config["groups"])
+        else:
+            yield from _section(dict(config))
+    else:
+        yield Group(Static(config))
+
+
+def _section(section: dict[str, Any]) -> Iterator[Group]:
+    """Yield the groups of one section."""
+    inner = section.pop("params", None)
+    if inner is not None:
+        section = {**_mapping("params", inner), **section}
+    patterns = section.pop("param_name_patterns", None)
+    wanted = section.pop("param_filter", None)
+    if patterns is not None and wanted is not None:
+        raise SettingsError("sparsity has param_filter and param_name_patterns; keep param_filter")
+    if isinstance(patterns, Mapping):  # regular expression -> keys that replace those of the section
+        for pattern, own in patterns.items():
+            algorithm = _algorithm({**section, **_mapping("param_name_patterns", own or {})})
+            yield Group(algorithm, _by_regex([pattern]), f"param_name_patterns {pattern!r}")
+        return
+    algorithm = _algorithm(section)
+    if patterns is not None:
+        yield Group(algorithm, _by_regex(_texts("param_name_patterns", patterns)), f"param_name_patterns {patterns!r}")
+    elif callable(wanted):
+        yield Group(algorithm, wanted, "param_filter")
+    elif wanted is not None:
+        yield Group(algorithm, _by_glob(_texts("param_filter", wanted)), f"param_filter {wanted!r}")
+    else:
+        yield Group(algorithm)
+
+
+def _algorithm(section: dict[str, Any]) -> SparsityAlgorithm:
+    given = dict(section)
+    if "algorithm" in given and "type" in given:
+        raise SettingsError("sparsity has algorithm and type; keep algorithm")
+    kind = _class_of(given.pop("algorithm", given.pop("type", "static")))
+    schedule = given.pop("schedule", None)
+    if schedule is not None:
+        # Releases 2.0 and 2.1: schedule says when. From 2.2 on: another name of sparsity.
+        is_when = isinstance(schedule, Mapping) and "type" not in schedule
+        key = "update" if is_when else "sparsity"
+        if key in given:
+            raise SettingsError(f"sparsity has schedule and {key}; keep {key}")
+        given[key] = schedule
+    known = _parameters(kind)
+    for key in given:
+        if key not in known:
+            raise SettingsError(
+                f"unknown key {key!r} in section sparsity{did_you_mean(str(key), [*known, *_GROUP_KEYS]) or '.'} "
+                f"{kind.__name__.lower()} has {', '.join(known)}."
+            )
+    return kind(**given)
+
+
+def _class_of(name: Any) -> type[SparsityAlgorithm]:
+    known = {kind.__name__.lower(): kind for kind in _subclasses(SparsityAlgorithm)}
+    del known[DynamicSparsityAlgorithm.__name__.lower()]
+    known |= dict.fromkeys(_STATIC_NAMES, Static)
+    if isinstance(name, type) and issubclass(name, SparsityAlgorithm):
+        return name
+    if str(name).lower() not in known:
+        raise SettingsError(
+            f"unknown sparsity algorithm {name!r}{did_you_mean(str(name), known) or '.'} Expected one of "
+            f"{', '.join(sorted(known))}."
+        )
+    return known[str(name).lower()]
+
+
+def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _parameters(kind: type[SparsityAlgorithm]) -> list[str]:
+    """Return the names of the arguments of an algorithm, including those that it passes on to its bases."""
+    names: dict[str, None] = {}
+    for each in kind.__mro__:
+        if "__init__" not in vars(each) or not issubclass(each, SparsityAlgorithm):
+            continue
+        parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+        names |= dict.fromkeys(named)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)
+
+
+def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{key} is {value!r}; expected keys and values")
+    return value
+
+
+def _texts(key: str, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
+        raise SettingsError(f"{key} is {value!r}; expected a pattern, or a list of patterns")
+    return list(texts)
+
+
+def _by_glob(globs: Sequence[str]) -> Callable[[str, Sequence[int]], bool]:
+    return lambda name, _shape: any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def _by_regex(patterns: Sequence[str]) -> Callable[[str, Sequence[int]], bool]:
+    try:
+        compiled = [re.compile(pattern) for pattern in patterns]
+    except re.error as error:
+        raise SettingsError(f"param_name_patterns: {error}; expected regular expressions") from error
+    return lambda name, _shape: any(pattern.search(name) for pattern in compiled)
