@@ -83,6 +83,11 @@ def add_listeners(hook: Any, listeners: list[Any]) -> None:
     known += [listener for listener in listeners if listener not in known]
 
 
+def set_input(operation: Any, index: int, tensor: Any) -> None:
+    """Replace an input of an op, before its graph runs."""
+    operation._update_input(index, tensor)  # noqa: SLF001
+
+
 @contextmanager
 def gradients_passed_through(change: Callable[[Any, Any], Any]) -> Iterator[None]:
     """Pass the results of tf.gradients and tf.GradientTape.gradient through a function while a graph is built.

@@ -8,11 +8,12 @@
 | set | a random choice; each later choice replaces the smallest by others, from zero (Mocanu et al., 2018) |
 | checkerboard | every other one |
 | file | those that are not zero in a mask file |
+| static, gmp, rigl | as in cerebras_tensorflow.sparsity, which the docs page "Sparsity" describes |
 
 Biases, scales, embeddings and normalizations stay dense.
 
-Only "set" changes its choice. topk and balanced-topk cannot: a sparsifier gets no gradients and no dense copy of the
-removed weights. A removed weight is zero at the next choice, so it is among the smallest and is removed again.
+topk and balanced-topk choose once: a removed weight is zero at the next choice, so it is among the smallest and is
+removed again. "gmp" and "rigl" change their choice each n_iter steps, as "set" does.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import numpy as np
 from typing_extensions import override
 
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.estimator.training.sparsity import DENSE_PARTS
+from cerebras_tensorflow.sparsity.algorithms import GMP, RigL, Static
+from cerebras_tensorflow.sparsity.schedules import read_schedule
 
+DENSE_PARTS = ("embedding", "norm")  # parts of the names of variables that stay dense
 DISTRIBUTIONS = ("uniform", "er", "erk")
 
 
@@ -258,20 +261,69 @@ class FromFile(Sparsifier):
         return mask
 
 
-SPARSIFIER_MAP: dict[str, type[Sparsifier]] = {
+class FixedChoice(Static):
+    """Static sparsity with the arguments of this module.
+
+    Args:
+        n_iter: Ignored: the first choice stays.
+        sparsity_level: Share of the weights to remove.
+        seed: Seed of the random choice.
+    """
+
+    def __init__(self, n_iter: int = 1, sparsity_level: Any = 0.5, seed: int | None = None, **settings: Any) -> None:  # noqa: ARG002 - every class takes n_iter
+        super().__init__(sparsity_level, seed=seed, **settings)
+
+
+class GradualPruning(GMP):
+    """Gradual magnitude pruning with the arguments of this module.
+
+    Args:
+        n_iter: Steps between choices.
+        sparsity_level: A schedule, or the share at the end. A number is approached exponentially: 63 % of the way after
+            10 choices.
+        seed: Not used by this method.
+    """
+
+    def __init__(self, n_iter: int, sparsity_level: Any = 0.5, seed: int | None = None, **settings: Any) -> None:
+        if isinstance(sparsity_level, (int, float)):
+            level = read_schedule("sparsity_level", sparsity_level, 1.0).values[0]
+            sparsity_level = {"type": "exp", "init": 0.0, "final": level, "gamma": -1 / (10 * max(1, n_iter))}
+        super().__init__(sparsity_level, update={"freq": n_iter}, seed=seed, **settings)
+
+
+class GradientGrowth(RigL):
+    """RigL with the arguments of this module.
+
+    Args:
+        n_iter: Steps between choices.
+        sparsity_level: Share of the weights to remove.
+        zeta: Share of the weights in use that a choice exchanges.
+        seed: Seed of the first, random choice.
+    """
+
+    def __init__(
+        self, n_iter: int, sparsity_level: Any = 0.5, zeta: Any = 0.3, seed: int | None = None, **settings: Any
+    ) -> None:
+        super().__init__(sparsity_level, update={"freq": n_iter}, drop_fraction=zeta, seed=seed, **settings)
+
+
+SPARSIFIER_MAP: dict[str, type[Any]] = {
     "topk": TopK,
     "balanced-topk": BalancedTopK,
     "constant": Constant,
     "set": Evolutionary,
     "checkerboard": Checkerboard,
     "file": FromFile,
+    "static": FixedChoice,
+    "gmp": GradualPruning,
+    "rigl": GradientGrowth,
 }
 """Name in params -> sparsifier class."""
 
 
 def get_AdamW_aware_sparsifier_class(base: type[Any]) -> type[Any]:
-    """Return a subclass of `base` that also removes the AdamW moments of removed weights."""
-    return type(f"AdamWAware{base.__name__}", (base,), {"is_AdamW_aware": True})
+    """Return a subclass of `base`. The moments of removed weights are zero with any class, so it behaves the same."""
+    return type(f"AdamWAware{base.__name__}", (base,), {})
 
 
 def _largest(rows: np.ndarray, density: float) -> np.ndarray:

@@ -17,6 +17,7 @@ from cerebras_tensorflow.estimator.execution.compile_model import Compiled, comp
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import call_model_fn, local_init_of
+from cerebras_tensorflow.estimator.model.sparse_weights import SparseChoice
 from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.units import format_bytes
@@ -32,6 +33,7 @@ class CompileRequest:
         execution_mode: "pipelined" or "weight_streaming".
         compile_dir: Folder of compiled programs; None: do not write any.
         is_cerebras: Whether the loss ignores labels of -1.
+        sparsity: The sparse weights of a training step; None: all are dense.
     """
 
     model_fn: Callable[..., Any]
@@ -42,6 +44,7 @@ class CompileRequest:
     execution_mode: str
     compile_dir: str | None
     is_cerebras: bool
+    sparsity: SparseChoice | None = None
 
 
 def compile_only(request: CompileRequest) -> Compiled:
@@ -98,7 +101,13 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
 
 def _compile(request: CompileRequest, pipeline: InputPipeline, compile_dir: str | None) -> Compiled:
     model = call_model_fn(
-        request.model_fn, pipeline, request.mode, request.params, request.settings, request.is_cerebras
+        request.model_fn,
+        pipeline,
+        request.mode,
+        request.params,
+        request.settings,
+        request.is_cerebras,
+        request.sparsity,
     )
     run_log.info("Done calling model_fn.")
     if request.mode == ModeKeys.TRAIN:

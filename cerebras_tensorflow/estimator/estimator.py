@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.estimator.arguments import check_hooks, check_listeners, check_steps, make_model_dir
@@ -31,6 +30,7 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import call_with_batch
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training import run as training_run
+from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.warm_start import checkpoint_of, warm_start_settings
 from cerebras_tensorflow.estimator.uploads import tell_of_work_folder
@@ -143,10 +143,12 @@ class CerebrasEstimator:
             max_steps: Global step at which to stop. If both are None: until the input ends.
             saving_listeners: CheckpointSaverListeners.
             use_cs: Whether to use the config's cs_ip.
-            sparsifier: Chooses weights to keep at zero, in weight streaming only; see sparsity.py.
+            sparsifier: The sparse weights, in place of section `sparsity` of the params: such a section, an algorithm
+                of cerebras_tensorflow.sparsity, or an object with the protocol of release 1.6.
 
         Raises:
             ValueError: If steps and max_steps are both given, or one is not positive.
+            SettingsError: If the settings of sparsity are wrong, before anything is written.
             NanLossDuringTrainingError: If the loss is not finite.
             SystemExit: 130 or 143 after Ctrl-C or SIGTERM, after the step has ended and is saved.
         """
@@ -155,9 +157,7 @@ class CerebrasEstimator:
         check_listeners(saving_listeners)
         show_run_lines()
         target = self._target(use_cs, ModeKeys.TRAIN)
-        if sparsifier is not None and target.mode != WEIGHT_STREAMING:
-            run_log.warning("Ignoring the sparsifier: weights stay dense, since sparsity needs weight streaming.")
-            sparsifier = None
+        sparsity = choice_of(self._params if self._is_cerebras else None, sparsifier)
         make_model_dir(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
         tell_of_work_folder(self._model_dir)
@@ -174,7 +174,7 @@ class CerebrasEstimator:
             steps=steps,
             last_step=max_steps,
             is_cerebras=self._is_cerebras,
-            sparsifier=sparsifier,
+            sparsity=sparsity,
         )
         if distributed_training.is_distributed(self._settings):
             check_no_system("train_distribute", target.is_cs)
@@ -283,6 +283,7 @@ class CerebrasEstimator:
                 execution_mode=target.mode,
                 compile_dir=None if validate_only else self._compile_dir,
                 is_cerebras=self._is_cerebras,
+                sparsity=choice_of(self._params if self._is_cerebras else None, None),
             )
         )
         if validate_only:

@@ -49,9 +49,9 @@ class SparseGroups:
 
     groups: tuple[Group, ...]
 
-    def algorithm_of(self, name: str, shape: Sequence[int]) -> SparsityAlgorithm | None:
-        """Return the algorithm of a weight; None if it stays dense."""
-        return next((group.algorithm for group in self.groups if group.takes(name, shape)), None)
+    def takes(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether a weight is sparse."""
+        return any(group.takes(name, shape) for group in self.groups)
 
     def choose(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, SparsityAlgorithm]:
         """Return weight -> algorithm.
@@ -164,8 +164,7 @@ def _algorithm(section: dict[str, Any]) -> SparsityAlgorithm:
 
 
 def _class_of(name: Any) -> type[SparsityAlgorithm]:
-    known = {kind.__name__.lower(): kind for kind in _subclasses(SparsityAlgorithm)}
-    del known[DynamicSparsityAlgorithm.__name__.lower()]
+    known = {kind.__name__.lower(): kind for kind in _subclasses(SparsityAlgorithm) if not _is_internal(kind)}
     known |= dict.fromkeys(_STATIC_NAMES, Static)
     if isinstance(name, type) and issubclass(name, SparsityAlgorithm):
         return name
@@ -181,6 +180,11 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
     for each in kind.__subclasses__():
         yield each
         yield from _subclasses(each)
+
+
+def _is_internal(kind: type[Any]) -> bool:
+    """Whether a class has no name in params: a base, or one with the arguments of SPARSIFIER_MAP."""
+    return kind is DynamicSparsityAlgorithm or kind.__module__.startswith("cerebras_tensorflow.compat.")
 
 
 def _parameters(kind: type[SparsityAlgorithm]) -> list[str]:

@@ -25,6 +25,7 @@ from cerebras_tensorflow.locations import checkpoint_location
 from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from cerebras_tensorflow.saver.model_dir import uploads
+from cerebras_tensorflow.sparsity.configure import configure
 from reference_implementations.common import cluster
 from reference_implementations.common.sections import MODES, RunSettings
 from reference_implementations.common.settings import check_section, check_sections, write_yaml
@@ -116,6 +117,8 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     """
     path = Path(options.params)
     content = read_params(path)
+    sparsity = content.pop("sparsity", None)
+    check_sparsity(sparsity, path)
     overrides = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(RunSettings)
@@ -137,6 +140,8 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
                 params[name][key] = _resolve(params[name][key], path.parent)
         if "micro_batch_size" in overrides and name in params:
             params[name]["micro_batch_size"] = overrides["micro_batch_size"]
+    if sparsity is not None:
+        params["sparsity"] = sparsity
     params["runconfig"]["cs_ip"] = with_port(params["runconfig"]["cs_ip"])
     params["runconfig"]["model_dir"] = str(options.model_dir)
     return params
@@ -147,6 +152,18 @@ def with_port(address: str | None) -> str | None:
     if not address or address.rpartition(":")[2].isdigit():
         return address or None
     return f"{address}:{DEFAULT_PORT}"
+
+
+def check_sparsity(section: Any, path: Path) -> None:
+    """Check section `sparsity` of a params file.
+
+    Raises:
+        SettingsError: If a key or a value is unknown or out of range.
+    """
+    try:
+        configure(section)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def _plain(value: Any) -> Any:

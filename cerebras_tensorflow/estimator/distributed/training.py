@@ -62,7 +62,7 @@ def train(request: TrainingRequest) -> None:
         "TensorFlow runs this training in its own session%s. It is not compiled for a simulated system.",
         f" at {distribution.master}" if distribution.master else "",
     )
-    warn_of_unused(request.settings, request.params, ModeKeys.TRAIN, sparsifier=request.sparsifier)
+    warn_of_unused(request.settings, request.params, ModeKeys.TRAIN, sparsity=request.sparsity)
     if request.is_cerebras:
         run_log.info("The loss of this run does not ignore labels of -1.")
     with FolderLock(request.model_dir) if distribution.is_chief else nullcontext():

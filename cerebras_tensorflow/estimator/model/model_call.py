@@ -18,6 +18,7 @@ from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, 
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.negative_labels import ignore_negative_labels
 from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
+from cerebras_tensorflow.estimator.model.sparse_weights import SparseChoice, SparseGraph, SparseWeight
 from cerebras_tensorflow.estimator.user_functions import call_with, parameters_of
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.logs import run_log
@@ -37,6 +38,7 @@ class Model:
         global_step: The global step variable.
         mode: The mode of the call.
         ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
+        sparse: The weights with masks.
     """
 
     graph: tf.Graph
@@ -45,6 +47,7 @@ class Model:
     global_step: Any
     mode: str
     ignores_negative_labels: bool = False
+    sparse: tuple[SparseWeight, ...] = ()
 
     @property
     def train_node(self) -> str | None:
@@ -115,6 +118,7 @@ def call_model_fn(
     params: Any,
     settings: RunSettings,
     ignores_negative_labels: bool = False,
+    sparsity: SparseChoice | None = None,
 ) -> Model:
     """Call a model_fn in the graph of its input, or in a new graph.
 
@@ -125,8 +129,10 @@ def call_model_fn(
         params: Passed to model_fn if it takes params.
         settings: Settings of the run, with the config for model_fn.
         ignores_negative_labels: Whether labels of -1 give no loss.
+        sparsity: Weights to make sparse in TRAIN mode.
 
     Raises:
+        SettingsError: If sparsity names no weight of the model.
         ValueError: If input_fn returns labels and model_fn does not take them, or model_fn does not return a spec.
     """
     graph = pipeline.graph or new_graph(settings.tf_random_seed)
@@ -135,9 +141,13 @@ def call_model_fn(
         labels = None if mode == ModeKeys.PREDICT else inputs.labels  # as in TensorFlow
         own_params = params_of_micro_batch(copy.deepcopy(params), mode, inputs)
         is_cut = mode == ModeKeys.TRAIN and inputs.micro_batches > 1
-        with marked_gradients(graph) if is_cut else nullcontext():
+        sparse_graph = SparseGraph(graph, sparsity) if sparsity is not None and mode == ModeKeys.TRAIN else None
+        masked = sparse_graph.masked_gradients() if sparse_graph is not None else nullcontext()
+        with marked_gradients(graph) if is_cut else nullcontext(), masked:  # masks apply to totals
             spec = call_for_spec(model_fn, inputs.features, labels, mode, own_params, settings)
-    return Model(graph, spec, inputs, tf.compat.v1.train.get_global_step(graph), mode, ignores_negative_labels)
+        sparse, spec = sparse_graph.finish(spec) if sparse_graph is not None else ((), spec)
+    global_step = tf.compat.v1.train.get_global_step(graph)
+    return Model(graph, spec, inputs, global_step, mode, ignores_negative_labels, sparse)
 
 
 def call_for_spec(

@@ -11,10 +11,10 @@ training/sparsity.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -25,7 +25,6 @@ from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_k
 from cerebras_tensorflow.estimator.model.zero_proof import ZeroProof, root_handle
 from cerebras_tensorflow.graph.variables import is_write
 from cerebras_tensorflow.sparsity.algorithms import SparsityAlgorithm
-from cerebras_tensorflow.sparsity.configure import SparseGroups
 
 v1: Any = tf.compat.v1
 
@@ -35,6 +34,20 @@ _SCOPE = "cs_sparsity"
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 # Adagrad divides by the root of its slot, which is zero where the weight is masked.
 _ZERO_DIVIDERS = frozenset({"ResourceApplyAdagrad"})
+
+
+class SparseChoice(Protocol):
+    """Says which weights of a model are sparse."""
+
+    def takes(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether a weight is sparse."""
+
+    def choose(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, SparsityAlgorithm | None]:
+        """Return weight -> its algorithm; None: the caller's object chooses the masks.
+
+        Raises:
+            SettingsError: If no weight is sparse.
+        """
 
 
 @dataclass(frozen=True)
@@ -68,17 +81,32 @@ class _Masked:
     zero: set[str] = field(default_factory=set)  # names of ops whose result is masked
 
 
+@dataclass(frozen=True)
+class _Late:
+    """A variable that is masked after the train op.
+
+    Attributes:
+        masked: Its weight.
+        variable: The variable: the weight or a slot.
+        divisor: The slot by whose root the optimizer divides; None if it does not.
+    """
+
+    masked: _Masked
+    variable: Any
+    divisor: Any = None
+
+
 class SparseGraph:
     """Adds masks to the graph that model_fn builds.
 
     Args:
         graph: The graph.
-        groups: The weights to make sparse.
+        choice: The weights to make sparse.
     """
 
-    def __init__(self, graph: tf.Graph, groups: SparseGroups) -> None:
+    def __init__(self, graph: tf.Graph, choice: SparseChoice) -> None:
         self._graph = graph
-        self._groups = groups
+        self._choice = choice
         self._masked: dict[str, _Masked] = {}  # by name of the VarHandleOp
 
     @contextmanager
@@ -102,9 +130,9 @@ class SparseGraph:
             CompileError: If an algorithm needs a gradient that model_fn does not compute where we see it.
         """
         names = {name: variable for variable in _trainable(self._graph) if (name := _name_of(variable)) is not None}
-        chosen = self._groups.choose({name: tuple(variable.shape.as_list()) for name, variable in names.items()})
+        chosen = self._choice.choose({name: tuple(variable.shape.as_list()) for name, variable in names.items()})
         slots = self._slots(names)
-        late: list[Any] = []
+        late: list[_Late] = []
         weights = []
         for name, algorithm in chosen.items():
             masked = self._masked_of(names[name])
@@ -119,7 +147,7 @@ class SparseGraph:
                     name=name,
                     mask=name + MASK_SUFFIX,
                     shape=tuple(names[name].shape.as_list()),
-                    slots=tuple(_name_of(slot) or "" for slot in slots.get(name, ())),
+                    slots=tuple(checkpoint_key(slot) for slot in slots.get(name, ())),
                     algorithm=algorithm,
                     gradients=tuple(masked.gradients) if needs_gradient else (),
                 )
@@ -132,9 +160,9 @@ class SparseGraph:
         if gradient is None or getattr(handle, "dtype", None) != tf.resource:
             return gradient
         root = root_handle(handle).name
-        variable = next((one for one in _trainable(self._graph) if one.handle.op.name == root), None)
+        variable: Any = next((one for one in _trainable(self._graph) if one.handle.op.name == root), None)
         name = _name_of(variable) if variable is not None else None
-        if name is None or not self._groups.takes(name, tuple(variable.shape.as_list())):
+        if name is None or not self._choice.takes(name, tuple(variable.shape.as_list())):
             return gradient
         masked = self._masked_of(variable)
         masked.gradients.append(gradient)
@@ -151,7 +179,7 @@ class SparseGraph:
         """Return the entry of a weight; make its mask if it has none."""
         key = variable.handle.op.name
         if key not in self._masked:
-            with tf.init_scope(), tf.name_scope(""), self._graph.as_default():
+            with tf.init_scope(), v1.name_scope(None):
                 mask = v1.Variable(
                     lambda: tf.ones(variable.shape, tf.bool),
                     trainable=False,
@@ -175,11 +203,11 @@ class SparseGraph:
                 slots.setdefault(max(owners, key=len), []).append(variable)
         return slots
 
-    def _mask_writes(self, masked: _Masked, slots: list[Any], train_op: Any) -> list[tuple[_Masked, Any, bool]]:
+    def _mask_writes(self, masked: _Masked, slots: Sequence[Any], train_op: Any) -> list[_Late]:
         """Mask what the train op writes to a weight and its slots. Return what must be masked after the train op."""
         family = {variable.handle.op.name: variable for variable in (masked.variable, *slots)}
         proof = ZeroProof(masked.variable.shape, masked.zero, family)
-        late: dict[str, tuple[_Masked, Any, bool]] = {}
+        late: dict[str, _Late] = {}
         for op in _ancestors(self._graph, train_op):
             handles = [root_handle(tensor).name for tensor in op.inputs if tensor.dtype == tf.resource]
             written = [handle for handle in handles if handle in family] if is_write(op.type) else []
@@ -190,8 +218,9 @@ class SparseGraph:
             elif op.type in GRADIENT_INPUT and op.type not in _ZERO_DIVIDERS:
                 self._mask_input(masked, proof, op, GRADIENT_INPUT[op.type])
             else:
-                divides = op.type in _ZERO_DIVIDERS
-                late |= {handle: (masked, family[handle], divides) for handle in written}
+                late |= {handle: _Late(masked, family[handle]) for handle in written}
+                if op.type in _ZERO_DIVIDERS and len(written) > 1:
+                    late[written[0]] = _Late(masked, masked.variable, family[written[1]])
         return list(late.values())
 
     def _mask_input(self, masked: _Masked, proof: ZeroProof, op: Any, index: int) -> None:
@@ -215,27 +244,34 @@ def _mask_value(masked: _Masked) -> Any:
     The Reshape changes nothing. It keeps the read out of the updates that weight streaming cuts into slices: these
     slices can load their own variables only.
     """
-    return tf.reshape(masked.mask.read_value(), masked.variable.shape)
+    return tf.reshape(_read(masked.mask), masked.variable.shape)
 
 
-def _with_late_masks(graph: tf.Graph, spec: Any, late: list[tuple[_Masked, Any, bool]]) -> Any:
+def _with_late_masks(graph: tf.Graph, spec: Any, late: Sequence[_Late]) -> Any:
     """Return the spec with a train op that masks variables after the optimizer has changed them."""
     if not late:
         return spec
-    ops = []
-    with graph.as_default(), tf.name_scope(f"{_SCOPE}/"), tf.control_dependencies([_operation(graph, spec.train_op)]):
-        old: dict[str, Any] = {}
-        for masked, variable, divides in late:
-            keep = _mask_value(masked)
-            if divides:  # without any gradient so far, the optimizer has divided zero by zero
-                slot = next(one for _, one, _ in late if one is not masked.variable and one.shape == variable.shape)
-                key = slot.handle.op.name
-                old.setdefault(key, slot.read_value())
-                keep = tf.logical_and(keep, old[key] > 0)
-            ops.append((variable, tf.where(keep, variable.read_value(), tf.zeros([], variable.dtype))))
-        with tf.control_dependencies([value for _, value in ops]):
-            assigns = [tf.raw_ops.AssignVariableOp(resource=one.handle, value=value) for one, value in ops]
+    with graph.as_default(), tf.name_scope(f"{_SCOPE}/"):
+        with tf.control_dependencies([_operation(graph, spec.train_op)]):
+            values = [_masked_value(one) for one in late]
+        with tf.control_dependencies([value.op for value in values]):
+            assigns = [
+                tf.raw_ops.AssignVariableOp(resource=one.variable.handle, value=value)
+                for one, value in zip(late, values, strict=True)
+            ]
         return spec._replace(train_op=tf.group(spec.train_op, *assigns, name="train"))
+
+
+def _masked_value(late: _Late) -> Any:
+    """Return the value of a variable after the optimizer, masked."""
+    keep = _mask_value(late.masked)
+    if late.divisor is not None:  # a weight without any gradient so far: the optimizer has divided zero by zero
+        keep = tf.logical_and(keep, _read(late.divisor) > 0)
+    return tf.where(keep, _read(late.variable), tf.zeros([], late.variable.dtype.base_dtype))
+
+
+def _read(variable: Any) -> Any:
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype.base_dtype)
 
 
 def _trainable(graph: tf.Graph) -> list[Any]:

@@ -30,7 +30,7 @@ from cerebras_tensorflow.saver import names as checkpoint_names
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
-from cerebras_tensorflow.saver.model_dir import beside, retention
+from cerebras_tensorflow.saver.model_dir import retention
 from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
 from cerebras_tensorflow.saver.model_dir.state import read_state
 from cerebras_tensorflow.units import format_bytes
@@ -116,6 +116,18 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
             progress.advance(specs[name].num_bytes)
 
 
+def without_missing(path: str, keys: Mapping[str, str], optional: Container[str]) -> dict[str, str]:
+    """Return the keys without the optional variables that a checkpoint lacks.
+
+    Args:
+        path: The checkpoint.
+        keys: Variable -> its name in the checkpoint.
+        optional: Variables that it may lack.
+    """
+    with open_checkpoint(path) as reader:
+        return {name: key for name, key in keys.items() if name not in optional or key in reader}
+
+
 def _num_bytes(specs: Iterable[WeightSpec]) -> int:
     return sum(spec.num_bytes for spec in specs)
 
@@ -184,7 +196,6 @@ class CheckpointSaver:
         settings: Settings of the run, with checkpoint_format.
 
     Attributes:
-        write_masks: write_masks(path) writes a sparsifier's masks beside the checkpoint; None: no sparsifier.
         write_graph: write_graph(path) writes the graph beside the checkpoint, in the same thread.
         saved_step: Step of the last save, which may still be running; None before the first.
     """
@@ -198,7 +209,6 @@ class CheckpointSaver:
         self._constants: dict[str, np.ndarray] = {}
         self._policy = retention.Policy(settings.keep_checkpoint_max, settings.keep_checkpoint_every_n_hours)
         self._writer = AsynchronousWriter()
-        self.write_masks: Callable[[str], None] | None = None
         self.write_graph: Callable[[str], None] | None = None
         self.saved_step: int | None = None
         self._prewritten_step: int | None = None
@@ -254,11 +264,6 @@ class CheckpointSaver:
         self.wait()
         self._total_bytes = _num_bytes(spec for spec in session.weights() if spec.name in self._keys)
         self._written_bytes = 0
-        # Masks come before the checkpoint, so that it never exists without them. Remove the masks of an earlier run.
-        if self.write_masks is not None:
-            self.write_masks(path)
-        else:
-            beside.remove(checkpoint_names.masks_path(path))
         if step == self._prewritten_step:
             self._record(path, saved_at_s)
             if self._fits(session):

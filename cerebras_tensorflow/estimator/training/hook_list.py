@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.event_writers import EventFile
-from cerebras_tensorflow.estimator.model.model_call import variable_name
 from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, TrainingHook
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
-from cerebras_tensorflow.estimator.training.sparsity import Sparsifier, SparsityHook
+from cerebras_tensorflow.estimator.training.sparsity import SparsityHook
 from cerebras_tensorflow.estimator.training.trace_hook import TraceHook
 from cerebras_tensorflow.logs import run_log
 
@@ -28,8 +27,8 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
     """
     request, settings, spec = run.request, run.request.settings, run.model.spec
     hooks: list[Any] = [watch]
-    if request.sparsifier is not None:
-        hooks.append(_sparsity(run, request.sparsifier))
+    if run.model.sparse:
+        hooks.append(SparsityHook(run))
     trace_step = env.read().trace_step
     if trace_step:
         trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"))
@@ -61,15 +60,6 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
             _QuietStepCounterHook(settings.log_step_count_steps, summary_writer=EventFile(request.work_folder))
         )
     return [*hooks, *chief, *request.hooks, *others]
-
-
-def _sparsity(run: PreparedRun, sparsifier: Sparsifier) -> SparsityHook:
-    saved = run.model.saved_names()
-    trainable = {variable_name(variable) for variable in run.model.graph.get_collection("trainable_variables")}
-    shapes = {name: tuple(variable.shape.as_list()) for name, variable in saved.items()}
-    hook = SparsityHook(sparsifier, [name for name in saved if name in trainable], shapes, run.start)
-    run.saver.write_masks = hook.write_masks
-    return hook
 
 
 class _QuietStepCounterHook(tf.compat.v1.train.StepCounterHook):

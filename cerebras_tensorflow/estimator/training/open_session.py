@@ -117,6 +117,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         keys = run.saver.keys
         if run.start is not None:
             run_log.info("Restoring parameters from %s", run.start)
+            keys = checkpoints.without_missing(run.start, keys, {weight.mask for weight in run.model.sparse})
             checkpoints.restore(session, run.start, keys)
             checkpoints.warn_of_left_over(run.start, keys)
             is_ours = os.path.abspath(run.start) == os.path.abspath(run.saver.path(session.global_step))

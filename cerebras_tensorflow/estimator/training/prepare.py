@@ -149,7 +149,13 @@ def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) 
 
 def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
     return call_model_fn(
-        request.model_fn, pipeline, ModeKeys.TRAIN, request.params, request.settings, request.is_cerebras
+        request.model_fn,
+        pipeline,
+        ModeKeys.TRAIN,
+        request.params,
+        request.settings,
+        request.is_cerebras,
+        request.sparsity,
     )
 
 

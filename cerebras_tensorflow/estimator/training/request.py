@@ -8,7 +8,7 @@ from typing import Any
 
 from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
-from cerebras_tensorflow.estimator.training.sparsity import Sparsifier
+from cerebras_tensorflow.estimator.model.sparse_weights import SparseChoice
 from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
 
 
@@ -22,7 +22,7 @@ class TrainingRequest:
         steps: Number of steps to train; None: see last_step.
         last_step: Global step at which to stop; None: when the input ends.
         is_cerebras: Whether labels of -1 give no loss and no gradient, and the run is saved even without an interval.
-        sparsifier: Chooses weights to keep at zero; None: no sparsity.
+        sparsity: The sparse weights; None: all are dense.
     """
 
     model_fn: Callable[..., Any]
@@ -37,7 +37,7 @@ class TrainingRequest:
     steps: int | None
     last_step: int | None
     is_cerebras: bool = False
-    sparsifier: Sparsifier | None = None
+    sparsity: SparseChoice | None = None
 
     @property
     def work_folder(self) -> str:

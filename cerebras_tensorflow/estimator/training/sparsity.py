@@ -1,191 +1,181 @@
-"""Sparse training: weights that a sparsifier masks are zero after each step, until it chooses again.
+"""Sparse training: makes the first masks, and changes them between two steps where the schedule says so.
 
-A sparsifier is the caller's object, with the protocol of release 1.6. `apply_sparsity(step)` returns whether it chooses
-weights at a step. `get_masked_weights(step, weights, sparse_val)` returns the weights, with sparse_val for each masked
-one. We pass NaN as sparse_val, since no weight is NaN, and keep the mask as one bit per weight. The sparsifier sees
-masked weights as zeros. It sees no dense copy and no gradients.
-
-Each checkpoint has a file with the masks (sparsity_masks.py), and a resumed run continues with them. Checkpoints of
-other programs have no such file. Then the zeros of a variable count as masked if their share is close to the share that
-the sparsifier would mask.
+In the step itself, the compiled graph keeps masked weights at zero (model/sparse_weights.py). Masks are variables
+`<weight>_mask` of the run, so checkpoints hold them and a resumed run continues with them. A run that starts from a
+checkpoint without masks makes them. If about as many weights are already zero as the target asks for, these are the
+masked ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.estimator.training import sparsity_masks
+from cerebras_tensorflow.estimator.event_writers import EventFile
+from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
+from cerebras_tensorflow.estimator.training.caller_sparsifier import CallerSparsifier
+from cerebras_tensorflow.estimator.training.prepare import PreparedRun
+from cerebras_tensorflow.estimator.training.sparsity_report import SparsityReport
+from cerebras_tensorflow.estimator.training.warm_start import checkpoint_of
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.sparsity.algorithms import DynamicSparsityAlgorithm
+from cerebras_tensorflow.sparsity.selection import Mask
 
 SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
-DENSE_PARTS = ("embedding", "norm")
-"""Parts of the names of variables that sparsifiers leave dense."""
-_SHARE_TOLERANCE = 0.05  # between the share of zeros in such a checkpoint and the expected share
-
-
-class Sparsifier(Protocol):
-    """The methods that release 1.6 calls on the object of `train(sparsifier=...)`.
-
-    Optional methods, as in compat/sparsify.py: `take_over(step, kept)` receives the masks as booleans by variable when
-    a run resumes. `expected_sparsity(weights)` returns the masked share by variable. Without it, the number
-    `sparsity_level` is the share of all variables except embeddings, normalizations and vectors.
-    """
-
-    def apply_sparsity(self, step: int) -> bool:
-        """Whether to choose weights at a step."""
-
-    def get_masked_weights(
-        self, step: int, weights: Mapping[str, np.ndarray], sparse_val: float
-    ) -> Mapping[str, np.ndarray]:
-        """Return the weights, with sparse_val for each masked one."""
+_SHARE_TOLERANCE = 0.05  # between the share of zeros in a checkpoint without masks and the target
 
 
 class SparsityHook(SessionRunHook):
-    """Calls the sparsifier, and keeps masked weights at zero.
+    """Makes and changes the masks of a run.
 
     Args:
-        sparsifier: The caller's.
-        trainable: Names of the variables that it may mask.
-        shapes: Shapes of all variables in checkpoints. With an AdamW-aware sparsifier, the moments of masked weights
-            are zero too.
-        start: Checkpoint to resume from; None for a new run.
+        run: The run. Its model has sparse weights, or the caller's sparsifier chooses them.
     """
 
-    def __init__(
-        self,
-        sparsifier: Sparsifier,
-        trainable: list[str],
-        shapes: Mapping[str, tuple[int, ...]],
-        start: str | None,
-    ) -> None:
-        self._sparsifier = sparsifier
-        self._trainable = trainable
-        self._slots: dict[str, list[str]] = {}
-        if getattr(sparsifier, "is_AdamW_aware", False):
-            self._slots = {
-                name: [slot for slot in shapes if slot.startswith(f"{name}/") and shapes[slot] == shapes[name]]
-                for name in trainable
-            }
-        self._running: ProgramSession | None = None
-        self._start = start
-        self._kept: dict[str, np.ndarray] = {}
+    def __init__(self, run: PreparedRun) -> None:
+        request = run.request
+        self._run = run
+        self._weights: Mapping[str, SparseWeight] = {weight.name: weight for weight in run.model.sparse}
+        self._caller = request.sparsity if isinstance(request.sparsity, CallerSparsifier) else None
+        self._seed = request.settings.tf_random_seed or 0
+        events = EventFile(request.work_folder) if request.settings.save_summary_steps else None
+        self._report = SparsityReport(os.path.join(request.work_folder, "sparsity.json"), events)
         self._step = -1
+        self._fetched: tuple[str, ...] = ()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Restore the masks of a resumed run, and choose if it is time."""
-        self._running = session
+        """Make the first masks, or continue with those of a checkpoint."""
         self._step = session.global_step
-        if self._start is not None:
-            self._take_over(self._start)
-        if self._sparsifier.apply_sparsity(self._step):
-            self._choose(self._step)
+        saved = self._saved_masks()
+        for weight in self._weights.values():
+            if weight.mask not in saved:
+                self._start(session, weight)
+            elif self._run.start is None:  # the warm start's weights may not be masked yet
+                self._set(session, weight, session.read(weight.mask), session.read(weight.name))
+            else:
+                self._report.count(weight, session.read(weight.mask), self._step)
+        if self._caller is not None:
+            restored = {
+                name: session.read(weight.mask) for name, weight in self._weights.items() if weight.mask in saved
+            }
+            if restored:
+                self._caller.take_over(self._step, restored)
+            if self._caller.apply_sparsity(self._step):
+                self._ask_caller(session, self._step)
+        self._report.write(self._step)
+        self._run.saver.forget_initial()
 
-    def write_masks(self, checkpoint: str) -> None:
-        """Write the masks beside a checkpoint.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
-        sparsity_masks.write(checkpoint, self._kept)
+    def before_run(self, run_context: Any) -> Any:
+        """Ask for the gradients that the next update of masks needs."""
+        step = run_context.session.global_step + 1
+        wanted = {
+            name: list(weight.gradients)
+            for name, weight in self._weights.items()
+            if weight.gradients and self._is_due(weight, step)
+        }
+        self._fetched = tuple(wanted)
+        return tf.compat.v1.train.SessionRunArgs(wanted) if wanted else None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Set masked weights to zero, and choose again if it is time."""
-        step = self._session().global_step
+        """Change the masks if it is time."""
+        session = run_context.session
+        step = session.global_step
         if step == self._step:
-            return  # gradient accumulation: no weight has changed
+            return  # gradient accumulation, or a step that loss scaling has skipped: no weight has changed
         self._step = step
-        self._clear()
-        if self._sparsifier.apply_sparsity(step):
-            self._choose(step)
+        due = [weight for weight in self._weights.values() if self._is_due(weight, step)]
+        for weight in due:
+            self._update(session, weight, step, run_values.results)
+        if self._caller is not None and self._caller.apply_sparsity(step):
+            self._ask_caller(session, step)
+        elif not due:
+            return
+        self._report.write(step)
 
-    def _session(self) -> ProgramSession:
-        assert self._running is not None
-        return self._running
+    def _is_due(self, weight: SparseWeight, step: int) -> bool:
+        return isinstance(weight.algorithm, DynamicSparsityAlgorithm) and step in weight.algorithm.update_steps
 
-    def _choose(self, step: int) -> None:
-        session = self._session()
-        weights = {name: np.array(session.read(name)) for name in self._trainable}
-        masked = self._sparsifier.get_masked_weights(step, weights, np.nan)
-        unknown = sorted(set(masked) - set(weights))
-        if unknown:
-            raise CerebrasError(f"the sparsifier returned {unknown[0]}, which is not a trainable variable of the model")
-        self._kept = {}
-        for name, value in masked.items():
-            if np.shape(value) != weights[name].shape:
-                raise CerebrasError(
-                    f"the sparsifier returned {name} in the shape {np.shape(value)}; it is {weights[name].shape}"
+    def _saved_masks(self) -> set[str]:
+        """Return the masks that the run has loaded from a checkpoint."""
+        run = self._run
+        path = run.start
+        if path is None:
+            path = checkpoint_of(run.request.warm_start) if run.request.warm_start is not None else None
+        if path is None:
+            return set()
+        with open_checkpoint(path) as reader:
+            return {weight.mask for weight in self._weights.values() if weight.mask in reader}
+
+    def _start(self, session: ProgramSession, weight: SparseWeight) -> None:
+        """Make the first mask of a weight."""
+        value = session.read(weight.name)
+        mask = self._zeros_of(weight, value)
+        algorithm, step = weight.algorithm, self._step
+        if mask is None and algorithm is not None:
+            update_steps = algorithm.update_steps
+            if step in update_steps or update_steps.num_before(step) > 0:
+                mask = algorithm.first_mask(weight.name, value, self._seed, step)
+        if mask is None:
+            mask = np.ones(weight.shape, bool)
+        self._set(session, weight, mask, value)
+
+    def _zeros_of(self, weight: SparseWeight, value: np.ndarray) -> Mask | None:
+        """Return the mask of a sparse checkpoint without masks; None if it is dense."""
+        if self._run.start is None and self._run.request.warm_start is None:
+            return None
+        target = self._caller.target(weight) if self._caller else float(weight.algorithm.target(self._step))  # type: ignore[union-attr]
+        share = 1 - np.count_nonzero(value) / max(1, value.size)
+        return value != 0 if target > 0 < share and abs(share - target) <= _SHARE_TOLERANCE else None
+
+    def _update(self, session: ProgramSession, weight: SparseWeight, step: int, fetched: Any) -> None:
+        assert isinstance(weight.algorithm, DynamicSparsityAlgorithm)
+        gradient = None
+        if weight.gradients:
+            if weight.name not in self._fetched:
+                return  # the step was skipped when the gradient was fetched
+            gradient = _dense(fetched[weight.name], weight.shape)
+            if not np.isfinite(gradient).all():
+                run_log.warning(
+                    "Sparsity at global step %d: the gradient of %s is not finite, so its mask stays.",
+                    step,
+                    weight.name,
                 )
-            kept = ~np.isnan(value)
-            if not kept.all():
-                self._keep(name, kept)
-                session.load(name, np.where(kept, value, 0).astype(weights[name].dtype))
-        self._clear_slots()
-        self._log_choice(step, weights)
+                return
+        mask = session.read(weight.mask)
+        value = session.read(weight.name)
+        new = weight.algorithm.next_mask(weight.name, value, mask, step, gradient, self._seed)
+        self._set(session, weight, new, value)
 
-    def _take_over(self, start: str) -> None:
-        """Restore the masks of the checkpoint that the run starts from."""
-        weights = {name: self._session().read(name) for name in self._trainable}
-        kept = sparsity_masks.read(start, {name: weight.size for name, weight in weights.items()})
-        if kept is None:
-            self._take_zeros(weights)
+    def _ask_caller(self, session: ProgramSession, step: int) -> None:
+        """Let the caller's object choose the masks of all its weights."""
+        assert self._caller is not None
+        values = {name: np.array(session.read(name)) for name in self._weights}
+        for name, mask in self._caller.masks(step, values).items():
+            self._set(session, self._weights[name], mask, values[name])
+
+    def _set(self, session: ProgramSession, weight: SparseWeight, mask: Mask, value: np.ndarray) -> None:
+        """Set a mask, and set to zero what it masks of the weight and its slots."""
+        session.load(weight.mask, mask)
+        for name in (weight.name, *weight.slots):
+            old = value if name == weight.name else session.read(name)
+            if np.any(old[~mask]):
+                session.load(name, np.where(mask, old, np.zeros((), old.dtype)))
+        self._report.count(weight, mask, self._step)
+
+
+def _dense(gradients: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Return the sum of gradients, some of which may be IndexedSlices."""
+    total = np.zeros(shape, np.float32)
+    for gradient in gradients:
+        rows = getattr(gradient, "indices", None)
+        if rows is None:
+            total += gradient
         else:
-            self._kept = kept
-        self._clear()
-        tell_sparsifier = getattr(self._sparsifier, "take_over", None)
-        if tell_sparsifier is not None:
-            tell_sparsifier(self._step, {name: self._kept_of(name, weights[name].shape) for name in self._kept})
-        self._log_choice(self._step, weights)
-
-    def _take_zeros(self, weights: Mapping[str, np.ndarray]) -> None:
-        for name, expected in self._expected_sparsity(weights).items():
-            share = 1 - np.count_nonzero(weights[name]) / max(1, weights[name].size)
-            if expected > 0 < share and abs(share - expected) <= _SHARE_TOLERANCE:
-                self._keep(name, weights[name] != 0)
-
-    def _expected_sparsity(self, weights: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        expected = getattr(self._sparsifier, "expected_sparsity", None)
-        if expected is not None:
-            shares: Mapping[str, float] = expected(weights)
-            return shares
-        level = getattr(self._sparsifier, "sparsity_level", None)
-        if not isinstance(level, int | float):
-            return {}
-        dense = {name for name in weights if any(part in name.lower() for part in DENSE_PARTS)}
-        return {name: level for name, weight in weights.items() if weight.ndim > 1 and name not in dense}
-
-    def _keep(self, name: str, kept: np.ndarray) -> None:
-        self._kept[name] = np.packbits(kept)
-
-    def _clear(self) -> None:
-        for name in self._kept:
-            self._clear_one(name, name)
-        self._clear_slots()
-
-    def _clear_slots(self) -> None:
-        for name in self._kept:
-            for slot in self._slots.get(name, ()):
-                self._clear_one(name, slot)
-
-    def _clear_one(self, name: str, variable: str) -> None:
-        session = self._session()
-        value = np.array(session.read(variable))
-        value[~self._kept_of(name, value.shape)] = 0
-        session.load(variable, value)
-
-    def _kept_of(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        bits = np.unpackbits(self._kept[name], count=int(np.prod(shape)))
-        return bits.astype(bool).reshape(shape)
-
-    def _log_choice(self, step: int, weights: Mapping[str, np.ndarray]) -> None:
-        taken = sum(weights[name].size - int(np.unpackbits(kept).sum()) for name, kept in self._kept.items())
-        total = sum(weight.size for weight in weights.values())
-        run_log.info(
-            "Sparsity at global step %d: %d of %d weights are zero, in %d of %d variables.",
-            step, taken, total, len(self._kept), len(weights),
-        )  # fmt: skip
+            np.add.at(total, rows, np.asarray(gradient.values, np.float32))
+    return total

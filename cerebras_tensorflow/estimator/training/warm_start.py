@@ -13,6 +13,7 @@ from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.model.model_call import Model, variable_name
 from cerebras_tensorflow.estimator.model.partitions import PartKey
+from cerebras_tensorflow.estimator.model.sparse_weights import MASK_SUFFIX
 from cerebras_tensorflow.locations import checkpoint_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
@@ -154,6 +155,9 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
                 )
             else:
                 sources[name] = PartKey(source, key.shape, key.region) if isinstance(key, PartKey) else source
+        for weight in model.sparse:
+            if weight.name in sources and f"{sources[weight.name]}{MASK_SUFFIX}" in reader:
+                sources[weight.mask] = f"{sources[weight.name]}{MASK_SUFFIX}"
         if problems and not settings.is_lenient:
             shapes = {name: list(reader.entry(name).shape) for name in reader.names()}
             lacks = problems[0].startswith("Tensor")

@@ -14,7 +14,6 @@ from cerebras_tensorflow.errors import CheckpointError, SettingsError
 from cerebras_tensorflow.estimator.export.exporters import BestExporter
 from cerebras_tensorflow.estimator.export.saved_model import build_raw_serving_input_receiver_fn
 from cerebras_tensorflow.estimator.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
-from cerebras_tensorflow.estimator.training import sparsity_masks
 from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver import integrity, tf_h5_saver
@@ -153,10 +152,3 @@ def test_a_model_dir_that_cannot_be_reached_is_refused_before_anything_runs(
     with pytest.raises((CheckpointError, SettingsError), match=expected):
         tiny.estimator(url, {"spec": lambda *_: pytest.fail("model_fn was called")}).train(tiny.input_fn(), max_steps=1)
     assert not (tmp_path / "hdfs:").exists()
-
-
-def test_masks_of_a_sparsifier_are_beside_the_checkpoint(proxy: FaultyProxy) -> None:
-    path = f"{URL}/model-ckpt-2"
-    assert sparsity_masks.read(path, {"w": 12}) is None
-    sparsity_masks.write(path, {"w": np.packbits(np.arange(12) % 3 == 0)})
-    assert sparsity_masks.read(path, {"w": 12})["w"].tolist() == np.packbits(np.arange(12) % 3 == 0).tolist()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import tracemalloc
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +12,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.compat.sparsify import SPARSIFIER_MAP, get_AdamW_aware_sparsifier_class
-from cerebras_tensorflow.errors import CerebrasError, CheckpointError, SettingsError
-from cerebras_tensorflow.estimator.training import sparsity_masks
+from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
@@ -40,29 +35,14 @@ def test_half_of_the_weights_are_zero_after_training(kind: str, tmp_path: Path) 
     estimator.train(tiny.input_fn(), max_steps=3, sparsifier=SPARSIFIER_MAP[kind](n_iter=100))
     taken = zeros(estimator)
     assert {name: int(taken[name].sum()) for name in KERNELS} == {"w": 128, "out": 32}
-    moments = estimator.get_variable_value("w/Adam")
-    assert moments[taken["w"]].any()  # this sparsifier does not mask moments
-    assert moments[~taken["w"]].any()
+    for moment in ("w/Adam", "w/Adam_1"):
+        assert not estimator.get_variable_value(moment)[taken["w"]].any()
+        assert estimator.get_variable_value(moment)[~taken["w"]].any()
 
 
 @pytest.mark.usefixtures("streaming")
-def test_the_moments_of_an_aware_sparsifier_are_zero_with_their_weights(tmp_path: Path) -> None:
-    estimator = tiny.estimator(tmp_path)
-    sparsifier = get_AdamW_aware_sparsifier_class(SPARSIFIER_MAP["topk"])(n_iter=100)
-    estimator.train(tiny.input_fn(), max_steps=3, sparsifier=sparsifier)
-    taken = zeros(estimator)["w"]
-    for slot in ("w/Adam", "w/Adam_1"):
-        assert not estimator.get_variable_value(slot)[taken].any()
-        assert estimator.get_variable_value(slot)[~taken].any()
-
-
-@pytest.mark.usefixtures("streaming")
-@pytest.mark.parametrize(
-    "kind, n_iter, has_masks", [("topk", 100, True), ("topk", 100, False), ("constant", 100, True), ("set", 2, True)]
-)
-def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(
-    kind: str, n_iter: int, has_masks: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind, n_iter", [("topk", 100), ("set", 2), ("rigl", 2)])
+def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(kind: str, n_iter: int, tmp_path: Path) -> None:
     whole = tiny.estimator(tmp_path / "whole")
     whole.train(tiny.input_fn(epochs=1), max_steps=6, sparsifier=SPARSIFIER_MAP[kind](n_iter=n_iter))
     for end in (2, 6):
@@ -73,9 +53,6 @@ def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(
             max_steps=end,
             sparsifier=SPARSIFIER_MAP[kind](n_iter=n_iter),
         )
-        if not has_masks:  # as in a checkpoint of another origin
-            for path in (tmp_path / "broken").glob("*.masks.npz"):
-                path.unlink()
     for name in KERNELS:
         np.testing.assert_array_equal(whole.get_variable_value(name), broken.get_variable_value(name))
 
@@ -108,18 +85,14 @@ def first_column(value: float) -> Any:
 
 
 @pytest.mark.usefixtures("streaming")
-@pytest.mark.parametrize("level, has_masks", [(0.0, True), (0.0, False), (0.5, True)])
-def test_a_zero_weight_that_is_not_masked_is_trained_after_a_restart(
-    level: float, has_masks: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("level", [0.0, 0.5])
+def test_a_zero_weight_that_is_not_masked_is_trained_after_a_restart(level: float, tmp_path: Path) -> None:
     for steps, value in ((5, 0.0), (8, 1.0)):
         sparsifier = SPARSIFIER_MAP["constant"](n_iter=100, sparsity_level=level)
         estimator = zero_estimator(tmp_path)
         estimator.train(first_column(value), max_steps=steps, sparsifier=sparsifier)
         if steps == 5:
             assert not estimator.get_variable_value("kernel")[0].any()
-            for path in () if has_masks else tmp_path.glob("*.masks.npz"):
-                path.unlink()
     kernel = estimator.get_variable_value("kernel")
     assert (kernel == 0).sum() == level * 256
     assert kernel[0].any()
@@ -146,64 +119,6 @@ def test_masks_of_a_custom_sparsifier_survive_a_restart(tmp_path: Path) -> None:
         value = estimator.get_variable_value(name)
         assert not value[taken].any()
         assert np.delete(value, taken, 0).all()
-
-
-@pytest.mark.usefixtures("streaming")
-def test_masks_are_removed_with_their_checkpoint(tmp_path: Path) -> None:
-    estimator = tiny.estimator(tmp_path, save_checkpoints_steps=1, keep_checkpoint_max=2)
-    estimator.train(tiny.input_fn(), max_steps=4, sparsifier=SPARSIFIER_MAP["topk"](n_iter=100))
-    assert sorted(path.name for path in tmp_path.glob("*.masks.npz")) == [
-        "model-ckpt-3.masks.npz",
-        "model-ckpt-4.masks.npz",
-    ]
-    (tmp_path / "model-ckpt-9.masks.npz").write_bytes(b"of a save that was killed")
-    (tmp_path / "model-ckpt-5.masks.npz").write_bytes(b"the same")
-    estimator.train(tiny.input_fn(), max_steps=6)  # without a sparsifier
-    assert not list(tmp_path.glob("*.masks.npz"))
-
-
-@pytest.mark.usefixtures("streaming")
-def test_damaged_masks_are_an_error(tmp_path: Path) -> None:
-    sparsifier = SPARSIFIER_MAP["topk"](n_iter=100)
-    tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=2, sparsifier=sparsifier)
-    masks = tmp_path / "model-ckpt-2.masks.npz"
-    masks.write_bytes(masks.read_bytes()[:-30])
-    with pytest.raises(CheckpointError, match=r"model-ckpt-2\.masks\.npz: the masks .* cannot be read"):
-        tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=3, sparsifier=sparsifier)
-
-
-def _npy_header(shape: str) -> bytes:
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
-
-
-def _save_compressed(path: Path) -> None:
-    np.savez_compressed(path, names=np.array(["w"]), kept_0=np.zeros(1 << 24, np.uint8))
-
-
-def _claim_a_huge_array(path: Path) -> None:
-    np.savez(path, names=np.array(["w"]))
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("kept_0.npy", _npy_header(f"({1 << 62},)"))
-
-
-def _save_objects(path: Path) -> None:
-    np.savez(path, names=np.array(["w", None], object))
-
-
-def _save_too_much(path: Path) -> None:
-    np.savez(path, names=np.array(["w"]), kept_0=np.zeros(1 << 20, np.uint8))
-
-
-@pytest.mark.parametrize("make", [_save_compressed, _claim_a_huge_array, _save_objects, _save_too_much, os.mkfifo])
-def test_hostile_masks_are_refused_and_take_no_memory(make: Any, tmp_path: Path) -> None:
-    make(tmp_path / "c.masks.npz")
-    tracemalloc.start()
-    with pytest.raises(CheckpointError, match=r"c\.masks\.npz: the mask"):
-        sparsity_masks.read(str(tmp_path / "c"), {"w": 20})
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 2_000_000
 
 
 @pytest.mark.usefixtures("streaming")
@@ -265,12 +180,11 @@ def test_a_sparsifier_that_returns_another_shape_is_refused(tmp_path: Path) -> N
         tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=1, sparsifier=Wrong())
 
 
-def test_pipelined_runs_warn_that_weights_stay_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sparsifier_works_in_pipelined_mode_too(tmp_path: Path) -> None:
     estimator = tiny.estimator(tmp_path)
-    with caplog.at_level(logging.WARNING, "tensorflow"):
-        estimator.train(tiny.input_fn(), max_steps=1, sparsifier=SPARSIFIER_MAP["topk"](n_iter=1))
-    assert "sparsity needs weight streaming" in caplog.text
-    assert not zeros(estimator)["w"].any()
+    sparsifier = get_AdamW_aware_sparsifier_class(SPARSIFIER_MAP["topk"])(n_iter=1)
+    estimator.train(tiny.input_fn(), max_steps=2, sparsifier=sparsifier)
+    assert {name: int(zero.sum()) for name, zero in zeros(estimator).items()} == {"w": 128, "out": 32}
 
 
 WEIGHTS = {
@@ -320,6 +234,7 @@ def test_a_mask_file_sets_the_masks(tmp_path: Path) -> None:
         ("topk", {"n_iter": 1, "sparsity_distribution": "other"}),
         ("checkerboard", {"n_iter": 1, "sparsity_level": 0.25}),
         ("file", {"n_iter": 1}),
+        ("rigl", {"n_iter": 1, "sparsity_level": 1.0}),
     ],
 )
 def test_settings_out_of_range_are_refused(kind: str, settings: dict[str, Any]) -> None:
