@@ -108,7 +108,7 @@ def _cerebras() -> Iterator[Name]:
     yield from _group(
         "cerebras.tf.ws.ws_sparsify", CBCORE, "1.6", _COMPAT + "sparsify",
         "SPARSIFIER_MAP get_AdamW_aware_sparsifier_class",
-        FULL, "keys as in 1.7 (1.6 is not published); topk and balanced-topk choose once; set, gmp and rigl choose again",
+        FULL, "keys as in 1.7 (1.6 is not published); topk and balanced-topk choose once, set, gmp, rigl again",
     )  # fmt: skip
     yield from _group(
         "cerebras.tf.cs_slurm_cluster_resolver", CBCORE, "0.x-1.1", _COMPAT + "slurm_resolver",
