@@ -49,7 +49,7 @@ def files_of(path: str) -> list[str]:
 
 
 def masks_path(path: str) -> str:
-    """Return the path of a checkpoint's mask file, which says which weights a sparsifier has pruned.
+    """Return the path of a checkpoint's mask file, which earlier versions wrote. Masks are in the checkpoint now.
 
     >>> masks_path("model_dir/model-ckpt-120")
     'model_dir/model-ckpt-120.masks.npz'
