@@ -19,9 +19,12 @@ from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config.env import EXECUTION_MODES, WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.planner.shapes import ShapeInputs, parse_shape
+from cerebras_tensorflow.planner.variants import Variant, combinations, numbers, words
+from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE
 from cerebras_tensorflow.text import did_you_mean, did_you_mean_file, tell
 
 if TYPE_CHECKING:
+    from cerebras_tensorflow.estimator.config.cs_config import CSConfig
     from cerebras_tensorflow.planner.plan import StepPlan
     from cerebras_tensorflow.planner.rates import Rates
 
@@ -72,11 +75,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--execution_mode", choices=EXECUTION_MODES, default=WEIGHT_STREAMING)
     parser.add_argument("--weight_store", choices=_STORES, help="as in csconfig (default: csconfig, else auto)")
     parser.add_argument("--window_bytes", type=int, help="bytes of weights in memory at a time (stream_window_bytes)")
-    parser.add_argument("--memory_budget", help="most memory that the process may take, such as 4GB")
+    parser.add_argument(
+        "--batch_size",
+        type=numbers,
+        metavar="N[,N...]",
+        help="samples that one system takes in a step, instead of those of the input; several give a table",
+    )
+    parser.add_argument(
+        "--memory_budget",
+        type=lambda text: text.split(","),
+        metavar="SIZE[,SIZE...]",
+        help="most memory that the process may take, such as 4GB",
+    )
     parser.add_argument(
         "--micro_batch_size",
-        type=lambda text: int(text) if text.isdigit() else text,
+        type=words,
+        metavar="N[,N...]",
         help="samples of a batch to compute at a time: a number, auto or none (default: params, else none)",
+    )
+    parser.add_argument(
+        "--num_csx", type=numbers, metavar="N[,N...]", help="CS systems, each with a batch of its own (default: params)"
+    )
+    parser.add_argument(
+        "--release",
+        default=DEFAULT_RELEASE,
+        help="release of the software on the simulated systems, such as 1.7.1, 1.8 or 2.1 (default: %(default)s)",
     )
     parser.add_argument(
         "--allow_oversize",
@@ -89,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
     parser.add_argument("--picture", metavar="FILE", help="write the planned schedule as a PNG; needs matplotlib")
     parser.add_argument("--beside", metavar="FILE", help="add a recorded step's trace to --trace and --picture")
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object, or one a line")
     return parser
 
 
@@ -100,19 +123,25 @@ def _run(options: argparse.Namespace) -> None:
     gc.disable()  # millions of objects, none of them garbage: collecting would take a third of the time
     model_fn, reference = load_model(options.model)
     from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
-    from cerebras_tensorflow.planner import plan, rates, settings
+    from cerebras_tensorflow.planner import plan, rates, settings, variants
 
     # read_params of a reference model fills in defaults and resolves paths relative to the file.
     params = reference.read_params(options.params) if reference is not None and options.params else content
     mode = settings.planned_mode(params, options.mode)
-    overrides = {
-        "weight_store": options.weight_store,
-        "stream_window_bytes": options.window_bytes,
-        "memory_budget": options.memory_budget,
-        "micro_batch_size": options.micro_batch_size,
-        "allow_oversize": options.allow_oversize,
-    }
-    cs_config = settings.cs_config(params, overrides)
+
+    def config_of(variant: Variant) -> CSConfig:
+        given = {
+            "weight_store": options.weight_store,
+            "stream_window_bytes": options.window_bytes,
+            "memory_budget": variant.memory_budget,
+            "micro_batch_size": variant.micro_batch_size,
+            "num_csx": variant.num_csx,
+            "allow_oversize": options.allow_oversize,
+        }
+        return settings.cs_config(params, given)
+
+    chosen = variants.combinations(options)
+    cs_config = config_of(chosen[0])
     store_dir = settings.store_folder(options.store_dir, cs_config)
     has_servers = cs_config.weight_store == _SERVERS
     if has_servers and (options.trace or options.picture):
@@ -120,12 +149,47 @@ def _run(options: argparse.Namespace) -> None:
     if inputs is None and (reference is None or not options.params):
         raise settings.no_input(params, mode, "only a reference model's run.py with --params has an input_fn")
     inputs = inputs or settings.batch_of(reference.input_fn(mode), params, mode, CSRunConfig())
+
+    def make(variant: Variant) -> StepPlan:
+        batch = inputs.with_batch_size(variant.batch_size)
+        config = config_of(variant)
+        return plan.plan_step(
+            model_fn,
+            batch,
+            settings.with_micro_batch_size(params, variant.micro_batch_size),
+            CSRunConfig(),
+            mode,
+            options.execution_mode,
+            config,
+            options.release,
+        )
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # planning allocates no tensors
-        planned = plan.plan_step(model_fn, inputs, params, CSRunConfig(), mode, options.execution_mode, cs_config)
+        made = list(variants.plans(chosen, make))
     if has_servers and not options.no_rates:
         tell("cs-plan: rates of weight servers are not measured, so no step time is estimated")
-    _print_plan(options, planned, None if options.no_rates or has_servers else rates.measure(store_dir))
+    measured = None if options.no_rates or has_servers else rates.measure(store_dir)
+    if len(made) > 1:
+        _print_table(options, made, measured)
+    else:
+        _print_plan(options, made[0][1], measured)
+
+
+def _print_table(options: argparse.Namespace, made: list[tuple[Variant, Any, str]], measured: Rates | None) -> None:
+    """Print several plans side by side."""
+    from cerebras_tensorflow.planner import plan, report, variants
+
+    rows = []
+    for variant, planned, problem in made:
+        line = plan.timeline(planned, measured, options.model) if planned is not None and measured is not None else None
+        rows.append(variants.Row(variant, planned, problem, plan.step_s(line)[0] if line is not None else None))
+        if options.json:
+            values = report.plan_values(planned, measured, line) if planned is not None else {"problem": problem}
+            print(json.dumps(vars(variant) | values))
+    if not options.json:
+        print(f"{options.model}, {options.execution_mode}, release {options.release}")
+        print(variants.table(rows))
 
 
 def _given_inputs(options: argparse.Namespace) -> ShapeInputs | None:
@@ -143,22 +207,23 @@ def _check(options: argparse.Namespace) -> None:
         raise SettingsError("--beside needs --trace or --picture to add the recorded step to")
     if options.no_rates and (options.trace or options.picture):
         raise SettingsError("--trace and --picture need rates; leave out --no_rates")
+    one = len(combinations(options)) == 1
+    if not one and (options.trace or options.picture):
+        raise SettingsError("--trace and --picture show one plan; give one value to each option")
     if options.picture and importlib.util.find_spec("matplotlib") is None:
         raise SettingsError("--picture needs matplotlib: pip install 'cerebras_tensorflow[pictures]'")
 
 
 def _print_plan(options: argparse.Namespace, planned: StepPlan, measured: Rates | None) -> None:
     """Print a plan, and write the trace and the picture if they are asked for."""
-    from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.perf import chrome_trace, picture
     from cerebras_tensorflow.planner import plan, report
 
-    is_in_memory = planned.program.residence is Residence.HOST_MEMORY
-    line = plan.timeline(planned, measured, is_in_memory, options.model) if measured is not None else None
+    line = plan.timeline(planned, measured, options.model) if measured is not None else None
     if options.json:
         print(json.dumps(report.plan_values(planned, measured, line)))
     else:
-        print(report.plan_text(options.model, planned, measured, line, is_in_memory))
+        print(report.plan_text(options.model, planned, measured, line))
     if line is None:
         return
     lines = [line, *(chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else ())]

@@ -24,7 +24,7 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
 from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.perf.planned_timeline import StreamRates, plan_timeline
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Timeline
 from cerebras_tensorflow.planner.rates import Rates
@@ -68,6 +68,11 @@ class StepPlan:
     op_flops: dict[str, int]
     op_bytes: dict[str, int]
     live: dict[str, int]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the weight store would be in memory. Otherwise it is on the disk."""
+        return self.program.residence is Residence.HOST_MEMORY
 
     @property
     def read_bytes(self) -> int:
@@ -166,13 +171,12 @@ def _plan_micro_batch(
     )
 
 
-def timeline(plan: StepPlan, rates: Rates, is_in_memory: bool, title: str) -> Timeline:
+def timeline(plan: StepPlan, rates: Rates, title: str) -> Timeline:
     """Return the planned timeline on a machine of given rates.
 
     Args:
         plan: The plan.
         rates: Rates of the machine.
-        is_in_memory: Whether the store is in memory. Otherwise it is on the disk.
         title: Title of the timeline.
     """
     names = plan.program.order
@@ -185,7 +189,7 @@ def timeline(plan: StepPlan, rates: Rates, is_in_memory: bool, title: str) -> Ti
         if plan.op_bytes.get(name, 0) and not name.endswith("/ReadVariableOp")
     }
     read, write = rates.disk_read_bytes_per_s, rates.disk_write_bytes_per_s
-    if is_in_memory:
+    if plan.is_in_memory:
         read = write = rates.memory_bytes_per_s
     return plan_timeline(
         _unrolled(plan.program), op_s, StreamRates(read, write, rates.memory_bytes_per_s), title, plan.live

@@ -11,7 +11,7 @@ from cerebras_tensorflow.planner.rates import Rates
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
-def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | None, is_in_memory: bool) -> str:
+def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | None) -> str:
     """Return the whole report.
 
     Args:
@@ -19,7 +19,6 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
         plan: The plan.
         rates: Rates of this machine. None: they were not measured.
         line: The planned timeline at those rates.
-        is_in_memory: Whether the store would be in memory.
     """
     loads = sum(event.kind != "gather" for event in plan.program.events)
     parts = [
@@ -38,7 +37,7 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
     if rates is not None and line is not None:
         whole_s, compute_s = step_s(line)
         moves_s = line.busy_s((LOAD, STORE))
-        place = "in memory" if is_in_memory else "on the disk"
+        place = "in memory" if plan.is_in_memory else "on the disk"
         parts += [
             f"This machine (estimated from measured rates; the weight store {place})",
             f"  rates    {rates.text()}",
@@ -64,7 +63,12 @@ def plan_values(plan: StepPlan, rates: Rates | None, line: Timeline | None) -> d
         "planned_peak_bytes": plan.memory.peak_bytes,
         "process_bytes": plan.process_bytes,
         "memory_budget": plan.memory_budget,
+        "num_csx": plan.cs2.num_csx,
         "simulated_cs2_step_s": plan.cs2.step_s,
+        "simulated_cs2_samples_per_s": plan.cs2.samples_per_s,
+        "simulated_cs2_samples_per_s_range": plan.cs2.samples_range,
+        "simulated_cs2_micro_batches": plan.cs2.micro_batches,
+        "simulated_cs2_limits_s": plan.cs2.limits(),
     }
     if rates is not None and line is not None:
         values["estimated_step_s"], values["estimated_compute_s"] = step_s(line)

@@ -43,6 +43,14 @@ def cs_config(params: Mapping[str, Any], given: Mapping[str, Any]) -> CSConfig:
     return CSConfig(**section | before | {name: value for name, value in given.items() if value is not None})
 
 
+def with_micro_batch_size(params: Any, size: int | str | None) -> Any:
+    """Return params whose input sections say the micro-batch size of an option. None: unchanged."""
+    if size is None or not isinstance(params, Mapping):
+        return params
+    sections = [name for name in ("train_input", "eval_input", "predict_input") if isinstance(params.get(name), dict)]
+    return {**params, **{name: {**params[name], "micro_batch_size": size} for name in sections}}
+
+
 def planned_mode(params: Mapping[str, Any], option: str | None) -> str:
     """Return "train", "eval" or "infer", from the option, else from `runconfig`, else "train".
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
@@ -74,6 +74,16 @@ class ShapeInputs:
     def batch_size(self) -> int:
         """Samples in a batch."""
         return self._features[0].dims[0] if self._features[0].dims else 1
+
+    def with_batch_size(self, batch_size: int | None) -> ShapeInputs:
+        """Return inputs with another first dim; None: these inputs."""
+        if batch_size is None:
+            return self
+
+        def resized(shapes: tuple[Shape, ...]) -> list[Shape]:
+            return [replace(shape, dims=(batch_size, *shape.dims[1:])) if shape.dims else shape for shape in shapes]
+
+        return ShapeInputs(resized(self._features), resized(self._labels))
 
     def cut_batches(self, micro_batch_size: int | None) -> None:
         """Let the placeholders take micro-batches of this size; None: whole batches.

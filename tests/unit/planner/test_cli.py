@@ -94,6 +94,41 @@ def test_micro_batches_take_less_memory_and_more_loads(
     assert sum(span.num_bytes for span in line.spans if span.stream == "load") == cut["read_bytes"]
 
 
+def test_several_values_give_a_table_with_simulated_columns_apart(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [model, "-p", str(tmp_path / "p.yaml"), *SHAPES[:4], "--weight_store", "file", "--no_rates"]
+    varied = ["--batch_size", "8,64", "--num_csx", "1,4", "--memory_budget", "8GB"]
+    assert run(*command, *varied) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles = next(line for line in lines if line.startswith("batch_size"))
+    assert [title.strip() for title in titles.split("  ") if title.strip()][:3] == [
+        "batch_size",
+        "num_csx",
+        "this machine: memory",
+    ]
+    assert "CS-2: samples/s" in titles and "memory_budget" not in titles
+    rows = [line.split()[:2] for line in lines if line[:1].isdigit()]
+    assert rows == [["8", "1"], ["8", "4"], ["64", "1"], ["64", "4"]]
+    assert run(*command, *varied, "--json", "--release", "2.1") == 0
+    values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(value["batch_size"], value["num_csx"]) for value in values] == [(8, 1), (8, 4), (64, 1), (64, 4)]
+    speeds = [value["simulated_cs2_samples_per_s"] for value in values]
+    assert 3.5 * speeds[0] < speeds[1] <= 4 * speeds[0]
+    slow, fast = values[0]["simulated_cs2_samples_per_s_range"]
+    assert slow < speeds[0] < fast
+
+
+def test_a_row_that_does_not_fit_says_why_and_the_others_stay(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [model, "-p", str(tmp_path / "p.yaml"), *SHAPES[:4], "--no_rates", "--weight_store", "file"]
+    assert run(*command, "--memory_budget", "9kB,8GB") == 0
+    text = capsys.readouterr().out
+    assert text.count("does not fit") == 1 and "\n1. memory_budget is 9.0 kB" in text
+    assert any(line.startswith("8GB") and " to " in line for line in text.splitlines())
+
+
 def test_the_planned_schedule_is_written_as_trace_and_picture(model: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     trace, picture = tmp_path / "t.json", tmp_path / "t.png"
@@ -203,6 +238,8 @@ def test_invalid_settings_of_a_params_file_are_refused(
         (["{model}:model_fn", *SHAPES, "-p", "none.yaml"], "cannot read the params file 'none.yaml'"),
         (["{model}:model_fn", *SHAPES, "--no_rates", "--trace", "t"], "--trace and --picture need rates"),
         (["{model}:model_fn", *SHAPES, "--beside", "t"], "--beside needs --trace or --picture"),
+        (["{model}:model_fn", *SHAPES, "--batch_size", "1,x"], "expected one number or several, as in 8 or 1,8,64"),
+        (["{model}:model_fn", *SHAPES, "--num_csx", "1,2", "--trace", "t"], "--trace and --picture show one plan"),
         (["{model}:model_fn", *SHAPES, "--store_dir", "nowhere"], "--store_dir nowhere is not a folder"),
     ],
 )
