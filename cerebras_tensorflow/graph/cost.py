@@ -58,16 +58,8 @@ def flops(graph: tf.Graph, names: Mapping[str, Any] | set[str]) -> int:
 
 def flops_of_ops(graph: tf.Graph, names: Mapping[str, Any] | set[str]) -> dict[str, int]:
     """Return the count of `flops` for each op; ops with a count of 0 are left out."""
-    counts = {name: _op_flops(graph.get_operation_by_name(name)) for name in names if _has(graph, name)}
+    counts = {op.name: _op_flops(op) for op in graph.get_operations() if op.name in names}
     return {name: count for name, count in counts.items() if count}
-
-
-def _has(graph: tf.Graph, name: str) -> bool:
-    try:
-        graph.get_operation_by_name(name)
-    except (KeyError, ValueError):
-        return False
-    return True
 
 
 def _dims(tensor: Any) -> list[int]:
@@ -81,7 +73,31 @@ def _op_flops(operation: Any) -> int:
             return 0
         transposed = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
         return 2 * int(np.prod(out, dtype=np.int64)) * (left[-2] if transposed else left[-1])
-    if operation.type == "Conv2D":
-        kernel, out = _dims(operation.inputs[1]), _dims(operation.outputs[0])
-        return 2 * int(np.prod(out, dtype=np.int64)) * int(np.prod(kernel[:-1], dtype=np.int64)) if kernel else 0
+    if operation.type in ("Conv2D", "Conv3D"):
+        return _convolution_flops(_dims(operation.outputs[0]), _dims(operation.inputs[1]))
+    if operation.type.endswith("BackpropInput") or operation.type.endswith("BackpropInputV2"):
+        return _convolution_flops(_dims(operation.inputs[2]), _dims(operation.inputs[1]))
+    if operation.type.endswith("BackpropFilter") or operation.type.endswith("BackpropFilterV2"):
+        return _convolution_flops(_dims(operation.inputs[2]), _dims(operation.outputs[0]))
+    if operation.type == "Einsum":
+        return _einsum_flops(operation)
     return 0
+
+
+def _convolution_flops(out: list[int], kernel: list[int]) -> int:
+    """Return the count of a convolution from its output and its kernel; the last dim of both is the channels out."""
+    if not kernel or not out:
+        return 0
+    return 2 * int(np.prod(out, dtype=np.int64)) * int(np.prod(kernel[:-1], dtype=np.int64))
+
+
+def _einsum_flops(operation: Any) -> int:
+    """Return the count of an einsum of two operands without "...": one multiply-add for each combination of labels."""
+    equation = operation.get_attr("equation").decode().replace(" ", "").partition("->")[0]
+    labels = equation.split(",")
+    if len(labels) != 2 or "." in equation:
+        return 0
+    sizes: dict[str, int] = {}
+    for names, tensor in zip(labels, operation.inputs, strict=True):
+        sizes.update(zip(names, _dims(tensor), strict=False))
+    return 2 * int(np.prod(list(sizes.values()), dtype=np.int64))

@@ -233,7 +233,7 @@ class _Finder:
             scope = clean_scope(weight.name)
         if scope and scope not in self._drafts:
             return scope
-        last = (weight if weight is not None else operation).name.split("/")[-1]
+        last = (weight if weight is not None and not scope else operation).name.split("/")[-1]
         name = f"{scope}/{last}" if scope else last
         number = 1
         while name in self._drafts:

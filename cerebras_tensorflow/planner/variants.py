@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system.wafer.simulate import simulate
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
@@ -104,11 +105,11 @@ def numbers(text: str) -> list[int]:
     """Return the numbers of an option such as "1,8,64".
 
     Raises:
-        SettingsError: If one is not a number of 1 or more.
+        ArgumentTypeError: If one is not a number of 1 or more.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) for part in parts):
-        raise SettingsError(f"{text!r}: expected one number or several, as in 8 or 1,8,64")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected one number or several, as in 8 or 1,8,64")
     return [int(part) for part in parts]
 
 

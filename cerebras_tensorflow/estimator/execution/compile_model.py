@@ -150,9 +150,8 @@ def workload_of(model: Model, mode: str, settings: CSConfig) -> Workload:
 def network_of(model: Model, step: Step) -> Network:
     """Return the layers of a step, for the model of the wafer."""
     batch_size = _batch_size(model)
-    outputs = op_outputs(model.graph)
-    inputs = {tensor.op.name for tensor in model.inputs.tensors}
-    batch_bytes = sum(output.num_bytes for name in inputs for output in outputs[name])
+    inputs = {tensor.name: tensor for tensor in model.inputs.tensors if tensor.shape.is_fully_defined()}
+    batch_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in inputs.values())
     names = {node.name for node in step.graph_def.node}
     return find_network(model.graph, names, batch_size, batch_bytes, step.train_node is not None)
 

@@ -9,7 +9,7 @@ from cerebras_tensorflow.errors import PlacementError
 from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.system.wafer.cluster import tree_s
 from cerebras_tensorflow.system.wafer.figures import Figures
-from cerebras_tensorflow.system.wafer.layers import EMBEDDING, Layer, Network, blocks
+from cerebras_tensorflow.system.wafer.layers import ATTENTION, EMBEDDING, Layer, Network, blocks
 from cerebras_tensorflow.system.wafer.placement import COLUMNS, CORE_DATA_BYTES, ROWS, Rectangle
 from cerebras_tensorflow.system.wafer.simulation import PlacedLayer, Simulation
 from cerebras_tensorflow.system.wafer.times import (
@@ -33,7 +33,8 @@ class _Schedule:
     Attributes:
         parts: Number of micro-batches.
         samples: Samples of a micro-batch.
-        is_recomputed: Whether only the input of each block is kept for the backward pass.
+        is_recomputed: Whether only the input of each block (of those with attention, if there are any) is kept for the
+            backward pass.
     """
 
     parts: int
@@ -130,7 +131,9 @@ def _kept_elements(network: Network, is_recomputed: bool) -> float:
     if not network.is_training:
         return 0.0
     if is_recomputed:
-        return sum(group[0].input_elements for group in blocks(network.layers).values())
+        groups = blocks(network.layers).values()
+        with_attention = [group for group in groups if any(layer.kind == ATTENTION for layer in group)]
+        return sum(group[0].input_elements for group in with_attention or groups)
     return sum(layer.input_elements for layer in network.layers)
 
 
