@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from cerebras_tensorflow.converter.rules import (
     release,
 )
 from cerebras_tensorflow.converter.sharded import open_any, stem
+from cerebras_tensorflow.converter.staging import staged
 from cerebras_tensorflow.converter.torch_file import TorchReader
 from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.errors import CerebrasError
@@ -63,7 +64,7 @@ class Options:
     """How to convert, and how to write the results.
 
     Attributes:
-        output_dir: Folder of the results; None writes each beside its input.
+        output_dir: Folder or URL of the results; None writes each beside its input.
         export_h5_checkpoint: Write HDF5 instead of a torch file, or instead of a TensorFlow checkpoint for tf.
         export_safetensors: Write safetensors instead of a torch file, for hf only.
         drop_unmatched_keys: Leave out tensors that no rule covers, instead of raising an error.
@@ -94,12 +95,18 @@ def convert_config_from_file(
         ConfigConversionError: If the target cannot express a setting, or the file is not a config of the source format.
     """
     table, options = _table(model, src_fmt, tgt_fmt), options or Options()
+    with staged("", config_file, options.output_dir) as places:
+        options = replace(options, output_dir=places.output_dir)
+        return places.publish(_convert_config(table, src_fmt, tgt_fmt, places.config, options))[0]
+
+
+def _convert_config(table: Model, src_fmt: str, tgt_fmt: str, config_file: str, options: Options) -> str:
     if releases.is_between_releases(table, src_fmt, tgt_fmt):
         read_config(config_file, src_fmt)
         converted = releases.convert_config(table, _content(config_file, src_fmt), src_fmt, tgt_fmt)
     else:
         section = read_config(config_file, src_fmt)
-        converted = convert_config(model, src_fmt, tgt_fmt, section)
+        converted = convert_config(table.name, src_fmt, tgt_fmt, section)
         if options.debug:
             print("\n".join(matches(table, section, src_fmt, tgt_fmt)))
     return _write_config(options, config_file, tgt_fmt, converted)
@@ -130,6 +137,16 @@ def convert_checkpoint_from_file(
         CerebrasError: If `verify` finds a difference.
     """
     table, options = _table(model, src_fmt, tgt_fmt), options or Options()
+    with staged(checkpoint_file, config_file, options.output_dir) as places:
+        options = replace(options, output_dir=places.output_dir)
+        paths = _convert_checkpoint(table, src_fmt, tgt_fmt, places.checkpoint, places.config, options)
+        checkpoint, config = places.publish(*paths)
+        return checkpoint, config
+
+
+def _convert_checkpoint(
+    table: Model, src_fmt: str, tgt_fmt: str, checkpoint_file: str, config_file: str, options: Options
+) -> tuple[str, str]:
     logger.info("Loading config & checkpoint...")
     section = read_config(config_file, src_fmt)
     is_release = releases.is_between_releases(table, src_fmt, tgt_fmt)

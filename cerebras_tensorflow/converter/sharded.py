@@ -16,7 +16,7 @@ from cerebras_tensorflow.converter.hf_folder import HEADS
 from cerebras_tensorflow.converter.torch_file import TorchReader, is_torch_file
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.files import read_regular
-from cerebras_tensorflow.locations import local_path
+from cerebras_tensorflow.locations import local_path, object_location
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import BytesLike, TensorEntry, TensorReader, missing_tensor
 
@@ -30,12 +30,15 @@ def open_any(path: str | os.PathLike[str]) -> TensorReader:
 
     Args:
         path: A file of torch.save, safetensors or HDF5; the prefix of a TensorFlow checkpoint; the `.index.json` or any
-            shard of a sharded Hugging Face checkpoint; or the folder of a Hugging Face checkpoint.
+            shard of a sharded Hugging Face checkpoint; the folder of a Hugging Face checkpoint; or the URL of a
+            checkpoint in our object format.
 
     Raises:
         CheckpointError: If it is missing, or of a kind that we do not read.
         CorruptCheckpointError: If it is damaged.
     """
+    if object_location(path) is not None:
+        return open_checkpoint(path)
     path = _head(local_path(path))
     files = _shards(path)
     if files is not None:
@@ -54,6 +57,20 @@ def stem(path: str | os.PathLike[str]) -> str:
     # A TensorFlow prefix such as model.ckpt-100 has no extension to remove.
     root, extension = os.path.splitext(text)
     return root if extension in (".bin", ".mdl", ".pt", ".pth", ".safetensors", ".hdf5", ".h5", ".index") else text
+
+
+def is_part(name: str, other: str) -> bool:
+    """Whether a file belongs to the checkpoint of a name in the same folder: itself, a shard, a part of a bundle.
+
+    >>> is_part("model.safetensors.index.json", "model-00001-of-00002.safetensors"), is_part("w.h5", "v.h5")
+    (True, False)
+    """
+    base = name.removesuffix(_INDEX_SUFFIX)
+    match = _SHARD.fullmatch(base)
+    root, extension = (match[1], match[3]) if match else os.path.splitext(base)
+    shard = _SHARD.fullmatch(other)
+    is_shard = shard is not None and (shard[1], shard[3]) == (root, extension)
+    return other == name or is_shard or other == name + ".index" or other.startswith(name + ".data-")
 
 
 def _head(path: str) -> str:

@@ -34,7 +34,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "bundle": lambda: BundleWriter("s3://bucket/model.ckpt-5"),
     "torch_state": lambda: torch_state.save({"w": np.ones(2)}, URL),
     "torch file": lambda: TorchWriter("hdfs://host/x.mdl"),
-    "open_any": lambda: open_any("s3://bucket/model-00001-of-00002.safetensors"),
+    "open_any": lambda: open_any("hdfs://host/model-00001-of-00002.safetensors"),
 }
 
 
@@ -60,11 +60,11 @@ def test_commands_refuse_a_url_of_an_unknown_scheme(
     assert "hdfs:// cannot be read or written here" in capsys.readouterr().err
 
 
-def test_convert_checkpoint_refuses_a_url_for_its_output(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_convert_checkpoint_refuses_an_unknown_scheme_for_its_output(tmp_path_factory: pytest.TempPathFactory) -> None:
     config = tmp_path_factory.mktemp("config") / "config.json"
     config.write_text('{"vocab_size": 9, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 4}')
-    with pytest.raises(SettingsError, match="s3://"):
-        api.convert_config_from_file("gpt2", "hf", "cs-1.8", str(config), api.Options("s3://bucket/out"))
+    with pytest.raises(SettingsError, match="hdfs://"):
+        api.convert_config_from_file("gpt2", "hf", "cs-1.8", str(config), api.Options("hdfs://host/out"))
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def _retire(folder: str, keep: int | None) -> None:
         return
     location = object_location(folder)
     bucket = None if location is None else Bucket(location)
-    entries = os.listdir(folder) if location is None or bucket is None else bucket.folders(location.key)
+    entries = os.listdir(folder) if location is None or bucket is None else bucket.children(location.key)[0]
     for entry in sorted((entry for entry in entries if entry.isdigit()), key=int)[:-keep]:
         if location is None or bucket is None:
             shutil.rmtree(os.path.join(folder, entry))

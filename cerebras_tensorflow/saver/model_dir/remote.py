@@ -70,7 +70,7 @@ def record_save(
 
 def checkpoints_in(folder: ObjectLocation) -> list[str]:
     """Return the URLs of all checkpoints with a model_dir name, newest step first, complete or not."""
-    names = [name for name in Bucket(folder).folders(folder.key) if is_model_dir_name(name)]
+    names = [name for name in Bucket(folder).children(folder.key)[0] if is_model_dir_name(name)]
     return [f"{folder}/{name}" for name in sorted(names, key=lambda name: (step_of(name) or 0, name), reverse=True)]
 
 

@@ -18,7 +18,6 @@ from cerebras_tensorflow.locations import ObjectLocation, object_location
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 _LOCAL = ("tfcs_", "weight_store", ".")  # beginnings of the names of folders and files that stay
-_PIECE_BYTES = 8 << 20
 _Change: TypeAlias = tuple[int, int]  # size [B], time of the last change [ns]
 
 _lock = threading.Lock()
@@ -83,9 +82,7 @@ def download(url: str, folder: str, pattern: str) -> None:
     for item in bucket.list(location.key):
         name = item.key.removeprefix(f"{location.key}/")
         if "/" not in name and fnmatch.fnmatchcase(name, pattern):
-            with open(os.path.join(folder, name), "wb") as file:
-                for start in range(0, item.size, _PIECE_BYTES):
-                    file.write(bucket.get_range(item.key, start, min(_PIECE_BYTES, item.size - start)))
+            bucket.get_file(item.key, os.path.join(folder, name))
 
 
 def _files(folder: str) -> Iterator[tuple[str, _Change]]:

@@ -29,6 +29,7 @@ _RETRY_TIMEOUT_S = 180
 _FIRST_PAUSE_MS = 100
 _MAX_TEXT = 400
 _MAX_MASKED = 20_000
+_COPIED_BYTES = 8 << 20
 _MAX_SMALL_BYTES = 256 << 20
 _TRY_AGAIN = "Try again; what was written before is untouched."
 # Names whose values are secret, as ends of longer ones: x-amz-security-token, AWSAccessKeyId, client_secret.
@@ -178,6 +179,20 @@ class Bucket:
         """
         self._again(lambda: self._obstore.put(self._store, key, Path(path)), key, "be written")
 
+    def get_file(self, key: str, path: str) -> None:
+        """Copy an object into a new file.
+
+        Raises:
+            CheckpointError: If there is no such object, or it cannot be read.
+            OSError: If the file cannot be written.
+        """
+        size = self.size(key)
+        if size is None:
+            raise CheckpointError(f"{self.url(key)}: there is no such object. Check the URL.")
+        with open(path, "xb") as file:
+            for start in range(0, size, _COPIED_BYTES):
+                file.write(self.get_range(key, start, min(_COPIED_BYTES, size - start)))
+
     def put_if(self, key: str, content: bytes, replaced: Version | None) -> None:
         """Write a small object, if nobody else has.
 
@@ -215,12 +230,14 @@ class Bucket:
                 for item in page:
                     yield StoredObject(item["path"], int(item["size"]), item["last_modified"])
 
-    def folders(self, prefix: str) -> Sequence[str]:
-        """Return the names that have objects below them, directly below a prefix."""
+    def children(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the names directly below a prefix: those that have objects below them, and those of objects."""
         found = self._again(
             lambda: self._obstore.list_with_delimiter(self._store, prefix=prefix or None), prefix, "be listed"
         )
-        return [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+        paths = [name.rstrip("/") for name in found["common_prefixes"]], [item["path"] for item in found["objects"]]
+        folders, names = ([path.rpartition("/")[2] for path in group] for group in paths)
+        return folders, names
 
     def _again(self, request: Callable[[], _Result], key: str, action: str, is_missing_raised: bool = False) -> _Result:
         """Return the result of a request; repeat it a few times if it fails.
