@@ -25,8 +25,8 @@ LIMITS = [
     ("grpc.max_concurrent_streams", 128),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_metadata_size", 16 << 10),
-    # Allow the chief's keepalive pings during long steps.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    # Allow the chief's keepalive pings during long steps. By default, gRPC closes the connection after three of them.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
 
 
