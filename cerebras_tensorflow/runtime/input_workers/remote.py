@@ -49,6 +49,7 @@ CHANNEL = [
     # Detect a worker that hangs or whose host is gone.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # gRPC's minute would delay the detection
     ("grpc.http2.max_pings_without_data", 0),
 ]
 
