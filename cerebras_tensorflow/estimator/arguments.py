@@ -41,7 +41,7 @@ def check_listeners(listeners: Sequence[Any] | None) -> None:
     """Raise a TypeError if one of the listeners is not a CheckpointSaverListener."""
     for listener in listeners or ():
         if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-            raise TypeError(f"All saving_listeners must be `CheckpointSaverListener` instances, given: {listener}")
+            raise TypeError(f"saving_listeners must be a list of CheckpointSaverListener, given: {listener}")
 
 
 def make_model_dir(path: str) -> None:

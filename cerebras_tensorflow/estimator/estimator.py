@@ -27,7 +27,7 @@ from cerebras_tensorflow.estimator.execution import restrictions
 from cerebras_tensorflow.estimator.execution.target import Target, choose_target, held
 from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
-from cerebras_tensorflow.estimator.model.model_call import call_with_batch
+from cerebras_tensorflow.estimator.model.model_call import call_for_spec
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training import run as training_run
 from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
@@ -76,15 +76,15 @@ class CerebrasEstimator:
         params: Any = None,
         warm_start_from: Any = None,
     ) -> None:
+        config = config if config is not None else CSRunConfig()
+        if not isinstance(config, RunConfig) and not hasattr(config, "save_checkpoints_steps"):
+            raise ValueError(f"config must be an instance of `RunConfig`, but provided {config}.")
         if model_fn is None:
             raise ValueError("model_fn must be provided to Estimator.")
         if "params" not in parameters_of(model_fn) and "**" not in parameters_of(model_fn) and params is not None:
             raise ValueError(
                 f"model_fn ({model_fn}) does not include params argument, but params ({params}) is passed to Estimator."
             )
-        config = config if config is not None else CSRunConfig()
-        if not isinstance(config, RunConfig) and not hasattr(config, "save_checkpoints_steps"):
-            raise ValueError(f"config must be an instance of `RunConfig`, but provided {config}.")
         given = checkpoint_location(model_dir) if model_dir is not None else None
         if given and config.model_dir and given != config.model_dir:
             raise ValueError(
@@ -119,8 +119,7 @@ class CerebrasEstimator:
         """The model_fn as a function of features, labels, mode and config; it has the params already."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
-            offered = {"mode": mode, "params": self.params, "config": config}
-            return call_with_batch(self._model_fn, features, labels, offered)
+            return call_for_spec(self._model_fn, features, labels, mode, self._params, config)
 
         return model_fn
 
@@ -347,6 +346,17 @@ class CerebrasEstimator:
         Raises:
             ValueError: If there is no checkpoint, or no receiver function.
         """
+        return self._export(export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path)
+
+    def _export(
+        self,
+        export_dir_base: str | os.PathLike[str],
+        receiver_fns: Mapping[str, Callable[[], Any]],
+        assets_extra: Mapping[str, str] | None,
+        as_text: bool,
+        checkpoint_path: str | None,
+        strips_defaults: bool = True,
+    ) -> bytes:
         checkpoint = checkpoint_path or self.latest_checkpoint()
         if checkpoint is None and self._warm_start is not None:
             checkpoint = checkpoint_of(self._warm_start)
@@ -357,10 +367,11 @@ class CerebrasEstimator:
             params=self._params,
             settings=self._settings,
             checkpoint=checkpoint_location(checkpoint),
-            receiver_fns=input_receiver_fn_map,
+            receiver_fns=receiver_fns,
             folder=work_folder(export_dir_base),
             assets=assets_extra or {},
             as_text=as_text,
+            strips_defaults=strips_defaults,
         )
         exported = export.export(request)
         url = object_location(export_dir_base)

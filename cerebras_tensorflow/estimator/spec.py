@@ -83,7 +83,7 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             "evaluation_hooks": evaluation_hooks,
             "prediction_hooks": prediction_hooks,
         }
-        _check_graph({"loss": loss, "train_op": train_op, "predictions": predictions})
+        _check_graph({"loss": loss, "train_op": train_op, "prediction values": predictions})
         return super().__new__(
             cls,
             mode=mode,
@@ -174,10 +174,11 @@ def _check_graph(given: Mapping[str, Any]) -> None:
         for key, item in value.items() if isinstance(value, Mapping) else [(None, value)]:
             for tensor in tf.nest.flatten(item):
                 if isinstance(tensor, (tf.Tensor, tf.Operation)) and tensor.graph is not current:
-                    shown = f"{name}[{key}]" if key is not None else name
+                    shown = tensor.name if key is None else f"{key}: {tensor.name}"
                     raise ValueError(
-                        f'{shown} with "{tensor.name}" must be from the default graph. Make it in the call of model_fn '
-                        "that returns the spec, outside any other graph's as_default()."
+                        f'{name} with "{shown}" must be from the default graph. Possible causes of this error '
+                        f"include: \n\n1) {name} was created outside the context of the default graph.\n\n2) The "
+                        'object passed through to EstimatorSpec was not created in the most recent call to "model_fn".'
                     )
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from cerebras_tensorflow.estimator.config.cluster import EVALUATOR
 from cerebras_tensorflow.estimator.config.run_config import RunConfig
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.user_functions import parameters_of
 
 
@@ -111,9 +112,12 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         checkpoint_path: str | None = None,
         strip_default_attrs: bool = False,
     ) -> bytes:
-        """TensorFlow 1's name for export_saved_model. Default attributes are always stripped."""
-        return self.export_saved_model(
-            export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
+        """TensorFlow 1's name for export_saved_model. strip_default_attrs leaves out attributes with default values."""
+        if serving_input_receiver_fn is None:
+            raise ValueError("An input_receiver_fn must be defined.")
+        receiver_fns = {ModeKeys.PREDICT: serving_input_receiver_fn}
+        return self._export(
+            export_dir_base, receiver_fns, assets_extra, as_text, checkpoint_path, strips_defaults=strip_default_attrs
         )
 
     def _create_and_assert_global_step(self, graph: tf.Graph) -> Any:
@@ -121,11 +125,12 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         return tf.compat.v1.train.create_global_step(graph)
 
     def _assert_members_are_not_overridden(self) -> None:
-        """Raise an error if a subclass overrides a public member, as tf.estimator does."""
+        """Raise an error if a subclass overrides a public member other than model_fn, as tf.estimator does."""
         for kind in type(self).__mro__:
             if kind in (Estimator, EstimatorV2):
                 return
-            overridden = sorted(name for name in vars(kind) if not name.startswith("_") and hasattr(Estimator, name))
+            public = {name for name in vars(kind) if not name.startswith("_") and hasattr(Estimator, name)}
+            overridden = sorted(public - {"model_fn"})
             if overridden:
                 raise ValueError(
                     f"Subclasses of Estimator cannot override members of Estimator. {kind} does override {overridden}"

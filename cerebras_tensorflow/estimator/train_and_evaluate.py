@@ -213,7 +213,8 @@ def _checked_hooks(hooks: Iterable[Any] | None, kind: str = "SessionRunHook") ->
     checked = tuple(hooks or ())
     for hook in checked:
         if not isinstance(hook, getattr(tf.compat.v1.train, kind)):
-            raise TypeError(f"All hooks must be `{kind}` instances, given: {hook}")
+            group = "hooks" if kind == "SessionRunHook" else "saving_listeners"
+            raise TypeError(f"All {group} must be `{kind}` instances, given: {hook}")
     return checked
 
 

@@ -113,6 +113,8 @@ def _global_id(jobs: Mapping[str, Any], kind: str, index: int, chief: str) -> in
 
 
 def _check_cluster(jobs: Mapping[str, Sequence[str]], task: Mapping[str, Any], chief: str) -> None:
+    import tensorflow as tf
+
     if "master" in jobs and "chief" in jobs:
         raise ValueError("If `master` node exists in `cluster`, job `chief` is not supported.")
     if not jobs.get(chief):
@@ -131,7 +133,7 @@ def _check_cluster(jobs: Mapping[str, Sequence[str]], task: Mapping[str, Any], c
             raise ValueError("If `master` node exists in `cluster`, task_type `evaluator` is not supported.")
         return
     note = "Note that these values may be coming from the TF_CONFIG environment variable."
-    shown = f"in the cluster_spec:\n{dict(jobs)}\n\n{note}"
+    shown = f"in the cluster_spec:\n{tf.train.ClusterSpec(jobs)}\n\n{note}"
     if kind not in jobs:
         raise ValueError(f"{kind} is not a valid task_type {shown}")
     if index >= len(jobs[kind]):

@@ -18,6 +18,11 @@ _UNSET: Any = object()
 CHECKPOINT_FORMATS = ("auto", "tensorflow", "h5")
 
 
+def _setting(name: str, text: str) -> Any:
+    """Return the property of a setting."""
+    return property(lambda self: self._settings[name], doc=text)
+
+
 class RunConfig:
     """Settings of a run, with the names and defaults of tf.estimator.RunConfig 2.15. Immutable; see `replace`.
 
@@ -113,6 +118,28 @@ class RunConfig:
         if name in settings:
             return settings[name]
         raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    tf_random_seed = _setting("tf_random_seed", "Seed of the model's graph.")
+    save_summary_steps = _setting("save_summary_steps", "Steps between summaries.")
+    save_checkpoints_steps = _setting("save_checkpoints_steps", "Steps between checkpoints.")
+    save_checkpoints_secs = _setting("save_checkpoints_secs", "Time between checkpoints [s].")
+    session_config = _setting("session_config", "ConfigProto of the session.")
+    keep_checkpoint_max = _setting("keep_checkpoint_max", "Number of newest checkpoints to keep.")
+    keep_checkpoint_every_n_hours = _setting(
+        "keep_checkpoint_every_n_hours", "Of the older checkpoints, one per this many hours is kept."
+    )
+    log_step_count_steps = _setting("log_step_count_steps", "Steps between log lines.")
+    train_distribute = _setting("train_distribute", "Strategy of training.")
+    eval_distribute = _setting("eval_distribute", "Strategy of evaluation.")
+    device_fn = _setting("device_fn", "Returns the device of an op, in a cluster.")
+    protocol = _setting("protocol", "Protocol of the cluster's servers.")
+    experimental_max_worker_delay_secs = _setting(
+        "experimental_max_worker_delay_secs", "Longest delay of a cluster's workers [s]."
+    )
+    session_creation_timeout_secs = _setting(
+        "session_creation_timeout_secs", "How long a worker waits for the chief [s]."
+    )
+    checkpoint_save_graph_def = _setting("checkpoint_save_graph_def", "Whether a checkpoint's .meta file is written.")
 
     @property
     def model_dir(self) -> str | None:

@@ -104,7 +104,7 @@ def build(request: Request, mode: str, strategy: Any) -> GraphModel:
     """Call input_fn and model_fn in the current graph."""
 
     def call_model(features: Any, labels: Any) -> Any:
-        return call_for_spec(request.model_fn, features, labels, mode, request.params, request.settings)
+        return call_for_spec(request.model_fn, features, labels, mode, request.params, request.settings.config)
 
     if strategy is None:
         features, labels, hooks = _input(request, mode)

@@ -13,6 +13,7 @@ from cerebras_tensorflow.estimator.evaluation.run import InferenceRequest, opene
 from cerebras_tensorflow.estimator.execution.session_settings import SessionCreator
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.logs import run_log
 
 
@@ -32,6 +33,8 @@ def predict(
     with opened_model(request, target, ModeKeys.PREDICT) as opened:
         model, create, pipeline = opened
         run_log.info("Done calling model_fn.")
+        if not pipeline.is_fed:
+            _warn_of_endless_input(model)
         predictions = _chosen(model.spec.predictions, predict_keys)
         fetched = tf.nest.flatten(predictions, expand_composites=True)
         hooks = [*request.hooks, *getattr(model.spec, "prediction_hooks", ())]
@@ -60,6 +63,16 @@ def predict(
                     return
 
 
+def _warn_of_endless_input(model: Model) -> None:
+    if model.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
+        return
+    if not any(tensor.op.type == "IteratorGetNext" for tensor in model.inputs.tensors):
+        tf.compat.v1.logging.warn(
+            "Input graph does not use tf.data.Dataset or contain a QueueRunner. That means predict yields forever. "
+            "This is probably a mistake."
+        )
+
+
 def _joined(parts: list[Any]) -> Any:
     """Return the predictions of a batch from those of its micro-batches. A scalar is that of the first one."""
     if len(parts) == 1:
@@ -84,13 +97,20 @@ def _chosen(predictions: Any, keys: Sequence[str] | None) -> Any:
         raise ValueError("predict_keys argument is not valid in case of non-dict predictions.")
     chosen = {key: value for key, value in predictions.items() if key in keys}
     if not chosen:
-        raise ValueError(f"Expected to run at least one output from {list(predictions)}, provided {keys}.")
+        raise ValueError(f"Expected to run at least one output from {predictions.keys()}, provided {keys}.")
     return chosen
 
 
 def _length(values: Any) -> int:
     if not isinstance(values, Mapping):
+        if not np.ndim(values):
+            raise TypeError(
+                f"the prediction {values!r} is not iterable, since it has no batch dimension. "
+                "Use yield_single_examples=False."
+            )
         return int(np.shape(values)[0])
+    if not any(map(np.ndim, values.values())):
+        raise IndexError("no prediction has a batch dimension. Use yield_single_examples=False.")
     lengths = {key: int(np.shape(value)[0]) if np.ndim(value) else -1 for key, value in values.items()}
     if len(set(lengths.values())) != 1 or -1 in lengths.values():
         first = next(iter(lengths.values()))

@@ -26,11 +26,10 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, local_init_of
-from cerebras_tensorflow.estimator.model.scaffold import checkpoint_layout, finalize, own_init
+from cerebras_tensorflow.estimator.model.scaffold import acting_saver, checkpoint_layout, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training.initialize import initial_values, set_initial_values
 from cerebras_tensorflow.estimator.uploads import upload_files
-from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.session import ProgramSession
 
@@ -109,13 +108,19 @@ def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
     folder = os.path.join(work_folder(request.model_dir), f"eval_{request.name}" if request.name else "eval")
     write_evaluation(folder, results, path)
     upload_files(request.model_dir)
-    log_results(results, begin)
+    log_results(results, begin, is_short=request.ignores_negative_labels)
     return results
 
 
-def log_results(results: Mapping[str, Any], begin: float) -> None:
-    """Log the results of an evaluation, and how long it took since a time.perf_counter."""
-    shown = ", ".join(f"{key} = {_shown(value)}" for key, value in sorted(results.items()))
+def log_results(results: Mapping[str, Any], begin: float, is_short: bool = False) -> None:
+    """Log the results of an evaluation, and how long it took since a time.perf_counter.
+
+    Args:
+        results: Metric name -> value.
+        begin: The time.perf_counter.
+        is_short: Whether to show six digits, as the original does for a CerebrasEstimator.
+    """
+    shown = ", ".join(f"{key} = {_shown(value, is_short)}" for key, value in sorted(results.items()))
     run_log.info("Finished evaluation in %.2f seconds.", time.perf_counter() - begin)
     run_log.info("Saving dict for global step %d: %s", results["global_step"], shown)
 
@@ -166,9 +171,10 @@ def check_metric_names(metrics: Iterable[str]) -> None:
     """Raise an error if a metric's name is reserved for a result of every evaluation."""
     for key in metrics:
         if key in ("loss", "global_step"):
+            shown = '"loss"' if key == "loss" else "`global_step`"  # as in tf.estimator
             raise ValueError(
-                f'Metric with name "{key}" is not allowed, because every evaluation has a result of this name. '
-                "Rename it in eval_metric_ops."
+                f"Metric with name {shown} is not allowed, because Estimator already defines a default metric with the "
+                "same name. Rename it in eval_metric_ops."
             )
 
 
@@ -201,14 +207,8 @@ def opened_model(
 ) -> Iterator[tuple[Model, Callable[[list[Any]], ProgramSession], InputPipeline]]:
     """Yield a model for inference, a function from the tensors and ops to run to its session, and the input."""
     path = checkpoint_of(request)
-    if request.checkpoint_path and not (
-        object_location(request.checkpoint_path)
-        or any(os.path.exists(request.checkpoint_path + end) for end in ("", ".index", ".h5"))
-    ):
-        raise ValueError(
-            f"The passed save_path is not a valid checkpoint: {request.checkpoint_path}. Give the prefix, as in "
-            "model_dir/model.ckpt-100, without .index or .data, or an HDF5 file."
-        )
+    if request.checkpoint_path:
+        checkpoints.check_exists(request.checkpoint_path)
     if path is None and request.load is None:
         run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
     session_config = session_config_of(request.settings, target.mode)  # XLA must be chosen before the first session
@@ -233,8 +233,12 @@ def opened_model(
             request.load(model, session)  # before finalize: load checks the Scaffold that model_fn returned
         keys = checkpoint_layout(model, finalize(model)).keys
         if path is not None:
-            run_log.info("Restoring parameters from %s", path)
-            checkpoints.restore(session, path, keys)
+            acting = acting_saver(model, path)
+            if acting is not None:
+                checkpoints.restore_with(acting, session, path)
+            else:
+                run_log.info("Restoring parameters from %s", path)
+                checkpoints.restore(session, path, keys)
             set_initial_values(session, model, set(model.saved_names()) - set(keys))
         elif request.load is None:
             for name, value in initial_values(model, request.warm_start):
@@ -263,10 +267,10 @@ def checkpoint_of(request: InferenceRequest) -> str | None:
     return request.checkpoint_path
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, is_short: bool) -> str:
     if isinstance(value, (tuple, list, Mapping)):
         return str(tf.nest.map_structure(lambda part: part.tolist() if hasattr(part, "tolist") else part, value))
-    return f"{value:.6g}" if np.ndim(value) == 0 and not isinstance(value, bytes) else str(value)
+    return f"{value:.6g}" if is_short and np.ndim(value) == 0 and not isinstance(value, bytes) else str(value)
 
 
 class EvaluationHook(tf.compat.v1.train.SessionRunHook):

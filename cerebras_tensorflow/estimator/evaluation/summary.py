@@ -56,7 +56,7 @@ def _add(summary: Any, key: str, value: Any) -> None:
         run_log.warning("Skipping summary for %s: it is a structure of values, and not one value.", key)
         return
     array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "iuf":
         run_log.warning("Skipping summary for %s: neither a number nor an array of numbers.", key)
     elif array.ndim == 0:
         summary.value.add(tag=key, simple_value=float(array))

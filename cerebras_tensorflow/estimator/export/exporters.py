@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,15 +15,13 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 
-class Exporter(abc.ABC):
-    """Decides whether to export after an evaluation."""
+class Exporter:
+    """Decides whether to export after an evaluation. A subclass implements both members."""
 
     @property
-    @abc.abstractmethod
-    def name(self) -> str:
+    def name(self) -> Any:
         """Name of the exporter. The exports go to `<model_dir>/export/<name>`."""
 
-    @abc.abstractmethod
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
     ) -> Any:
@@ -152,14 +149,12 @@ class BestExporter(Exporter):
     ) -> None:
         self._name = name
         self._exported = _Exported(serving_input_receiver_fn, assets_extra, as_text)
-        self._keep = _checked_keep(exports_to_keep)
+        self._keep = _checked_keep(exports_to_keep, "a positive number")
         self._pattern = event_file_pattern
         if compare_fn is None:
             raise ValueError("`compare_fn` must not be None.")
+        _check_compare_fn(compare_fn)
         self._is_better = compare_fn
-        for name in ("best_eval_result", "current_eval_result"):
-            if not {name, "**"} & parameters_of(compare_fn):
-                raise ValueError(f"compare_fn ({compare_fn}) must include {name} argument.")
         self._best: dict[str, Any] | None = None
         self._has_read_events = False
 
@@ -193,10 +188,22 @@ class BestExporter(Exporter):
         return best
 
 
-def _checked_keep(number: int | None) -> int | None:
+def _checked_keep(number: int | None, expected: str = "positive number") -> int | None:
     if number is not None and number <= 0:
-        raise ValueError(f"`exports_to_keep`, if provided, must be positive number. Got {number}")
+        raise ValueError(f"`exports_to_keep`, if provided, must be {expected}. Got {number}")
     return number
+
+
+def _check_compare_fn(compare_fn: Any) -> None:
+    if not callable(compare_fn):
+        raise TypeError(f"unsupported callable: compare_fn must be a function of two results, given: {compare_fn}")
+    names, taken = ("best_eval_result", "current_eval_result"), parameters_of(compare_fn) - {"self"}
+    for name in names:
+        if name not in taken:
+            raise ValueError(f"compare_fn ({compare_fn}) must include {name} argument.")
+    unknown = sorted(taken - {*names, "**"})
+    if unknown:
+        raise ValueError(f"compare_fn ({compare_fn}) has following not expected args: {unknown}")
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,13 @@ from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, local_init_of
 from cerebras_tensorflow.estimator.model.partitions import PartKey
-from cerebras_tensorflow.estimator.model.scaffold import checkpoint_layout
+from cerebras_tensorflow.estimator.model.scaffold import acting_saver, checkpoint_layout
+from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import TensorReader
 
+_TRAIN_OP = "saved_model_train_op"  # collection of a SavedModel that names its train op
 SINGLE_FEATURE = "feature"
 SINGLE_RECEIVER = "input"
 SINGLE_LABEL = "label"
@@ -158,6 +160,7 @@ class ExportRequest:
         folder: Parent of the timestamped folder.
         assets: Path in assets.extra -> file to copy there.
         as_text: Whether the SavedModel is text.
+        strips_defaults: Whether attributes of ops with default values are left out, so that older programs load it.
     """
 
     model_fn: Callable[..., Any]
@@ -168,6 +171,7 @@ class ExportRequest:
     folder: str
     assets: Mapping[str, str]
     as_text: bool
+    strips_defaults: bool = True
 
 
 def export(request: ExportRequest) -> str:
@@ -179,6 +183,7 @@ def export(request: ExportRequest) -> str:
     modes = [mode for mode in _TAGS if request.receiver_fns.get(mode)]
     if not modes:
         raise ValueError(f"No valid modes for exporting found. Got {request.receiver_fns.keys()}.")
+    checkpoints.check_exists(request.checkpoint)
     final = _timestamped(request.folder)
     partial = os.path.join(request.folder, f"temp-{os.path.basename(final)}")
     builder = tf.compat.v1.saved_model.Builder(partial)
@@ -200,6 +205,9 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
     model = call_model_fn(request.model_fn, source, mode, request.params, request.settings)
     run_log.info("Done calling model_fn.")
     saver = model.scaffold.saver if model.scaffold is not None else None
+    acting = acting_saver(model, request.checkpoint)
+    if model.spec.train_op is not None:
+        model.graph.add_to_collection(_TRAIN_OP, model.spec.train_op)
     with model.graph.as_default(), graph_semantics():
         metrics = model.spec.eval_metric_ops or None
         export_utils = tf_private.export_utils()
@@ -216,8 +224,8 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
             "signature_def_map": signatures,
             "assets_collection": model.graph.get_collection(tf.compat.v1.GraphKeys.ASSET_FILEPATHS),
             "main_op": local_init_of(model),
-            "strip_default_attrs": True,
-            "saver": saver,
+            "strip_default_attrs": request.strips_defaults,
+            "saver": acting or saver,
         }
         with open_checkpoint(request.checkpoint) as reader:
             values = _stored_variables(model, saver, reader)
@@ -225,7 +233,9 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
                 builder.add_meta_graph([_TAGS[mode]], **described)
                 return
             with tf.compat.v1.Session(graph=model.graph) as session:
-                for variable, key in values:
+                if acting is not None:
+                    acting.restore(session, request.checkpoint)
+                for variable, key in values if acting is None else ():
                     value = reader.read(key)
                     value = value[key.region] if isinstance(key, PartKey) else value
                     session.run(variable.initializer, {variable.initializer.inputs[1]: value})
@@ -244,8 +254,8 @@ def _stored_variables(model: Model, saver: Any, reader: TensorReader) -> list[tu
     missing = [key for key in keys.values() if key not in reader]
     if missing:
         raise ValueError(
-            f"Could not load all requested variables from checkpoint {reader.path}: it lacks {', '.join(missing)}. "
-            "Please make sure your model_fn does not expect variables that were not saved in the checkpoint."
+            "Could not load all requested variables from checkpoint. Please make sure your model_fn does not expect "
+            f"variables that were not saved in the checkpoint. {reader.path} lacks {', '.join(missing)}."
         )
     return [(variables[name], key) for name, key in keys.items()]
 
@@ -288,10 +298,10 @@ def _is_tensor(value: Any) -> bool:
 def _checked_features(features: Any, kind: str = "feature") -> dict[str, Any]:
     if features is None:
         raise ValueError(f"{kind}s must be defined.")
-    result = dict(features) if isinstance(features, Mapping) else {SINGLE_FEATURE: features}
+    result = dict(features) if isinstance(features, Mapping) else {kind: features}
     for name, value in result.items():
         if not isinstance(name, (str, int)):
-            raise ValueError(f"{kind} keys must be strings or integers: {name}.")
+            raise ValueError(f"{kind} keys must be strings or ints: {name}.")
         if not _is_tensor(value):
             raise ValueError(f"{kind} {name} must be a Tensor, SparseTensor, or RaggedTensor.")
     return result
@@ -302,17 +312,19 @@ def _checked_receivers(tensors: Any, alternatives: Any) -> tuple[dict[str, Any],
     if alternatives is not None:
         if not isinstance(alternatives, Mapping):
             raise ValueError(f"receiver_tensors_alternatives must be a dict: {alternatives}.")
-        alternatives = {key: _checked_receiver(value) for key, value in alternatives.items()}
+        alternatives = {
+            key: _checked_receiver(value, "receiver_tensors_alternative") for key, value in alternatives.items()
+        }
     return checked, alternatives
 
 
-def _checked_receiver(tensors: Any) -> dict[str, Any]:
+def _checked_receiver(tensors: Any, kind: str = "receiver_tensor") -> dict[str, Any]:
     if tensors is None:
-        raise ValueError("receiver_tensors must be defined.")
+        raise ValueError(f"{kind}s must be defined.")
     result = dict(tensors) if isinstance(tensors, Mapping) else {SINGLE_RECEIVER: tensors}
     for name, value in result.items():
         if not isinstance(name, str):
-            raise ValueError(f"receiver_tensor keys must be strings: {name}.")
+            raise ValueError(f"{kind} keys must be strings: {name}.")
         if not _is_tensor(value):
-            raise ValueError(f"receiver_tensor {name} must be a Tensor.")
+            raise ValueError(f"{kind} {name} must be a Tensor, SparseTensor, or RaggedTensor.")
     return result

@@ -144,22 +144,20 @@ def call_model_fn(
         sparse_graph = SparseGraph(graph, sparsity) if sparsity is not None and mode == ModeKeys.TRAIN else None
         masked = sparse_graph.masked_gradients() if sparse_graph is not None else nullcontext()
         with marked_gradients(graph) if is_cut else nullcontext(), masked:  # masks apply to totals
-            spec = call_for_spec(model_fn, inputs.features, labels, mode, own_params, settings)
+            spec = call_for_spec(model_fn, inputs.features, labels, mode, own_params, settings.config)
         sparse, spec = sparse_graph.finish(spec) if sparse_graph is not None else ((), spec)
     global_step = tf.compat.v1.train.get_global_step(graph)
     return Model(graph, spec, inputs, global_step, mode, ignores_negative_labels, sparse)
 
 
-def call_for_spec(
-    model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: Any, settings: RunSettings
-) -> Any:
+def call_for_spec(model_fn: Callable[..., Any], features: Any, labels: Any, mode: str, params: Any, config: Any) -> Any:
     """Call a model_fn in the current graph; return its EstimatorSpec.
 
     Raises:
         ValueError: As call_model_fn.
     """
     run_log.info("Calling model_fn.")
-    offered = {"mode": mode, "params": copy.deepcopy(params), "config": settings.config}
+    offered = {"mode": mode, "params": copy.deepcopy(params), "config": config}
     spec = call_with_batch(model_fn, features, labels, offered)
     for name in ("mode", "loss", "train_op", "predictions"):
         if not hasattr(spec, name):

@@ -14,8 +14,10 @@ from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.partitions import PartKey
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.fetches import ancestors
+from cerebras_tensorflow.saver.names import H5_SUFFIX
 
 _PASSING = ("Identity", "ReadVariableOp")
 
@@ -32,6 +34,27 @@ def finalize(model: Model) -> Any:
     with model.graph.as_default(), graph_semantics():
         model.scaffold.finalize()
     return model.scaffold.saver if is_own else None
+
+
+def acting_saver(model: Model, path: str) -> Any:
+    """Return the Saver that has to save and restore by itself; None if we do it, with the names of the Saver.
+
+    Args:
+        model: The model.
+        path: A checkpoint, or the start of its path. TensorFlow's Savers know neither HDF5 nor our URLs.
+
+    Returns:
+        A Saver of the caller's own class, since we do not know what its methods do. Also the Saver of a model that
+        saves more than variables, such as a MutableHashTable.
+    """
+    if path.endswith(H5_SUFFIX) or object_location(path) is not None:
+        return None
+    saver = model.scaffold.saver if model.scaffold is not None else None
+    if model.graph.get_collection(tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS):
+        with model.graph.as_default():
+            return saver or tf.compat.v1.train.Saver(sharded=True, save_relative_paths=True)
+    own_class = hasattr(saver, "save") and not isinstance(saver, tf.train.Checkpoint)
+    return saver if own_class and type(saver) is not tf.compat.v1.train.Saver else None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
@@ -18,8 +19,10 @@ from cerebras_tensorflow.errors import CheckpointError, StoreError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.model.partitions import PartKey, Wholes
 from cerebras_tensorflow.estimator.model.scaffold import Layout
+from cerebras_tensorflow.estimator.training.restore_errors import MissingVariableError, OtherShapeError
 from cerebras_tensorflow.estimator.uploads import upload_files
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
@@ -59,6 +62,20 @@ def newest_whole(model_dir: str) -> str | None:
     return None
 
 
+def exists(path: str) -> bool:
+    """Whether there is a checkpoint at a path. A URL is not looked up."""
+    return object_location(path) is not None or any(os.path.exists(path + end) for end in ("", ".index", ".h5"))
+
+
+def check_exists(path: str) -> None:
+    """Raise a ValueError if there is no checkpoint at a path that the caller gave."""
+    if not exists(path):
+        raise ValueError(
+            f"The passed save_path is not a valid checkpoint: {path}. Give the prefix, as in model_dir/model.ckpt-100, "
+            "without .index or .data, or an HDF5 file."
+        )
+
+
 def step_in(path: str) -> int:
     """Return the global step of a checkpoint; 0 if it has none, for example after a conversion."""
     with open_checkpoint(path) as reader:
@@ -85,7 +102,8 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         keys: Variable -> its name in the checkpoint.
 
     Raises:
-        CheckpointError: If the checkpoint lacks a variable or has it in another shape.
+        MissingVariableError: If the checkpoint lacks a variable.
+        OtherShapeError: If it has a variable in another shape.
         CorruptCheckpointError: If a value is damaged.
     """
     specs = {spec.name: spec for spec in session.weights() if spec.name in keys}
@@ -96,7 +114,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
             session.load("global_step", np.zeros((), np.int64))
         missing = [keys[name] for name, key in present.items() if key is None]
         if missing:
-            raise CheckpointError(_other_model(path, missing, [*reader.names()], set(keys.values())))
+            raise MissingVariableError(_other_model(path, missing, [*reader.names()], set(keys.values())))
         progress = stack.enter_context(run_progress("Loading weights", _num_bytes(specs.values())))
         for name, key in present.items():
             assert key is not None
@@ -104,7 +122,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
             shape, expected = reader.entry(key).shape, part.shape if isinstance(part, PartKey) else specs[name].shape
             is_fixed = isinstance(part, PartKey) or specs[name].is_fixed
             if is_fixed and shape != expected:
-                raise CheckpointError(f"{path}: {key} has shape {shape}, the model's has {expected}")
+                raise OtherShapeError(f"{path}: {key} has shape {shape}, the model's has {expected}.")
             if isinstance(part, PartKey):
                 session.load(name, reader.read(key)[part.region])
                 progress.advance(specs[name].num_bytes)
@@ -126,6 +144,14 @@ def without_missing(path: str, keys: Mapping[str, str], optional: Container[str]
     """
     with open_checkpoint(path) as reader:
         return {name: key for name, key in keys.items() if name not in optional or key in reader}
+
+
+def restore_with(saver: Any, session: ProgramSession, path: str) -> None:
+    """Set the variables of a session by the `restore` of a Saver of the caller."""
+    saver.restore(session, path)
+    state = tf.train.get_checkpoint_state(os.path.dirname(path))
+    if state is not None and hasattr(saver, "recover_last_checkpoints"):
+        saver.recover_last_checkpoints(state.all_model_checkpoint_paths)
 
 
 def _num_bytes(specs: Iterable[WeightSpec]) -> int:
@@ -210,6 +236,7 @@ class CheckpointSaver:
         self._policy = retention.Policy(settings.keep_checkpoint_max, settings.keep_checkpoint_every_n_hours)
         self._writer = AsynchronousWriter()
         self.write_graph: Callable[[str], None] | None = None
+        self._acting_saver: Any = None
         self.saved_step: int | None = None
         self._prewritten_step: int | None = None
         self._total_bytes = self._written_bytes = 0  # of the current or last save
@@ -228,6 +255,10 @@ class CheckpointSaver:
     def keep(self, saver_def: Any) -> None:
         """Keep as many checkpoints as a Saver says, instead of the settings of the run."""
         self._policy = retention.Policy(saver_def.max_to_keep, saver_def.keep_checkpoint_every_n_hours or None)
+
+    def save_with(self, saver: Any) -> None:
+        """Let a tf.compat.v1.train.Saver write the checkpoints and remove old ones."""
+        self._acting_saver = saver
 
     def forget_initial(self) -> None:
         """Make the save of step 0 write again, since values have changed since `prewrite`."""
@@ -262,6 +293,13 @@ class CheckpointSaver:
         """
         path, saved_at_s = self.path(step), time.time()
         self.wait()
+        if self._acting_saver is not None:
+            self._acting_saver.save(session, self._prefix, global_step=step, write_meta_graph=False)
+            if self.write_graph is not None:
+                self.write_graph(path)
+            integrity.trust(path)
+            self.saved_step = step
+            return path
         self._total_bytes = _num_bytes(spec for spec in session.weights() if spec.name in self._keys)
         self._written_bytes = 0
         if step == self._prewritten_step:

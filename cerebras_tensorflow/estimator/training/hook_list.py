@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.event_writers import EventFile
-from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, TrainingHook
+from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, NanHook, TrainingHook
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.sparsity import SparsityHook
 from cerebras_tensorflow.estimator.training.trace_hook import TraceHook
@@ -41,7 +41,7 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
     if own_saves and not request.is_cerebras:  # as in tf.estimator, the caller's hook saves instead of ours
         own_saves[0]._listeners.extend(request.listeners)  # noqa: SLF001 - no public name for it
     elif request.is_cerebras or settings.save_checkpoints_steps or settings.save_checkpoints_secs:
-        hooks.append(CheckpointHook(run))
+        hooks.append(CheckpointHook(run, watch))
     elif request.listeners:
         raise ValueError(
             "There should be a CheckpointSaverHook to use saving_listeners. Please set one of the "
@@ -59,7 +59,7 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
         hooks.append(
             _QuietStepCounterHook(settings.log_step_count_steps, summary_writer=EventFile(request.work_folder))
         )
-    return [*hooks, *chief, *request.hooks, *others]
+    return [*hooks, *chief, *request.hooks, NanHook(run, watch), *others]
 
 
 class _QuietStepCounterHook(tf.compat.v1.train.StepCounterHook):

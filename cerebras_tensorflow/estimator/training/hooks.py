@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.training.checkpoints import newest_whole
@@ -42,6 +43,7 @@ class TrainingHook(SessionRunHook):
         step: Global step after the last run.
         final_loss: Loss of the last step that ended without an error; None before the first.
         is_exhausted: Whether the input has ended.
+        bad_loss: Loss of the last step if it ends the run: NaN, or infinite in a run of a CerebrasEstimator.
     """
 
     def __init__(self, run: PreparedRun, signals: StopSignals) -> None:
@@ -51,8 +53,9 @@ class TrainingHook(SessionRunHook):
         self._first_step = 0
         self._logged_step: int | None = None
         self.step = 0
-        self.final_loss: float | None = None
+        self.final_loss: np.floating[Any] | None = None
         self.is_exhausted = False
+        self.bad_loss: float | None = None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Note where the run starts."""
@@ -65,17 +68,14 @@ class TrainingHook(SessionRunHook):
         return tf.compat.v1.train.SessionRunArgs([self._run.model.spec.loss, *([] if size is None else [size])])
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Check and log the loss; end the run after the last step or a signal.
-
-        Raises:
-            NanLossError: If the loss is NaN, or infinite in a run of a CerebrasEstimator.
-        """
+        """Check and log the loss; end the run after the last step or a signal."""
         loss, *size = (float(value) for value in run_values.results)
         if size:
             self._run.meter.batch_size = int(size[0])
         step = self.step = run_context.session.global_step
         if math.isnan(loss) or (self._run.request.is_cerebras and math.isinf(loss)):  # tf.estimator lets inf pass
-            raise NanLossError(step, loss, self._newest_checkpoint())
+            self.bad_loss = loss
+            return
         self._run.meter.count_step()
         # With gradient accumulation, the global step does not change on every batch.
         if step != self._logged_step and self._is_due(step, step - self._first_step):
@@ -84,10 +84,6 @@ class TrainingHook(SessionRunHook):
         last_step = self._run.last_step
         if (last_step is not None and step >= last_step) or self._signals.received is not None:
             run_context.request_stop()
-
-    def _newest_checkpoint(self) -> str | None:
-        self._run.saver.wait()
-        return newest_whole(self._run.request.model_dir)
 
     def _is_due(self, step: int, taken: int) -> bool:
         if not self._log_every:
@@ -106,15 +102,36 @@ class TrainingHook(SessionRunHook):
             run_log.info("global step %d: loss = %.6g (%.3g steps/sec)", step, loss, speed.steps_per_s)
 
 
+class NanHook(SessionRunHook):
+    """Ends the run with an error after a bad loss. As in tf.estimator, the caller's hooks see the step before.
+
+    Args:
+        run: The run.
+        watch: Checks the loss.
+    """
+
+    def __init__(self, run: PreparedRun, watch: TrainingHook) -> None:
+        self._run = run
+        self._watch = watch
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Raise a NanLossError if the loss is bad."""
+        if self._watch.bad_loss is not None:
+            self._run.saver.wait()
+            raise NanLossError(self._watch.step, self._watch.bad_loss, newest_whole(self._run.request.model_dir))
+
+
 class CheckpointHook(SessionRunHook):
     """Saves at the start, at intervals and at the end of a run. Training continues while a file is written.
 
     Args:
         run: The run, with the interval in its settings.
+        watch: Checks the loss. A step with a bad loss is not saved.
     """
 
-    def __init__(self, run: PreparedRun) -> None:
+    def __init__(self, run: PreparedRun, watch: TrainingHook) -> None:
         self._run = run
+        self._watch = watch
         self._saver = run.saver
         self._every_steps = run.request.settings.save_checkpoints_steps or 0
         self._every_s = run.request.settings.save_checkpoints_secs or 0
@@ -141,6 +158,8 @@ class CheckpointHook(SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Save if it is time."""
         self._saver.check()
+        if self._watch.bad_loss is not None:
+            return
         step = run_context.session.global_step
         every = self._every_steps
         by_steps = bool(every) and step - self._last_due >= every

@@ -13,7 +13,7 @@ from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.store_choice import open_store
 from cerebras_tensorflow.estimator.model.inputs import first_dim
 from cerebras_tensorflow.estimator.model.model_call import new_local_init
-from cerebras_tensorflow.estimator.model.scaffold import checkpoint_layout, finalize, own_init
+from cerebras_tensorflow.estimator.model.scaffold import acting_saver, checkpoint_layout, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training.graph_files import GraphFiles
 from cerebras_tensorflow.estimator.training.initialize import initialize, set_initial_values
@@ -64,6 +64,10 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         run.saver.use(checkpoint_layout(model, saver))
         if saver is not None:
             run.saver.keep(saver.saver_def)
+        acting = acting_saver(model, run.saver.path(0))
+        if acting is not None:
+            run.saver.save_with(acting)
+            run.saver.forget_initial()
         if scaffold is not None and not run.is_streaming:
             has_files = run.request.settings.checkpoint_save_graph_def
             run.saver.write_graph = GraphFiles(
@@ -82,7 +86,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         run.cleanup.callback(session.close)
         run.pipeline.start()
         session.run(run.ops.local_init)
-        self._set_variables(session)
+        self._set_variables(session, acting)
         if own_local_init:
             session.run(own_local_init)
         run.pipeline.initialize(session)
@@ -112,16 +116,19 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         if self.opened_store is not None:
             run.unused_store.callback(self.opened_store.close)
 
-    def _set_variables(self, session: ProgramSession) -> None:
+    def _set_variables(self, session: ProgramSession, acting: Any) -> None:
         run = self._run
         keys = run.saver.keys
         if run.start is not None:
-            run_log.info("Restoring parameters from %s", run.start)
-            keys = checkpoints.without_missing(run.start, keys, {weight.mask for weight in run.model.sparse})
-            checkpoints.restore(session, run.start, keys)
-            checkpoints.warn_of_left_over(run.start, keys)
+            if acting is not None:
+                checkpoints.restore_with(acting, session, run.start)
+            else:
+                run_log.info("Restoring parameters from %s", run.start)
+                keys = checkpoints.without_missing(run.start, keys, {weight.mask for weight in run.model.sparse})
+                checkpoints.restore(session, run.start, keys)
+                checkpoints.warn_of_left_over(run.start, keys)
             is_ours = os.path.abspath(run.start) == os.path.abspath(run.saver.path(session.global_step))
-            run.saver.saved_step = session.global_step if is_ours else None
+            run.saver.saved_step = session.global_step if is_ours and acting is None else None
             set_initial_values(session, run.model, set(run.model.saved_names()) - set(keys))
         elif run.initial is not None:
             written = {name: key for name, key in run.model.checkpoint_keys().items() if name not in self._new}

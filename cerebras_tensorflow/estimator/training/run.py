@@ -76,7 +76,7 @@ def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionC
         except tf.errors.OutOfRangeError:
             watch.is_exhausted = True
             raise
-        watch.final_loss = float(loss)
+        watch.final_loss = loss
 
     with (
         run.model.graph.as_default(),
@@ -116,7 +116,8 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
         meter.samples, meter.elapsed_s, overall.samples_per_s,
     )  # fmt: skip
     if watch.final_loss is not None:
-        run_log.info("Loss for final step: %.6g.", watch.final_loss)
+        final = f"{watch.final_loss:.6g}" if run.request.is_cerebras else str(watch.final_loss)
+        run_log.info("Loss for final step: %s.", final)
     performance.write(
         run.request.work_folder,
         performance.Performance(

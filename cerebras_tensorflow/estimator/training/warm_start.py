@@ -14,6 +14,8 @@ from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.model.model_call import Model, variable_name
 from cerebras_tensorflow.estimator.model.partitions import PartKey
 from cerebras_tensorflow.estimator.model.sparse_weights import MASK_SUFFIX
+from cerebras_tensorflow.estimator.training import checkpoints
+from cerebras_tensorflow.estimator.training.restore_errors import MissingCheckpointError
 from cerebras_tensorflow.locations import checkpoint_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
@@ -125,10 +127,13 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
     Raises:
         ValueError: If the checkpoint lacks a requested variable or has another shape, with the texts of TensorFlow. Or
             if a name in the settings is not a variable.
+        MissingCheckpointError: If there is no checkpoint.
         CheckpointError: If the checkpoint cannot be read, or a lenient start finds no matching variable.
     """
     variables = model.saved_names()
     path = checkpoint_of(settings)
+    if not checkpoints.exists(path):
+        raise MissingCheckpointError(path)
     run_log.info("Warm-starting from: %s", path)
     wanted = _selected(model, settings)
     by_vocabulary = [name for name in settings.var_name_to_vocab_info if name in variables]

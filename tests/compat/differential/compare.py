@@ -21,8 +21,9 @@ def differences(theirs: Any, ours: Any, place: str = "") -> Iterator[str]:
             elif key not in ours:
                 yield f"{where}: theirs only: {_short(theirs[key])}"
             elif key in ("raised", "raises"):
-                if theirs[key][0] not in ours[key]:
-                    yield f"{where}: {theirs[key][0]}, ours {ours[key][0]}"
+                yield from _kind_differences(theirs[key], ours[key], where)
+            elif key == "text":
+                yield from _text_differences(theirs[key], ours[key], where)
             else:
                 yield from differences(theirs[key], ours[key], where)
     elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
@@ -33,6 +34,18 @@ def differences(theirs: Any, ours: Any, place: str = "") -> Iterator[str]:
         added = [item for item in ours if item not in theirs]
         yield f"{place}: {len(theirs)} items, ours {len(ours)}; missing {_short(missing)}; added {_short(added)}"
     elif not _same(theirs, ours):
+        yield f"{place}: {_short(theirs)}, ours {_short(ours)}"
+
+
+def _kind_differences(theirs: list[str], ours: list[str], place: str) -> Iterator[str]:
+    """Compare exceptions. Ours may be a subclass."""
+    if theirs[0] not in ours:
+        yield f"{place}: {theirs[0]}, ours {ours[0]}"
+
+
+def _text_differences(theirs: str, ours: str, place: str) -> Iterator[str]:
+    """Compare texts of errors. Ours may say more, before it or after it."""
+    if theirs.rstrip(".") not in ours:
         yield f"{place}: {_short(theirs)}, ours {_short(ours)}"
 
 

@@ -223,3 +223,42 @@ def _scoped(first):
         return spec
 
     return model_fn
+
+
+def own_saver_class(run):
+    """A Saver with its own save and restore, which training, evaluation, prediction and export call."""
+    calls = []
+
+    class Saver(v1.train.Saver):
+        def save(self, *args, **kwargs):
+            calls.append("save")
+            return super().save(*args, **kwargs)
+
+        def restore(self, *args, **kwargs):
+            calls.append("restore")
+            return super().restore(*args, **kwargs)
+
+    estimator = make(run, _with(lambda: v1.train.Scaffold(saver=Saver())), save_checkpoints_steps=2)
+    _use(run, estimator)
+    estimator.train(forever, steps=2)
+    estimator.export_saved_model(run.path("export"), serving)
+    return calls
+
+
+def saved_tables(run):
+    """A table that changes in training is part of checkpoints."""
+
+    def model_fn(features, labels, mode, params):
+        spec = linear(features, labels, mode, params)
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="table")
+        count = v1.train.get_global_step().read_value()
+        predictions = {"found": table.lookup(tf.fill([tf.shape(features["x"])[0]], "a"))}
+        if mode == "infer":
+            return spec._replace(predictions=predictions)
+        insert = table.insert(tf.constant(["a"]), [count])
+        train_op = tf.group(spec.train_op, insert) if mode == "train" else None
+        return spec._replace(predictions=predictions, train_op=train_op)
+
+    estimator = make(run, model_fn)
+    estimator.train(forever, steps=2).train(forever, steps=1)
+    return [estimator.get_variable_names(), [row["found"] for row in estimator.predict(once)]]

@@ -32,7 +32,7 @@ def test_predict_keys_choose(trained: Path) -> None:
     (first, *_) = estimator(trained).predict(input_fn(epochs=1), predict_keys=["double"])
     assert set(first) == {"double"}
     with pytest.raises(
-        ValueError, match=r"Expected to run at least one output from \['y', 'double'\], provided \['z'\]"
+        ValueError, match=r"Expected to run at least one output from dict_keys\(\['y', 'double'\]\), provided \['z'\]"
     ):
         next(estimator(trained).predict(input_fn(), predict_keys=["z"]))
 
