@@ -62,6 +62,8 @@ def place(demands: Sequence[Demand]) -> list[Rectangle]:
     Raises:
         PlacementError: If the layers do not fit. It names the layer that needs most.
     """
+    if not demands:
+        return []  # a model without layers, such as one that only counts
     capacity = ROWS * COLUMNS * _SLACK
     needed = sum(demand.least_cores for demand in demands)
     if needed > capacity:

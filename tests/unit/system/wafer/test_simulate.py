@@ -99,3 +99,7 @@ def test_a_figure_comes_with_a_range_around_it() -> None:
     for step in (streamed(65), simulate(BERT, Workload("pipelined", 64)), simulate(MNIST, Workload("pipelined", 8))):
         slow, fast = step.samples_range
         assert 0 < slow < step.samples_per_s < fast
+
+
+def test_a_model_without_layers_has_no_rectangles() -> None:
+    assert place([]) == []
