@@ -9,5 +9,6 @@
 | `protocol.py` | the request and the batches as bytes |
 | `shared_memory.py` | shares large batches in memory if the chief is on the same machine |
 | `process.py` | the worker process |
+| `speed.py` | decides whether the chief computes the rest itself, because handing over takes longer |
 | `rate.py` | measures how fast one process computes batches, for `cs_input_analyzer` |
 """

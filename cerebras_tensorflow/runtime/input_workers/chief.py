@@ -4,6 +4,9 @@ W workers share the last maps and the batching of a dataset. Worker i computes b
 chief takes one batch from each worker in turn. So one worker computes each batch, and no bit of a batch depends on the
 number of workers. parts.py cuts the dataset; remote.py receives the batches.
 
+If a batch takes longer to hand over than to compute, the chief computes the rest itself (speed.py): the batches are
+the same.
+
 Some datasets cannot be shared this way: those that call Python, and those that shuffle without a seed. They stay in the
 chief, and the log says why.
 """
@@ -11,10 +14,12 @@ chief, and the log says why.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
@@ -23,6 +28,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.input_workers import order, rate
 from cerebras_tensorflow.runtime.input_workers.protocol import PartRequest
 from cerebras_tensorflow.runtime.input_workers.remote import Batch, RemotePart
+from cerebras_tensorflow.runtime.input_workers.speed import Comparison
 
 REQUEST_FILE = "input-request"
 
@@ -92,10 +98,26 @@ def remote(dataset: Any, folder: Path, count: int, should_stop: Callable[[], boo
     spec = dataset.element_spec
     flat = dataset.map(lambda *element: tuple(tf.nest.flatten(_one(element), expand_composites=True)))
     requests = part_requests(flat, count)
-    batches = tf.data.Dataset.from_generator(
-        functools.partial(_in_turn, folder, requests, should_stop), output_signature=flat.element_spec
-    )
-    return batches.map(lambda *tensors: tf.nest.pack_sequence_as(spec, tensors, expand_composites=True))
+    # Each iterator has a number, with which it finds where the workers' batches end.
+    numbers, ends = itertools.count(), dict[int, int]()
+
+    def batches(number: tf.Tensor) -> Any:
+        generator = functools.partial(_in_turn, folder, requests, should_stop, ends)
+        remote = tf.data.Dataset.from_generator(generator, args=(number,), output_signature=flat.element_spec)
+        return remote.concatenate(tf.data.Dataset.from_tensors(number).flat_map(rest))
+
+    def rest(number: tf.Tensor) -> Any:
+        # A negative number of batches to skip means all.
+        (count,) = tf.numpy_function(lambda key: [np.int64(ends.pop(int(key), -1))], [number], [tf.int64])
+        return flat.skip(tf.ensure_shape(count, ()))
+
+    def new_number() -> Any:
+        return np.int64(next(numbers))
+
+    start = tf.data.Dataset.from_tensors(0)
+    numbered = start.map(lambda _: tf.ensure_shape(tf.numpy_function(new_number, [], tf.int64), ()))
+    computed = numbered.flat_map(batches)
+    return computed.map(lambda *tensors: tf.nest.pack_sequence_as(spec, tensors, expand_composites=True))
 
 
 def part_requests(flat: Any, count: int) -> list[PartRequest]:
@@ -132,17 +154,34 @@ def _has_no_seed(operation: Any) -> bool:
     return bool(seeds) and all(seed is not None and int(seed) == 0 for seed in seeds)
 
 
-def _in_turn(folder: Path, requests: list[PartRequest], should_stop: Callable[[], bool]) -> Iterator[tuple[Any, ...]]:
-    """Start the idle workers, and yield a batch of each in turn until one has no more."""
+def _in_turn(
+    folder: Path, requests: list[PartRequest], should_stop: Callable[[], bool], ends: dict[int, int], number: Any
+) -> Iterator[tuple[Any, ...]]:
+    """Start the idle workers, and yield a batch of each in turn until one has no more.
+
+    If computing the batches here is faster, end early, and write the number of batches to `ends[number]`. Only iterator
+    0 may do so: a dataset that several iterators share can shuffle differently for each, but not in the workers.
+    """
+    comparison = Comparison()
     (folder / REQUEST_FILE).touch()
     parts = [RemotePart(folder, request) for request in requests]
     try:
         while True:
             for part in parts:
+                comparison.asked()
                 batch: Batch | None = part.next_batch(should_stop)
                 if batch is None:
                     return
+                verdict = comparison.got(part.work)
                 yield tuple(batch)
+                if verdict is not None and number == 0:
+                    ends[int(number)] = verdict.batches
+                    run_log.info(
+                        "The chief computes its input itself from batch %d on. It takes %.1f ms of CPU time a batch; "
+                        "%d input worker(s) hand one over every %.1f ms.",
+                        *(verdict.batches, 1e3 * verdict.compute_s, len(parts), 1e3 * verdict.handed_over_s),
+                    )
+                    return
     finally:
         for part in parts:
             part.close()

@@ -33,6 +33,7 @@ from cerebras_tensorflow.runtime.input_workers.protocol import (
     shortened,
     worker_file,
 )
+from cerebras_tensorflow.runtime.input_workers.speed import WorkClock
 
 THREADS = 4
 WINDOW = 2
@@ -92,11 +93,14 @@ def _computed(request: PartRequest, taken: Iterator[bytes]) -> Iterator[bytes]:
 def _sent(step: Callable[[], list[Any]], is_local: bool, taken: Iterator[bytes]) -> Iterator[bytes]:
     """Yield a message for each batch of a step. Its file, if it has one, stays open until the chief has taken it."""
     sent: deque[int | None] = deque()
+    clock = WorkClock()
     try:
-        while (values := _next(step)) is not None:
+        while (values := _next(step, clock)) is not None:
             if len(sent) == WINDOW and not _is_taken(sent, taken):
                 return
-            message, file = encode_batch(values, is_local)
+            work = clock.work()
+            with clock.sending():
+                message, file = encode_batch(values, is_local, work)
             sent.append(file)
             yield message
         while sent and _is_taken(sent, taken):
@@ -106,10 +110,11 @@ def _sent(step: Callable[[], list[Any]], is_local: bool, taken: Iterator[bytes])
             _close(file)
 
 
-def _next(step: Callable[[], list[Any]]) -> list[Any] | None:
+def _next(step: Callable[[], list[Any]], clock: WorkClock) -> list[Any] | None:
     """Return the next batch; None at the end of the data."""
     try:
-        return step()
+        with clock.computing():
+            return step()
     except tf.errors.OutOfRangeError:
         return None
 

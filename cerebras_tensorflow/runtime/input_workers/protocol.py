@@ -6,7 +6,8 @@
 | batch | worker | length of the header (8 bytes), header in JSON, the tensors' bytes |
 | TAKEN | chief | a constant; the chief has taken the oldest batch |
 
-A batch's header has the element type, shape and first byte of each tensor. A string tensor is encoded as the lengths of
+A batch's header has the element type, shape and first byte of each tensor, and what the worker does with its time.
+A string tensor is encoded as the lengths of
 its strings (int64), then all their bytes. On one machine the tensors of a large batch are not in the message, but in a
 file in memory that the chief maps (shared_memory.py). The stream ends when the data end. A worker runs any graph
 that it gets, so it answers only callers that send its token.
@@ -26,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.runtime.input_workers import shared_memory
+from cerebras_tensorflow.runtime.input_workers.speed import Work
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +102,18 @@ class PartRequest:
         return PartRequest(**header, graph_def=bytes(body))
 
 
-def encode_batch(values: Sequence[np.ndarray[Any, Any]], is_local: bool = False) -> tuple[bytes, int | None]:
+def encode_batch(
+    values: Sequence[np.ndarray[Any, Any]], is_local: bool = False, work: Work | None = None
+) -> tuple[bytes, int | None]:
     """Return the message for a batch, and the file with its tensors; None if they are in the message.
 
     Args:
         values: The tensors.
         is_local: Whether the chief can map the file, if one can be made. The caller closes it when the chief has taken
             the batch.
+        work: What the worker does with its time; None: unknown.
     """
+    header: dict[str, Any] = {} if work is None else {"work": [work.compute_s, work.share]}
     tensors, pieces, size = [], [], 0
     for value in values:
         own = [bytes(-size % _ALIGNMENT), *_pieces(value)]
@@ -117,10 +123,20 @@ def encode_batch(values: Sequence[np.ndarray[Any, Any]], is_local: bool = False)
     if is_local and size >= SHARED_BYTES:
         try:
             file = shared_memory.write(pieces)
-            return _framed({"tensors": tensors, "memory": shared_memory.place_of(file, size)}, []), file
+            return _framed({**header, "tensors": tensors, "memory": shared_memory.place_of(file, size)}, []), file
         except OSError as error:
             logger.info("a batch of %d bytes goes into a message: %s", size, error)
-    return _framed({"tensors": tensors}, pieces), None
+    return _framed({**header, "tensors": tensors}, pieces), None
+
+
+def work_of(message: bytes) -> Work | None:
+    """Return what a batch's worker does with its time; None if the message does not say it.
+
+    Raises:
+        ValueError: If the message is not a batch.
+    """
+    header, _ = _unframed(message)
+    return Work(*map(float, header["work"])) if "work" in header else None
 
 
 def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:

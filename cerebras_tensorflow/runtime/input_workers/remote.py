@@ -33,8 +33,10 @@ from cerebras_tensorflow.runtime.input_workers.protocol import (
     PartRequest,
     decode_batch,
     replace_file,
+    work_of,
     worker_file,
 )
+from cerebras_tensorflow.runtime.input_workers.speed import Work
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.1
@@ -42,6 +44,9 @@ MOST_ENDS = 5
 """If this many workers in a row end before the same batch, the part raises an error."""
 AHEAD = 2
 """Number of batches of one worker that the chief reads ahead."""
+
+_TIME_EVERY = 16
+"""One of so many batches tells what the worker does: reading it takes time, too."""
 
 CHANNEL = [
     *UNLIMITED,
@@ -77,11 +82,15 @@ class RemotePart:
     Args:
         folder: The folder of the launch, in which workers announce themselves.
         request: The part that the worker computes.
+
+    Attributes:
+        work: What the worker does with its time; None: not known yet.
     """
 
     def __init__(self, folder: Path, request: PartRequest) -> None:
         self._folder = folder
         self._request = request
+        self.work: Work | None = None
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(AHEAD)
         self._closed = threading.Event()
         self._call: Any = None
@@ -167,7 +176,9 @@ class RemotePart:
             if self._closed.is_set():  # `close` may have run before there was a call to cancel
                 self._call.cancel()
             try:
-                for message in self._call:
+                for number, message in enumerate(self._call):
+                    if number % _TIME_EVERY == _TIME_EVERY - 1:
+                        self.work = work_of(message)
                     yield decode_batch(message)
                     messages.put(TAKEN)
             finally:

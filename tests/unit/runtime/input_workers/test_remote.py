@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
-from cerebras_tensorflow.runtime.input_workers import chief, process, shared_memory
+from cerebras_tensorflow.runtime.input_workers import chief, process, shared_memory, speed
 from cerebras_tensorflow.runtime.input_workers.protocol import (
     BATCHES,
     INSIDE,
@@ -88,6 +88,32 @@ def test_batches_of_a_worker_equal_those_of_the_dataset(worker: Worker, tmp_path
 
 def large() -> tf.data.Dataset:
     return tf.data.Dataset.range(9).map(lambda x: tf.fill([40_000], x)).batch(2)
+
+
+def test_the_chief_continues_a_dataset_with_the_same_batches(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two iterators that share a dataset, only one changes over: the chief's second iterator would shuffle anew."""
+    counts: dict[speed.Comparison, int] = {}
+
+    def got(self: speed.Comparison, work: object) -> speed.Verdict | None:
+        counts[self] = counts.get(self, 0) + 1
+        return speed.Verdict(counts[self], 1.0, 0.1) if counts[self] == 3 else None
+
+    monkeypatch.setattr(chief.Comparison, "got", got)
+    with tf.Graph().as_default():
+        tf.compat.v1.set_random_seed(1)
+        dataset = chief.remote(squares(), tmp_path, 1, never)
+        first, second = (tf.compat.v1.data.make_initializable_iterator(dataset) for _ in range(2))
+        both = [first.get_next(), second.get_next()]
+        with tf.compat.v1.Session() as session:
+            session.run([first.initializer, second.initializer])
+            pairs = [session.run(both) for _ in range(10)]
+            with pytest.raises(tf.errors.OutOfRangeError):
+                session.run(both)
+    expected = local_batches(squares)
+    assert [[value.tobytes() for value in pair] for pair in pairs] == [[batch, batch] for batch in expected]
+    assert sorted(counts.values()) == [3, 10]
 
 
 def test_large_batches_go_through_shared_memory_and_leave_no_file_open(worker: Worker, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Decides whether the chief computes a dataset itself: a batch can take longer to hand over than to compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+WINDOW = 64
+"""The chief compares after this many batches, and again after the same number, until LAST_BATCH.
+
+It then skips the batches that workers have computed, by computing them; so it must not compare too late."""
+LAST_BATCH = 8 * WINDOW
+# Workers must be slower by more than measurements scatter.
+_LEAST_GAIN = 0.8
+# A consumer that takes a batch this soon waits for batches: TensorFlow needs some of this time for a generator.
+_SOON_S = 0.004
+# A worker that spends this share of its time in computing is not slowed by handing over.
+_LARGE_SHARE = 0.7
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker does with its time.
+
+    Attributes:
+        compute_s: CPU time that it needs to compute a batch [s].
+        share: The share of its time in which it waits for its pipeline; in the rest it sends, or waits for the chief.
+    """
+
+    compute_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the chief computes the rest of a dataset.
+
+    Attributes:
+        batches: Number of batches that workers have computed.
+        handed_over_s: Mean time from one batch of the workers to the next [s].
+        compute_s: CPU time that one process needs to compute a batch [s].
+    """
+
+    batches: int
+    handed_over_s: float
+    compute_s: float
+
+
+class Comparison:
+    """Compares the time in which workers hand over a batch with the time to compute one.
+
+    Only if the consumer waits for batches: otherwise the workers are fast enough.
+
+    Args:
+        clock: Returns the time [s].
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._batches = 0
+        self._waited_s = 0.0
+        self._asked = self._begin = clock()
+
+    def asked(self) -> None:
+        """Note that the consumer asks for a batch."""
+        self._asked = self._clock()
+
+    def got(self, work: Work | None) -> Verdict | None:
+        """Count a batch that the consumer gets now. Return a verdict if computing the rest in the chief is faster.
+
+        Args:
+            work: What the worker of this batch does; None: unknown.
+        """
+        now = self._clock()
+        self._batches += 1
+        self._waited_s += now - self._asked
+        if self._batches % WINDOW or self._batches > LAST_BATCH:
+            return None
+        mean_s, waited_s = (now - self._begin) / WINDOW, self._waited_s / WINDOW
+        self._begin, self._waited_s = now, 0.0
+        is_waiting = mean_s - waited_s < max(waited_s, _SOON_S)
+        if work is None or not is_waiting or work.share > _LARGE_SHARE or work.compute_s > _LEAST_GAIN * mean_s:
+            return None
+        return Verdict(self._batches, mean_s, work.compute_s)
+
+
+class WorkClock:
+    """Measures what a worker does with its time."""
+
+    _WARM_UP_BATCHES = 8
+
+    def __init__(self) -> None:
+        self._batches = 0
+        self._computing_s = self._sending_s = 0.0
+        self._begin = self._cpu_begin = 0.0
+
+    def work(self) -> Work | None:
+        """Count a batch. Return the means of all but the first batches; None for these."""
+        self._batches += 1
+        if self._batches == self._WARM_UP_BATCHES:
+            self._begin, self._cpu_begin = time.perf_counter(), time.process_time()
+            self._computing_s = self._sending_s = 0.0
+        measured = self._batches - self._WARM_UP_BATCHES
+        if measured <= 0:
+            return None
+        cpu_s = time.process_time() - self._cpu_begin - self._sending_s
+        return Work(cpu_s / measured, self._computing_s / (time.perf_counter() - self._begin))
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """The worker waits for the pipeline in this block."""
+        begin = time.perf_counter()
+        yield
+        self._computing_s += time.perf_counter() - begin
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """The worker makes a message in this block."""
+        begin = time.thread_time()
+        yield
+        self._sending_s += time.thread_time() - begin
