@@ -7,10 +7,22 @@ cd "$(dirname "$0")/.."
 
 scripts/setup_venv.sh test,interop
 export PATH="$PWD/.venv/bin:$PATH"
-ruff check --quiet .
-ruff format --quiet --check .
-mypy --no-error-summary
-mypy --no-error-summary reference_implementations
-lint-imports > /dev/null || lint-imports
-# Work stealing: a few tests take a minute. Distributing whole files would leave one CPU idle at the end.
-python -m pytest -q -n "$(nproc)" --dist worksteal --durations 20 -m "not slow and not slurm and not accelerator" "$@"
+
+check_code() {
+    ruff check --quiet . && ruff format --quiet --check . && mypy --no-error-summary &&
+        mypy --no-error-summary reference_implementations && { lint-imports > /dev/null || lint-imports; }
+}
+
+# The checks of the code use the CPU that the tests leave idle; a failure is shown at once, and again at the end.
+check_code || { echo "test.sh: the code has faults; see above" >&2; false; } &
+checks=$!
+trap 'kill "$checks" 2> /dev/null || true' EXIT
+
+# One process more than there are CPUs, because some tests wait. Work stealing: a few tests take long, and distributing
+# whole files would leave one CPU idle at the end.
+python -m pytest -q -n "$(($(nproc) + 1))" --dist worksteal --durations 20 \
+    -m "not slow and not slurm and not accelerator" "$@" && tests=passed || tests=failed
+wait "$checks" && code=passed || code=failed
+trap - EXIT
+echo "test.sh: tests $tests, checks of the code $code"
+[[ $tests == passed && $code == passed ]]

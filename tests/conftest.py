@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -90,6 +91,21 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
         assert server.stdout.readline() == "ready\n"
         yield [sys.executable, "-IS", str(folder / "client.py"), str(address)]
         server.communicate()
+
+
+@pytest.fixture(scope="session")
+def published_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with the published readers and writers of checkpoints. All processes of a test run share it."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    python = folder / "published" / "bin" / "python"
+    is_made = folder / "published.made"
+    with open(folder / "published.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_made.exists():
+            subprocess.run([ROOT / "scripts" / "interop_peer.sh", python.parents[1], sys.executable], check=True)
+            is_made.touch()
+    return str(python)
 
 
 @pytest.fixture

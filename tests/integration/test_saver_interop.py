@@ -3,7 +3,6 @@
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 pytestmark = pytest.mark.interop
 
-_PEER = Path(__file__).parents[2] / "scripts" / "interop_peer.sh"
 
 # Reads with both published readers; prints type, shape and checksum of every value.
 _READ = """
@@ -66,41 +64,36 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("peer") / "venv"
-    subprocess.run([str(_PEER), str(folder), sys.executable], check=True)
-    return str(folder / "bin" / "python")
-
-
 def described(value: Any) -> list[Any]:
     value = np.asarray(value)
     return [value.dtype.name, list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "lz4"])
-def test_both_published_readers_accept_our_files(tmp_path: Path, peer: str, compression: str) -> None:
+def test_both_published_readers_accept_our_files(tmp_path: Path, published_python: str, compression: str) -> None:
     bfloat16 = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
     tf_h5_saver.save(tmp_path / "c.h5", {**VALUES, "bf16": bfloat16}, compression=compression)
-    done = subprocess.run([peer, "-c", _READ, str(tmp_path / "c.h5")], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [published_python, "-c", _READ, str(tmp_path / "c.h5")], check=True, capture_output=True, text=True
+    )
     expected = {name: described(value) for name, value in VALUES.items()} | {"bf16": described(bfloat16.view(np.int16))}
     for values in json.loads(done.stdout.splitlines()[-1]):
         assert values == expected
 
 
-def test_each_shard_is_accepted_by_both_published_readers(tmp_path: Path, peer: str) -> None:
+def test_each_shard_is_accepted_by_both_published_readers(tmp_path: Path, published_python: str) -> None:
     tf_h5_saver.save(tmp_path / "c.h5", VALUES, 100)
     names: set[str] = set()
     for path in sorted(tmp_path.glob("c-*.h5")):
-        done = subprocess.run([peer, "-c", _READ, str(path)], check=True, capture_output=True, text=True)
+        done = subprocess.run([published_python, "-c", _READ, str(path)], check=True, capture_output=True, text=True)
         for values in json.loads(done.stdout.splitlines()[-1]):
             assert values == {name: described(VALUES[name]) for name in values}
         names |= set(values)
     assert names == set(VALUES)
 
 
-def test_we_read_what_the_published_writer_writes(tmp_path: Path, peer: str) -> None:
-    subprocess.run([peer, "-c", _WRITE, str(tmp_path / "c.h5"), str(tmp_path / "c.npz")], check=True)
+def test_we_read_what_the_published_writer_writes(tmp_path: Path, published_python: str) -> None:
+    subprocess.run([published_python, "-c", _WRITE, str(tmp_path / "c.h5"), str(tmp_path / "c.npz")], check=True)
     expected = np.load(tmp_path / "c.npz")
     with open_checkpoint(tmp_path / "c.h5") as reader:
         assert reader.names() == sorted(expected.files)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from cerebras_tensorflow.saver import torch_state
 pytestmark = pytest.mark.interop
 torch = pytest.importorskip("torch")
 
-_PEER = Path(__file__).parents[2] / "scripts" / "interop_peer.sh"
 
 # Both sides describe a state with this: containers, types and exact values.
 _DESCRIBE = """
@@ -110,15 +108,8 @@ print(json.dumps(described(loaded)))
 """
 
 
-@pytest.fixture(scope="module")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("peer") / "venv"
-    subprocess.run([str(_PEER), str(folder), sys.executable], check=True)
-    return str(folder / "bin" / "python")
-
-
-def run(peer: str, code: str, *arguments: object) -> Any:
-    words = [peer, "-c", _PEER_SETUP + _DESCRIBE + code, *map(str, arguments)]
+def run(published_python: str, code: str, *arguments: object) -> Any:
+    words = [published_python, "-c", _PEER_SETUP + _DESCRIBE + code, *map(str, arguments)]
     return json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
@@ -130,9 +121,9 @@ def described(value: Any) -> Any:
 
 @pytest.mark.parametrize("form", ["current", "legacy"])
 def test_we_nest_a_published_state_as_the_published_load_does(
-    tmp_path: Path, peer: str, form: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, published_python: str, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    theirs = run(peer, _STATE + _SAVE, tmp_path / "c.mdl", form)
+    theirs = run(published_python, _STATE + _SAVE, tmp_path / "c.mdl", form)
     ours = described(torch_state.load(tmp_path / "c.mdl"))
     # Objects that are no plain values are named and left out.
     kept = [pair for pair in theirs[1] if pair[0] not in ("unknown", "last")]
@@ -141,7 +132,7 @@ def test_we_nest_a_published_state_as_the_published_load_does(
     assert "skipped last: it calls builtins.slice" in caplog.text
 
 
-def test_the_published_load_nests_states_that_we_save(tmp_path: Path, peer: str) -> None:
+def test_the_published_load_nests_states_that_we_save(tmp_path: Path, published_python: str) -> None:
     scope: dict[str, Any] = {"torch": torch, "np": np}
     exec(_STATE, scope)
     state = scope["state"]
@@ -149,5 +140,7 @@ def test_the_published_load_nests_states_that_we_save(tmp_path: Path, peer: str)
         del state[name]
     torch_state.save(state, tmp_path / "c.mdl")
     assert described(torch_state.load(tmp_path / "c.mdl")) == described(state)
-    theirs = run(peer, "import json\nprint(json.dumps(described(cstorch.load(sys.argv[1]))))", tmp_path / "c.mdl")
+    theirs = run(
+        published_python, "import json\nprint(json.dumps(described(cstorch.load(sys.argv[1]))))", tmp_path / "c.mdl"
+    )
     assert theirs == described(state)
