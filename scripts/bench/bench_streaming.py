@@ -35,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--window-mb", type=int, help="bytes of weights in memory at a time, in MB")
     options.add_argument("--memory-budget", help="most memory that the process may take, as in 4GB")
     options.add_argument("--clip", type=float, help="global norm to clip gradients to")
+    options.add_argument("--sparsity", type=float, default=0.0, help="share of the weights to mask, static and random")
+    options.add_argument("--no-packing", action="store_true", help="move the zeros of sparse weights too")
     options.add_argument("--plan", action="store_true", help="compile and print the plan only")
     options.add_argument("--cold", action="store_true", help="drop the store's pages from the cache before each step")
     return options
@@ -48,6 +50,7 @@ def build(options: argparse.Namespace) -> Any:
     from cerebras_tensorflow.estimator.config.run_settings import run_settings
     from cerebras_tensorflow.estimator.model.inputs import InputPipeline
     from cerebras_tensorflow.estimator.model.model_call import call_model_fn
+    from cerebras_tensorflow.sparsity import configure
     from reference_implementations.gpt2.model import model_fn
 
     shape = (options.batch, options.sequence)
@@ -67,7 +70,8 @@ def build(options: argparse.Namespace) -> Any:
     }  # fmt: skip
     settings = run_settings(CSRunConfig())
     pipeline = InputPipeline(input_fn, None, "train", settings)
-    model = call_model_fn(model_fn, pipeline, "train", params, settings)
+    sparsity = configure(options.sparsity) if options.sparsity else None
+    model = call_model_fn(model_fn, pipeline, "train", params, settings, sparsity=sparsity)
     return model, pipeline
 
 
@@ -76,6 +80,7 @@ def fill(session: Any, model: Any) -> None:
     import numpy as np
 
     noise = np.random.default_rng(0).normal(0, 0.02, 1 << 20).astype(np.float32)
+    sparse = {weight.mask: weight for weight in model.sparse}
     for name, variable in model.saved_names().items():
         shape = variable.shape.as_list()
         is_slot = "/Adam" in name or name.endswith("Momentum")
@@ -86,7 +91,11 @@ def fill(session: Any, model: Any) -> None:
             value = np.ones(shape, np.float32)
         else:
             value = np.resize(noise, shape)
-        session.load(name, value)
+        if name in sparse:
+            value = sparse[name].algorithm.first_mask(sparse[name].name, value)
+            session.load(sparse[name].name, np.where(value, np.resize(noise, shape), np.float32(0)))
+        if name not in {weight.name for weight in model.sparse}:
+            session.load(name, value)
 
 
 def streaming_options(options: argparse.Namespace) -> Any:
@@ -120,6 +129,11 @@ def open_store(program: Any, folder: Path) -> Any:
     return FileStore(program.stored, folder)
 
 
+def file_bytes(store: Any) -> tuple[int, int]:
+    """Return the bytes that a file store has read and written so far, without packed zeros; zeros for others."""
+    return getattr(store, "file_bytes", (0, 0))
+
+
 def peak_bytes() -> int:
     """Return the most memory that this process has had [B]."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -138,15 +152,20 @@ def print_plan(model: Any, step: Any, program: Any, plan: Any, batch: int) -> No
 
 def timed_steps(session: Any, model: Any, store: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Run the steps and return their times and losses."""
-    times, losses = [], []
+    times, losses, moved = [], [], []
     for _ in range(options.steps):
+        before = file_bytes(store)
         if options.cold and store is not None:
             store.drop_cache()
         begin = time.perf_counter()
         _, loss = session.run([model.spec.train_op, model.spec.loss])
         times.append(time.perf_counter() - begin)
         losses.append(float(loss))
+        if store is not None:
+            store.flush()
+        moved.append([after - earlier for after, earlier in zip(file_bytes(store), before, strict=True)])
     return {
+        "file_bytes_per_step": moved[-1],
         "step_s": [round(value, 3) for value in times],
         "median_step_s": round(statistics.median(times[1:] or times), 3),
         "losses": losses,
@@ -156,6 +175,10 @@ def timed_steps(session: Any, model: Any, store: Any, options: argparse.Namespac
 def main() -> None:
     """Run the benchmark and print one JSON object."""
     options = parser().parse_args()
+    if options.no_packing:
+        from cerebras_tensorflow.runtime.weight_store import packing
+
+        packing.MOST_PACKED_SHARE = 0.0
     from cerebras_tensorflow.compiler.memory_plan import plan_memory
     from cerebras_tensorflow.compiler.step import compile_step
     from cerebras_tensorflow.estimator.training.ops import training_ops

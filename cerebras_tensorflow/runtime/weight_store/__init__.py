@@ -9,6 +9,8 @@ Import nothing here: a weight server and the launcher load modules of this packa
 | `checksums.py` | checksums for the mapped store, by pieces that follow the updates of a weight |
 | `file.py` | the store in a file: checked reads, writes in the background |
 | `blocks.py` | the blocks of a file, their checksums, and blocks that are still in a checkpoint |
+| `packing.py` | sparse pieces without their zeros |
+| `traffic.py` | counts the bytes moved |
 | `folder.py` | the folder of a store: its files, leftovers of a killed run, messages about the disk |
 | `owner.py` | the lock of the folder; refuses files that another program or user made |
 | `buffers.py` | page-aligned memory that is reused |

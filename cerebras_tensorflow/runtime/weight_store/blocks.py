@@ -5,6 +5,10 @@ memory (4 bytes a block): they protect a run against its disk, and no other run 
 slice reads and checks the whole blocks that contain it. A write that ends inside a block reads that block first.
 
 Reads and writes are whole pages, at page boundaries in the file and in memory, because O_DIRECT requires that.
+
+A pack is 16 blocks. If a write covers a whole pack that has many zeros (a sparse weight and its slots), the pack is
+stored without them (packing.py), at the beginning of its place. Only these bytes are written and read. The rest of its
+place stays reserved, because the next content may be dense.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ import numpy.typing as npt
 from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.runtime.host.disk_space import punch_hole, reserve
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, aligned_buffer, up_to
+from cerebras_tensorflow.runtime.weight_store.packing import BUFFERS, PIECE_BYTES, pack, unpack
+from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
 
 BLOCK_BYTES = 64 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
-PIECE_BYTES = 1 << 20  # moved at a time: fits into a core's cache while its checksums are computed
+_PACK_BLOCKS = PIECE_BYTES // BLOCK_BYTES
 _ADOPTED, _NOWHERE = 2, 3  # homes of a block; 0 and 1 are the slots
 
 
@@ -56,22 +62,25 @@ class Placement:
 
     Attributes:
         homes: The slot of each block; _ADOPTED if it is in a checkpoint; _NOWHERE before its first write.
-        checksums: CRC-32C of each block.
+        checksums: CRC-32C of each block; of a packed pack, at its first block.
+        packed: Bytes of each pack in packed form; 0 if it is not packed.
         parts: Partly written block -> the intervals that were written [bytes of the weight].
     """
 
     homes: npt.NDArray[np.uint8]
     checksums: npt.NDArray[np.uint32]
+    packed: npt.NDArray[np.uint32]
     parts: dict[int, list[tuple[int, int]]]
 
     @classmethod
     def empty(cls, num_blocks: int) -> Placement:
         """Return the placement of a weight that was never written."""
-        return cls(np.full(num_blocks, _NOWHERE, np.uint8), np.zeros(num_blocks, np.uint32), {})
+        packed = np.zeros(-(-num_blocks // _PACK_BLOCKS), np.uint32)
+        return cls(np.full(num_blocks, _NOWHERE, np.uint8), np.zeros(num_blocks, np.uint32), packed, {})
 
     def copy(self) -> Placement:
         """Return a copy that later writes do not change."""
-        return Placement(self.homes.copy(), self.checksums.copy(), dict(self.parts))
+        return Placement(self.homes.copy(), self.checksums.copy(), self.packed.copy(), dict(self.parts))
 
 
 class Blocks:
@@ -83,10 +92,16 @@ class Blocks:
     Args:
         num_bytes: Size of the weight [B].
         slots: The two slots in the store's file.
+        width: Bytes of an element.
+
+    Attributes:
+        traffic: Bytes read from and written to files.
     """
 
-    def __init__(self, num_bytes: int, slots: tuple[Extent, Extent]) -> None:
+    def __init__(self, num_bytes: int, slots: tuple[Extent, Extent], width: int = 1) -> None:
         self.num_bytes = num_bytes
+        self.traffic = Traffic()
+        self._width = width if width in (1, 2, 4, 8) else 1
         self.padded_bytes = up_to(num_bytes, PAGE_BYTES)
         self.slots = slots
         self.version = 0  # changes with each write, so that a reader notices a write during its read
@@ -128,9 +143,12 @@ class Blocks:
             home = int(placement.homes[begin])
             extent = self._adopted if home == _ADOPTED else self.slots[home]
             limit = self.num_bytes if home == _ADOPTED else self.padded_bytes
-            for at in range(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, limit), PIECE_BYTES):
-                stop_at = min(at + PIECE_BYTES, end * BLOCK_BYTES, limit)
+            for at, stop_at in _pieces(begin * BLOCK_BYTES, min(end * BLOCK_BYTES, limit)):
+                if home != _ADOPTED and placement.packed[at // PIECE_BYTES]:
+                    self._read_packed(placement, extent, at, target[at - base : stop_at - base])
+                    continue
                 _fill(extent, at, target[at - base : stop_at - base])
+                self.traffic.count_read(stop_at - at)
                 if stop_at == self.num_bytes:
                     target[stop_at - base : self.padded_bytes - base] = 0
                     stop_at = self.padded_bytes
@@ -150,28 +168,103 @@ class Blocks:
         """
         stop = start + data.size
         first, last = self.span(start, stop)
-        per_piece = PIECE_BYTES // BLOCK_BYTES
-        for begin in range(first, last, per_piece):
-            end = min(begin + per_piece, last)
-            low, high = begin * BLOCK_BYTES, min(end * BLOCK_BYTES, self.padded_bytes)
-            piece = scratch[: high - low]
-            inner_start, inner_stop = max(start, low), min(stop, high)
-            for block in {begin, end - 1}:
-                self._keep_rest(block, piece[(block - begin) * BLOCK_BYTES :], inner_start, inner_stop)
+        for low, high in _pieces(first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.padded_bytes)):
+            number = low // PIECE_BYTES
+            place, end = number * PIECE_BYTES, min((number + 1) * PIECE_BYTES, self.padded_bytes)
+            is_whole = start <= place and stop >= min(end, self.num_bytes)
+            if self._now.packed[number] and not is_whole:  # unpack it, change a part, and write it as a whole
+                piece = scratch[: end - place]
+                self.read(place, min(end, self.num_bytes), piece)
+                inner_start, inner_stop = max(start, place), min(stop, end)
+                low, high, is_whole = place, end, True
+            else:
+                piece = scratch[: high - low]
+                inner_start, inner_stop = max(start, low), min(stop, high)
+                for block in {low // BLOCK_BYTES, (high - 1) // BLOCK_BYTES}:
+                    self._keep_rest(block, piece[block * BLOCK_BYTES - low :], inner_start, inner_stop)
             piece[inner_start - low : inner_stop - low] = data[inner_start - start : inner_stop - start]
-            sums = checksums(piece)
-            with self._lock:
-                self.version += 1
-                homes = self._targets(begin, end)
-                for run_start, run_stop in _runs(homes, begin):
-                    part = piece[run_start * BLOCK_BYTES - low : run_stop * BLOCK_BYTES - low]
-                    _drain(self.slots[int(homes[run_start - begin])], run_start * BLOCK_BYTES, part)
-                self._now.checksums[begin:end] = sums
-                self._note_parts(begin, end, inner_start, inner_stop)
-                self._now.homes[begin:end] = homes
-                self.version += 1
+            if not (is_whole and self._write_packed(number, piece)):
+                self._write_plain(low, high, inner_start, inner_stop, piece)
         with self._lock:
             self._settle()
+
+    def _write_plain(self, low: int, high: int, start: int, stop: int, piece: Bytes) -> None:
+        """Write blocks as they are.
+
+        Args:
+            low: First byte of the first block.
+            high: The byte after the last block.
+            start: First byte of new content.
+            stop: The byte after the last one.
+            piece: The blocks' content.
+        """
+        begin, end = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)
+        sums = checksums(piece)
+        with self._lock:
+            self.version += 1
+            homes = self._targets(begin, end)
+            for run_start, run_stop in _runs(homes, begin):
+                part = piece[run_start * BLOCK_BYTES - low : run_stop * BLOCK_BYTES - low]
+                _drain(self.slots[int(homes[run_start - begin])], run_start * BLOCK_BYTES, part)
+            self.traffic.count_written(piece.size)
+            self._now.checksums[begin:end] = sums
+            self._now.packed[low // PIECE_BYTES] = 0
+            self._note_parts(begin, end, start, stop)
+            self._now.homes[begin:end] = homes
+            self.version += 1
+
+    def _write_packed(self, number: int, piece: Bytes) -> bool:
+        """Write a whole pack without its zeros. Return False if that does not pay.
+
+        Args:
+            number: Of the pack.
+            piece: Its content, with padding up to a page.
+        """
+        packed = pack(piece, self._width)
+        if packed is None:
+            return False
+        stored = BUFFERS.packed_of(up_to(packed.size, PAGE_BYTES))
+        stored[: packed.size], stored[packed.size :] = packed, 0
+        checksum = google_crc32c.extend(0, stored)
+        begin, end = number * _PACK_BLOCKS, min((number + 1) * _PACK_BLOCKS, self._now.homes.size)
+        with self._lock:
+            homes = np.unique(self._targets(begin, end))
+            if homes.size > 1:  # a snapshot holds blocks in both slots
+                return False
+            self.version += 1
+            _drain(self.slots[int(homes[0])], begin * BLOCK_BYTES, stored)
+            self.traffic.count_written(stored.size)
+            self._now.checksums[begin] = checksum
+            self._now.packed[number] = packed.size
+            for block in range(begin, end) if self._now.parts else ():
+                self._now.parts.pop(block, None)
+            self._now.homes[begin:end] = homes[0]
+            self.version += 1
+        return True
+
+    def _read_packed(self, placement: Placement, extent: Extent, start: int, target: Bytes) -> None:
+        """Read a part of a packed pack.
+
+        Args:
+            placement: Where the weight is.
+            extent: The slot that the pack is in.
+            start: First byte to read.
+            target: Receives the bytes.
+        """
+        number = start // PIECE_BYTES
+        place = number * PIECE_BYTES
+        size = min(PIECE_BYTES, self.padded_bytes - place)
+        stored = BUFFERS.packed_of(min(up_to(int(placement.packed[number]), PAGE_BYTES), PIECE_BYTES))
+        _fill(extent, place, stored)
+        self.traffic.count_read(stored.size)
+        if google_crc32c.extend(0, stored) != placement.checksums[number * _PACK_BLOCKS]:
+            raise DamagedBlock(number * _PACK_BLOCKS, extent.path, extent.offset + place)
+        if target.size == size:
+            unpack(stored, target, self._width)
+            return
+        piece = BUFFERS.unpacked_of(size)
+        unpack(stored, piece, self._width)
+        target[:] = piece[start - place : start - place + target.size]
 
     def adopt(self, extent: Extent, checksum: int | None, scratch: Bytes) -> None:
         """Use bytes of a checkpoint as the weight's value. Reads them once, to compute the checksums of blocks.
@@ -200,7 +293,8 @@ class Blocks:
             )
         with self._lock:
             count = len(sums)
-            self._now = Placement(np.full(count, _ADOPTED, np.uint8), np.array(sums, np.uint32), {})
+            packed = np.zeros(-(-count // _PACK_BLOCKS), np.uint32)
+            self._now = Placement(np.full(count, _ADOPTED, np.uint8), np.array(sums, np.uint32), packed, {})
             self._adopted = extent
 
     @property
@@ -289,6 +383,14 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self.piece = aligned_buffer(PIECE_BYTES)
+
+
+def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of the parts of [start, stop) in each pack."""
+    while start < stop:
+        end = min((start // PIECE_BYTES + 1) * PIECE_BYTES, stop)
+        yield start, end
+        start = end
 
 
 def _merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -81,7 +81,11 @@ class FileStore(WeightStore):
         file, path = self._folder.file, str(self._folder.path)
         starts = itertools.accumulate(sizes, initial=0)
         self._blocks = [
-            Blocks(spec.num_bytes, (Extent(file, path, start), Extent(file, path, total + start)))
+            Blocks(
+                spec.num_bytes,
+                (Extent(file, path, start), Extent(file, path, total + start)),
+                dtype_from_name(spec.dtype).itemsize,
+            )
             for spec, start in zip(specs, starts, strict=False)
         ]
         self._adopted: dict[str, int] = {}  # path of a checkpoint's file -> its descriptor
@@ -98,6 +102,12 @@ class FileStore(WeightStore):
     def is_direct(self) -> bool:
         """Whether reads and writes bypass the page cache."""
         return self._folder.is_direct
+
+    @property
+    def file_bytes(self) -> tuple[int, int]:
+        """Bytes read from and written to files so far. Zeros of sparse weights are not moved."""
+        traffic = [blocks.traffic for blocks in self._blocks]
+        return sum(one.bytes_read for one in traffic), sum(one.bytes_written for one in traffic)
 
     @override
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:

@@ -1,0 +1,75 @@
+"""Sparse weights move without their zeros, and come back with every bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
+from cerebras_tensorflow.runtime.weight_store.packing import pack, unpack
+
+ROWS, COLUMNS = 700, 1000  # 2.8 MB of float32: three packs, the last one cut
+
+
+def sparse(random: np.random.Generator, shape: tuple[int, ...], sparsity: float, dtype: str = "float32") -> np.ndarray:
+    value = random.normal(size=shape).astype(np.float32)
+    value[random.random(shape) < sparsity] = 0
+    return value.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bool"])
+@pytest.mark.parametrize("sparsity", [0.5, 0.9, 1.0])
+def test_every_bit_comes_back(dtype: str, sparsity: float) -> None:
+    value = sparse(np.random.default_rng(0), (4096,), sparsity, dtype)
+    if dtype.startswith("float"):
+        value[::5], value[1], value[2] = -0.0, np.nan, np.finfo(dtype).tiny / 4
+    piece = value.view(np.uint8)
+    packed = pack(piece, value.itemsize)
+    assert packed is not None
+    assert packed.size < piece.size * 0.76
+    result = np.full_like(piece, 255)
+    unpack(packed, result, value.itemsize)
+    assert result.tobytes() == piece.tobytes()
+
+
+def test_dense_pieces_are_not_packed() -> None:
+    assert pack(sparse(np.random.default_rng(0), (4096,), 0.2).view(np.uint8), 4) is None
+
+
+def test_a_sparse_weight_moves_few_bytes(tmp_path: Path) -> None:
+    moved = {}
+    for sparsity in (0.0, 0.9):
+        value = sparse(np.random.default_rng(0), (ROWS, COLUMNS), sparsity)
+        store = FileStore([WeightSpec("w", "float32", value.shape, value.nbytes)], tmp_path / str(sparsity))
+        store.write(0, value)
+        np.testing.assert_array_equal(store.read(0), value)
+        moved[sparsity] = sum(store.file_bytes)
+        store.close()
+    assert moved[0.9] * 6 < moved[0.0]
+
+
+def test_any_order_of_writes_reads_and_snapshots(tmp_path: Path) -> None:
+    """Random slices, dense and sparse, against an array; a snapshot keeps its content meanwhile."""
+    random = np.random.default_rng(3)
+    expected = sparse(random, (ROWS, COLUMNS), 0.9)
+    store = FileStore([WeightSpec("w", "float32", expected.shape, expected.nbytes)], tmp_path)
+    store.write(0, expected)
+    for number in range(12):
+        kept, snapshot = expected.copy(), store.snapshot() if number % 3 else None
+        for _ in range(4):
+            start, stop = np.sort(random.choice(ROWS + 1, 2, replace=False))
+            if random.random() < 0.3:
+                start, stop = 0, ROWS
+            expected[start:stop] = sparse(random, (stop - start, COLUMNS), random.choice([0.0, 0.5, 0.9, 1.0]))
+            store.write_slice(0, int(start), expected[start:stop].copy())
+            low, high = np.sort(random.choice(ROWS + 1, 2, replace=False))
+            np.testing.assert_array_equal(store.read_slice(0, int(low), int(high)), expected[low:high])
+        rows = random.integers(0, ROWS, 5)
+        np.testing.assert_array_equal(store.read_rows(0, rows), expected[rows])
+        if snapshot is not None:
+            assert b"".join(piece.tobytes() for piece in snapshot.pieces(0)) == kept.tobytes()
+            snapshot.close()
+    store.close()
