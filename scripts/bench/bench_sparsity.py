@@ -2,8 +2,8 @@
 
     python scripts/bench/bench_sparsity.py --layers 24 --hidden 2048 --heads 16
 
-It runs bench_streaming.py as processes with a cold file store, at each sparsity: with the zeros of sparse weights packed,
-and with --with-unpacked also without. Losses of both must be equal. The first step of each run does not count. All
+It runs bench_streaming.py as processes with a cold file store, at each sparsity: with the zeros of sparse weights
+packed, and with --with-unpacked also without. Losses of both must be equal. The first step of each run does not count. All
 figures are measured, none simulated.
 """
 
@@ -24,12 +24,8 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sparsities", type=float, nargs="+", default=[0.0, 0.5, 0.75, 0.9])
     options.add_argument("--steps", type=int, default=3, help="steps of each run; the first does not count")
-    options.add_argument(
-        "--with-unpacked", action="store_true", help="also run with zeros moved, and compare the losses"
-    )
-    options.add_argument(
-        "--store-dir", type=Path, default=Path("/tmp/bench_sparsity"), help="folder on the disk to use"
-    )
+    options.add_argument("--with-unpacked", action="store_true", help="also move the zeros, and compare the losses")
+    options.add_argument("--store-dir", type=Path, default=Path("/tmp/bench_sparsity"), help="on the disk to use")
     return options
 
 
