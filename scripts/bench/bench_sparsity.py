@@ -3,8 +3,8 @@
     python scripts/bench/bench_sparsity.py --layers 24 --hidden 2048 --heads 16
 
 It runs bench_streaming.py as processes with a cold file store, at each sparsity: with the zeros of sparse weights
-packed, and with --with-unpacked also without. Losses of both must be equal. The first step of each run does not count. All
-figures are measured, none simulated.
+packed, and with --with-unpacked also without. Losses of both must be equal. The first step of each run does not count.
+All figures are measured, none simulated.
 """
 
 from __future__ import annotations
