@@ -49,7 +49,11 @@ def format_seconds(seconds: float) -> str:
     '3.1 ms'
     >>> format_seconds(75)
     '1 min 15 s'
+    >>> format_seconds(31e-6)
+    '31.0 us'
     """
+    if 0 < seconds < 1e-4:
+        return f"{seconds * 1e6:.1f} us"
     if seconds < 1:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 60:

@@ -18,6 +18,9 @@ from hypothesis import settings
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
+# Most tests look at other things than reports; those about reports ask for them.
+os.environ.setdefault("CEREBRAS_REPORT", "0")
+
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 COMMANDS = {

@@ -38,7 +38,16 @@ def schedule_text(program: Program) -> str:
 
 def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
     """Return the memory plan."""
-    rows = [
+    lines = [f"Memory plan ({program.mode})", ""]
+    lines += [f"{name:<34}{format_bytes(size):>10}  {what}" for name, size, what in memory_plan_rows(program, plan)]
+    if program.notes:
+        lines += ["", "Notes", *(f"- {note.text}" for note in program.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def memory_plan_rows(program: Program, plan: MemoryPlan) -> list[tuple[str, int, str]]:
+    """Return the parts of the memory plan: name, bytes, meaning."""
+    return [
         ("variables in memory", plan.resident_bytes, f"{len(program.variables)} variables"),
         ("streamed weights, at most", plan.window_bytes, "with values loaded ahead, at the busiest op"),
         ("values between ops, at most", plan.activation_bytes, "from static shapes"),
@@ -47,11 +56,6 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
         ("values spilled to the store", plan.spilled_bytes, f"{len(program.spilled)} values, under the memory budget"),
         ("weight store", plan.store_bytes, f"{len(program.stored)} weights and values"),
     ]
-    lines = [f"Memory plan ({program.mode})", ""]
-    lines += [f"{name:<34}{format_bytes(size):>10}  {what}" for name, size, what in rows]
-    if program.notes:
-        lines += ["", "Notes", *(f"- {note.text}" for note in program.notes)]
-    return "\n".join(lines) + "\n"
 
 
 def compile_report_text(simulation: Simulation) -> str:

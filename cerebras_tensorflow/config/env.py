@@ -10,6 +10,7 @@
 | CEREBRAS_TENSORFLOW_AUTOLOAD | user | `0`: no tf.estimator for scripts that do not import us (roots/autoload) |
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
+| CEREBRAS_REPORT | user | `0`: runs and compilations write no `report.html`; default 1, which needs plotly |
 | CEREBRAS_TRACE_STEP | user | number of a training step to record: `<model_dir>/trace/step_<N>.json` and `.png` |
 | CEREBRAS_TLS_CERT | user | certificate (PEM) of the server that serves a system from another host |
 | CSAUTH_TOKEN | user | token for that server, as for csctl |
@@ -48,6 +49,7 @@ from typing import Any
 DEBUG = "CEREBRAS_DEBUG"
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
+REPORT = "CEREBRAS_REPORT"
 TRACE_STEP = "CEREBRAS_TRACE_STEP"
 TLS_CERT = "CEREBRAS_TLS_CERT"
 TOKEN = "CSAUTH_TOKEN"
@@ -100,6 +102,7 @@ class Environment:
     is_under_slurm: bool = False
     slurm_launch_address: str | None = None
     trace_step: int = 0
+    writes_report: bool = True
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -140,6 +143,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         is_under_slurm=SLURM_JOB_ID in environ,
         slurm_launch_address=environ.get(SLURM_LAUNCH_ADDRESS) or None,
         trace_step=int(counts[TRACE_STEP]),
+        writes_report=environ.get(REPORT, "1") != "0",
     )
 
 

@@ -14,6 +14,7 @@ from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
 from cerebras_tensorflow.estimator.execution import micro_batch_size
 from cerebras_tensorflow.estimator.execution.compile_model import Compiled, compile_model
+from cerebras_tensorflow.estimator.execution.run_report import write_run_report
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import call_model_fn, local_init_of
@@ -48,12 +49,20 @@ class CompileRequest:
 
 
 def compile_only(request: CompileRequest) -> Compiled:
-    """Compile a model. With micro_batch_size "explore", compare the sizes and compile the fastest one.
+    """Compile a model, and write a report. With micro_batch_size "explore", compile the fastest of all sizes.
 
     Raises:
         MemoryBudgetError: If the step does not fit into memory_budget.
         SettingsError: If the batches cannot be cut into micro-batches of the requested size.
     """
+    compiled = _compile_with_input(request)
+    run_log.info("Estimated samples/sec on the CS-2 (simulated): %.4g.", compiled.simulation.samples_per_s)
+    if compiled.folder is not None:
+        write_run_report(str(compiled.folder), compiled)
+    return compiled
+
+
+def _compile_with_input(request: CompileRequest) -> Compiled:
     pipeline = InputPipeline(request.input_fn, request.params, request.mode, request.settings)
     cs = request.settings.cs
     try:

@@ -6,6 +6,7 @@ import re
 
 _GRADIENTS = re.compile(r"(gradients|gradient_tape)(_\d+)?$")
 _NUMBERED = re.compile(r"\d+$")
+_TECHNICAL = re.compile(r"(batchnorm|km_disable_scope(_\d+)?)$")  # made by tf.nn and Keras
 _UNNUMBERED_SCOPES = 2  # scopes that name a layer without a number, such as "model/embedding"
 
 
@@ -61,6 +62,6 @@ def clean_scope(op: str) -> str:
     """
     scopes: list[str] = []
     for scope in op.split("/")[:-1]:
-        if scope != "batchnorm" and (not scopes or scopes[-1] != scope):
+        if not _TECHNICAL.match(scope) and (not scopes or scopes[-1] != scope):
             scopes.append(scope)
     return "/".join(scopes)

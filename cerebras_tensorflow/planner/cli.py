@@ -25,6 +25,7 @@ from cerebras_tensorflow.text import did_you_mean, did_you_mean_file, tell
 
 if TYPE_CHECKING:
     from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+    from cerebras_tensorflow.perf.timeline import Timeline
     from cerebras_tensorflow.planner.plan import StepPlan
     from cerebras_tensorflow.planner.rates import Rates
 
@@ -111,7 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no_rates", action="store_true", help="do not measure this machine; leave out its step time")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
     parser.add_argument("--picture", metavar="FILE", help="write the planned schedule as a PNG; needs matplotlib")
-    parser.add_argument("--beside", metavar="FILE", help="add a recorded step's trace to --trace and --picture")
+    parser.add_argument(
+        "--beside", metavar="FILE", help="add a recorded step's trace to --trace, --picture and --report"
+    )
+    parser.add_argument("--report", metavar="FILE", help="write everything as one HTML page; needs plotly")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object, or one a line")
     return parser
 
@@ -203,13 +207,15 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         SettingsError: If options contradict each other, or --picture is given without matplotlib.
     """
-    if options.beside and not (options.trace or options.picture):
-        raise SettingsError("--beside needs --trace or --picture to add the recorded step to")
+    if options.beside and not (options.trace or options.picture or options.report):
+        raise SettingsError("--beside needs --trace, --picture or --report to add the recorded step to")
     if options.no_rates and (options.trace or options.picture):
         raise SettingsError("--trace and --picture need rates; leave out --no_rates")
     one = len(combinations(options)) == 1
-    if not one and (options.trace or options.picture):
-        raise SettingsError("--trace and --picture show one plan; give one value to each option")
+    if not one and (options.trace or options.picture or options.report):
+        raise SettingsError("--trace, --picture and --report show one plan; give one value to each option")
+    if options.report and importlib.util.find_spec("plotly") is None:
+        raise SettingsError("--report needs plotly: pip install 'cerebras_tensorflow[report]'")
     if options.picture and importlib.util.find_spec("matplotlib") is None:
         raise SettingsError("--picture needs matplotlib: pip install 'cerebras_tensorflow[pictures]'")
 
@@ -224,6 +230,8 @@ def _print_plan(options: argparse.Namespace, planned: StepPlan, measured: Rates 
         print(json.dumps(report.plan_values(planned, measured, line)))
     else:
         print(report.plan_text(options.model, planned, measured, line))
+    if options.report:
+        _write_report(options, planned, line)
     if line is None:
         return
     lines = [line, *(chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else ())]
@@ -231,6 +239,25 @@ def _print_plan(options: argparse.Namespace, planned: StepPlan, measured: Rates 
         chrome_trace.write_chrome_trace(Path(options.trace), *lines)
     if options.picture:
         picture.write_picture(Path(options.picture), *lines)
+
+
+def _write_report(options: argparse.Namespace, planned: StepPlan, line: Timeline | None) -> None:
+    from cerebras_tensorflow.compiler.report import memory_plan_rows
+    from cerebras_tensorflow.perf import chrome_trace
+    from cerebras_tensorflow.perf.html.content import Content
+    from cerebras_tensorflow.perf.html.page import write_report
+
+    recorded = chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else []
+    content = Content(
+        title=options.model,
+        simulation=planned.cs2,
+        network=planned.network,
+        planned=line,
+        measured=next((timeline for timeline in recorded if timeline.is_measured), None),
+        memory=memory_plan_rows(planned.program, planned.memory),
+    )
+    write_report(Path(options.report), content)
+    tell(f"cs-plan: wrote {options.report}")
 
 
 def load_model(text: str) -> tuple[Callable[..., Any], Any]:

@@ -38,12 +38,14 @@ class Compiled:
         program: The Program.
         compile_s: Time it took [s]; 0 if it came from the cache.
         folder: Its tfcs_<checksum> folder; None if nothing was written.
+        network: Its layers, for the model of the wafer.
         simulation: The simulated step on a CS-2.
     """
 
     program: Program
     compile_s: float
     folder: Path | None
+    network: Network
     simulation: Simulation
 
 
@@ -63,7 +65,9 @@ def compile_model(
     Raises:
         PlacementError: If the model does not fit on the wafer, is_for_cs, and csconfig has no allow_oversize.
     """
-    simulation = simulate_step(model, step, mode, settings, is_for_cs)
+    network = network_of(model, step)
+    workload = workload_of(model, mode, settings)
+    simulation = simulate(network, replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs))
     options = streaming_options(model, mode, settings)
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
@@ -71,7 +75,7 @@ def compile_model(
     if program is not None:
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
-        return Compiled(program, 0.0, folder, simulation)
+        return Compiled(program, 0.0, folder, network, simulation)
     with run_progress("Compiling"):
         program = compile_step(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
@@ -86,7 +90,7 @@ def compile_model(
         }
         if not cache.save(folder, program, texts):
             folder = None
-    return Compiled(program, compiled_s, folder, simulation)
+    return Compiled(program, compiled_s, folder, network, simulation)
 
 
 def _warn_of_notes(program: Program, model: Model) -> None:
@@ -125,13 +129,6 @@ def check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None
             f"pipelined mode, which keeps all weights ({format_bytes(plan.resident_bytes)}) in memory. Raise "
             "memory_budget to that, set micro_batch_size, or use weight streaming: csrun_wse python-ws run.py …"
         )
-
-
-def simulate_step(model: Model, step: Step, mode: str, settings: CSConfig, is_for_cs: bool) -> Simulation:
-    """Return the simulated step on the systems that the settings ask for; see compile_model."""
-    workload = workload_of(model, mode, settings)
-    workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
-    return simulate(network_of(model, step), workload)
 
 
 def workload_of(model: Model, mode: str, settings: CSConfig) -> Workload:

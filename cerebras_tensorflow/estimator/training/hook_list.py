@@ -31,7 +31,7 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
         hooks.append(SparsityHook(run))
     trace_step = env.read().trace_step
     if trace_step:
-        trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"))
+        trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"), watch.timelines.append)
         run.cleanup.callback(trace.close)
         hooks.append(trace)
     chief, others = tuple(getattr(spec, "training_chief_hooks", ())), tuple(getattr(spec, "training_hooks", ()))

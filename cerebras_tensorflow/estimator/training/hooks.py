@@ -13,6 +13,8 @@ from cerebras_tensorflow.estimator.training.checkpoints import newest_whole
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.signals import StopSignals
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.step_record import StepRecord
+from cerebras_tensorflow.perf.timeline import Timeline
 
 SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
 
@@ -44,6 +46,8 @@ class TrainingHook(SessionRunHook):
         final_loss: Loss of the last step that ended without an error; None before the first.
         is_exhausted: Whether the input has ended.
         bad_loss: Loss of the last step if it ends the run: NaN, or infinite in a run of a CerebrasEstimator.
+        record: Losses and speed of the run.
+        timelines: Steps that were traced or profiled.
     """
 
     def __init__(self, run: PreparedRun, signals: StopSignals) -> None:
@@ -56,6 +60,8 @@ class TrainingHook(SessionRunHook):
         self.final_loss: np.floating[Any] | None = None
         self.is_exhausted = False
         self.bad_loss: float | None = None
+        self.record = StepRecord()
+        self.timelines: list[Timeline] = []
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Note where the run starts."""
@@ -76,7 +82,9 @@ class TrainingHook(SessionRunHook):
         if math.isnan(loss) or (self._run.request.is_cerebras and math.isinf(loss)):  # tf.estimator lets inf pass
             self.bad_loss = loss
             return
-        self._run.meter.count_step()
+        meter = self._run.meter
+        meter.count_step()
+        self.record.add(step, loss, meter.elapsed_s, meter.samples)
         # With gradient accumulation, the global step does not change on every batch.
         if step != self._logged_step and self._is_due(step, step - self._first_step):
             self._log(step, loss)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import CorruptCheckpointError
+from cerebras_tensorflow.estimator.execution.run_report import write_run_report
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training.hook_list import hooks_of
@@ -18,6 +19,7 @@ from cerebras_tensorflow.estimator.training.signals import StopSignals
 from cerebras_tensorflow.estimator.uploads import upload_files
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.perf import performance
+from cerebras_tensorflow.perf.html.content import RunRecord
 from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.saver.files.atomic import FolderLock
 from cerebras_tensorflow.saver.model_dir import retention
@@ -102,7 +104,7 @@ def _first_step_progress(creator: TrainingSessionCreator) -> Progress:
 
 
 def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator) -> None:
-    """Log how the run ended, and write performance.json."""
+    """Log how the run ended; write performance.json and the report."""
     if watch.is_exhausted:
         run_log.warning(
             "The input ended at step %d%s; training stops here. Repeat the dataset to train longer.",
@@ -118,6 +120,15 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
     if watch.final_loss is not None:
         final = f"{watch.final_loss:.6g}" if run.request.is_cerebras else str(watch.final_loss)
         run_log.info("Loss for final step: %s.", final)
+    figures = (
+        ("samples", f"{meter.samples:,}"),
+        ("training time", f"{meter.elapsed_s:.3f} s"),
+        ("speed of this machine", f"{overall.samples_per_s:,.2f} samples/s"),
+        ("time to compile", f"{creator.compiled.compile_s:.2f} s"),
+        ("share of time that steps waited for input", f"{meter.input_wait_share:.0%}"),
+    )
+    record = RunRecord(watch.record.steps, watch.record.losses, watch.record.samples_per_s, figures)
+    write_run_report(run.request.work_folder, creator.compiled, record, watch.timelines)
     performance.write(
         run.request.work_folder,
         performance.Performance(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,23 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
     Args:
         step: Global step to record, from 1. TensorFlow records every op of it, so it is slower than other steps.
         folder: Made if it is missing.
+        keep: Called with the timeline.
     """
 
-    def __init__(self, step: int, folder: str | Path) -> None:
+    def __init__(self, step: int, folder: str | Path, keep: Callable[[Timeline], None] | None = None) -> None:
         self._step = step
         self._folder = Path(folder)
+        self._keep = keep
+        self._is_recorded = False
         self._recorder: StepRecorder | None = None
+
+    def end(self, session: Any) -> None:
+        """Tell if the run had no such step."""
+        if not self._is_recorded:
+            run_log.warning(
+                "CEREBRAS_TRACE_STEP is %d, but this run took no such step and ended after step %d: no trace.",
+                *(self._step, session.global_step),
+            )
 
     def before_run(self, run_context: Any) -> Any:
         """Ask TensorFlow to record the run if this is the step."""
@@ -100,6 +112,9 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             return
         timeline = self._recorder.finish(run_values.run_metadata, f"step {self._step}")
         self._recorder = None
+        self._is_recorded = True
+        if self._keep is not None:
+            self._keep(timeline)
         path = self._folder / f"step_{self._step}.json"
         try:
             write_chrome_trace(path, timeline)

@@ -237,8 +237,11 @@ def test_invalid_settings_of_a_params_file_are_refused(
         (["{model}:model_fn", "-i", "int32:3", "-i", "int32:4"], "each of several --input needs a different name"),
         (["{model}:model_fn", *SHAPES, "-p", "none.yaml"], "cannot read the params file 'none.yaml'"),
         (["{model}:model_fn", *SHAPES, "--no_rates", "--trace", "t"], "--trace and --picture need rates"),
-        (["{model}:model_fn", *SHAPES, "--beside", "t"], "--beside needs --trace or --picture"),
-        (["{model}:model_fn", *SHAPES, "--num_csx", "1,2", "--trace", "t"], "--trace and --picture show one plan"),
+        (["{model}:model_fn", *SHAPES, "--beside", "t"], "--beside needs --trace, --picture or --report"),
+        (
+            ["{model}:model_fn", *SHAPES, "--num_csx", "1,2", "--trace", "t"],
+            "--trace, --picture and --report show one plan",
+        ),
         (["{model}:model_fn", *SHAPES, "--store_dir", "nowhere"], "--store_dir nowhere is not a folder"),
     ],
 )

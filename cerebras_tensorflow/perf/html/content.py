@@ -1,0 +1,50 @@
+"""What a report shows: the simulated step, the plan for this machine, and the record of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cerebras_tensorflow.perf.timeline import Timeline
+from cerebras_tensorflow.system.wafer.layers import Network
+from cerebras_tensorflow.system.wafer.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run measured.
+
+    Attributes:
+        steps: Global steps that were recorded.
+        losses: The loss of each.
+        samples_per_s: Rate up to each, since the one before.
+        figures: Name and value of the run's other figures, as text.
+    """
+
+    steps: Sequence[int] = ()
+    losses: Sequence[float] = ()
+    samples_per_s: Sequence[float] = ()
+    figures: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything in one report.
+
+    Attributes:
+        title: Name of the model or of the run's folder.
+        simulation: The simulated step.
+        network: The layers that it was made of.
+        planned: Planned timeline of this machine, None if there is none.
+        measured: Recorded timeline of this machine, None if no step was recorded.
+        memory: Name, bytes and meaning of each part of the memory plan of this machine.
+        record: What the run measured. None: nothing has run.
+    """
+
+    title: str
+    simulation: Simulation
+    network: Network
+    planned: Timeline | None = None
+    measured: Timeline | None = None
+    memory: Sequence[tuple[str, int, str]] = ()
+    record: RunRecord | None = None

@@ -1,0 +1,88 @@
+"""Charts of this machine: a planned or measured timeline, memory, losses, speed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cerebras_tensorflow.perf.html.content import RunRecord
+from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind
+from cerebras_tensorflow.perf.layers import layer_spans
+from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, Timeline
+from cerebras_tensorflow.units import format_bytes, format_seconds
+
+_BINS = 400  # a picture shows no more
+_MOST_SPANS = 1500  # of a stream; shorter ones are left out
+
+
+def step_timeline(timeline: Timeline) -> Any:
+    """Return the streams of a step over time."""
+    import plotly.graph_objects as go
+
+    bars = []
+    for stream in STREAMS:
+        spans = [
+            (span.name, span.begin_s, span.end_s, span.num_bytes) for span in timeline.spans if span.stream == stream
+        ]
+        if stream == COMPUTE and len(spans) > _BINS:
+            merged = layer_spans([s for s in timeline.spans if s.stream == COMPUTE], timeline.end_s, _BINS)
+            spans = [(item.layer or "other", item.begin_s, item.end_s, 0) for item in merged]
+        spans = sorted(spans, key=lambda span: span[1] - span[2])[:_MOST_SPANS]
+        texts = [
+            f"{name}<br>{format_seconds(end - begin)}" + (f"<br>{format_bytes(size)}" if size else "")
+            for name, begin, end, size in spans
+        ]
+        bars.append(
+            go.Bar(
+                name=stream,
+                orientation="h",
+                y=[stream] * len(spans),
+                base=[begin * 1000 for _, begin, _, _ in spans],
+                x=[(end - begin) * 1000 for _, begin, end, _ in spans],
+                marker={"color": of_kind(stream), "line": {"width": 0.3, "color": "white"}},
+                hovertext=texts,
+                hoverinfo="text",
+            )
+        )
+    figure = chart(bars)
+    figure.update_layout(barmode="overlay", height=280, showlegend=False)
+    figure.update_xaxes(title=f"milliseconds, {timeline.label}")
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    return figure
+
+
+def memory_curve(timeline: Timeline) -> Any:
+    """Return the memory of this machine over a step."""
+    import plotly.graph_objects as go
+
+    line = go.Scatter(
+        x=[at * 1000 for at, _ in timeline.memory],
+        y=[held / 1e6 for _, held in timeline.memory],
+        line={"shape": "hv", "color": COLORS[0]},
+        fill="tozeroy",
+    )
+    figure = chart([line])
+    figure.update_layout(height=280)
+    figure.update_xaxes(title=f"milliseconds, {timeline.label}")
+    figure.update_yaxes(title=f"MB: {timeline.memory_label.split('[')[0].strip()}", rangemode="tozero")
+    return figure
+
+
+def losses(record: RunRecord) -> Any:
+    """Return the loss over the steps of a run."""
+    return _line(record, record.losses, "loss, measured", COLORS[4])
+
+
+def speed(record: RunRecord) -> Any:
+    """Return the speed over the steps of a run."""
+    return _line(record, record.samples_per_s, "samples/s, measured on this machine", COLORS[0])
+
+
+def _line(record: RunRecord, values: Any, title: str, color: str) -> Any:
+    import plotly.graph_objects as go
+
+    mode = "lines+markers" if len(record.steps) < 60 else "lines"
+    figure = chart([go.Scatter(x=list(record.steps), y=list(values), mode=mode, line={"color": color})])
+    figure.update_layout(height=300)
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title=title)
+    return figure

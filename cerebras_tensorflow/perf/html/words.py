@@ -1,0 +1,46 @@
+"""How to read each chart of a report, for somebody who sees it for the first time."""
+
+EXPLANATIONS = {
+    "floorplan_pipelined": (
+        "The wafer from above. In pipelined mode every layer has a rectangle of cores for the whole run; its cores "
+        "hold its weights and activations. Layers with more work get more cores, so that all are equally fast. "
+        "Samples flow through the layers strip by strip, from left to right."
+    ),
+    "floorplan_streaming": (
+        "In weight streaming each layer has the whole wafer in turn, so there is no fixed place for a layer. The "
+        "areas show what fills the memory of the cores when it is fullest. Weights only pass through."
+    ),
+    "step_pipelined": (
+        "The way of the first samples through the layers that hold a whole sample each. The pipeline fills from the "
+        "top; a batch much larger than the number of these layers hides that."
+    ),
+    "step_streaming": (
+        "Layers run one after another: forward from first to last, then backward from last to first. Weights arrive "
+        "while a layer is computed, and its gradients leave. If transfers are longer than the work, the links limit "
+        "the step. With several micro-batches this is one of them."
+    ),
+    "memory_pipelined": ("Weights, optimizer state and activations of all layers. It does not change during a step."),
+    "memory_streaming": (
+        "Activations that stay on the wafer: they grow in the forward pass and are given back in the backward pass. "
+        "The dashed line is all there is; a batch that needs more is cut into micro-batches."
+    ),
+    "slowest": (
+        "Time in one step. Pipelined layers work at the same time, and the slowest sets the pace; streamed layers "
+        "follow each other, and their times add up."
+    ),
+    "slowest_parts": (
+        "Computing, memory, fabric and links work at the same time, so the longest bar of a layer decides."
+    ),
+    "weights": (
+        "In weight streaming these bytes cross the links in each pass; in pipelined mode they stay on the wafer."
+    ),
+    "loss": ("The loss at each logged step of the run."),
+    "speed": (
+        "Samples per second since the last logged step. Compare it with the simulated speed, not with other CPUs."
+    ),
+    "machine_step": (
+        "Loads and stores move weights between the weight store and memory; compute and update run on the CPU. "
+        "Overlapping bars are what one wants."
+    ),
+    "machine_memory": ("Bytes in use while the step runs."),
+}

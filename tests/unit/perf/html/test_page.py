@@ -1,0 +1,66 @@
+"""The report: one file, simulated and measured panels apart, with every part that the issue of the report names."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow.perf.html.content import Content, RunRecord
+from cerebras_tensorflow.perf.html.page import write_report
+from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, Span, Timeline
+from cerebras_tensorflow.system.wafer.schedule import GRADIENTS_OUT, WAFER, WEIGHTS_IN, held_activations, schedule
+from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
+from cerebras_tensorflow.system.wafer.transformers import Transformer
+
+pytest.importorskip("plotly", reason="reports need plotly")
+
+NETWORK = Transformer(64, 3, 4, 128, 1000, 32).network()
+STEP = Timeline("step 7", True, (Span(LOAD, "w", 0.0, 0.1, 10), Span(COMPUTE, "op", 0.1, 0.4)), ((0.0, 5), (0.2, 9)))
+
+
+def page(mode: str, path: Path) -> str:
+    simulation = simulate(NETWORK, Workload(mode, 16))
+    record = RunRecord((1, 2), (3.5, 3.25), (10.0, 11.0), (("samples", "32"),))
+    write_report(
+        path, Content("toy <model>", simulation, NETWORK, measured=STEP, memory=[("all", 5, "x")], record=record)
+    )
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("mode", ["pipelined", "weight_streaming"])
+def test_a_report_keeps_simulated_and_measured_panels_apart(mode: str, tmp_path: Path) -> None:
+    text = page(mode, tmp_path / "report.html")
+    sections = dict(re.findall(r'<section class="(?:\w+)" id="(\w+)">(.*?)</section>', text, re.S))
+    assert list(sections) == ["simulated", "planned", "measured"]
+    for title in ("Floorplan", "One step over time", "Memory of the wafer", "ten slowest", "Bytes by weight", "change"):
+        assert title in sections["simulated"], title
+    assert "block_1/attention" in sections["simulated"].replace("\\u002f", "/")
+    assert "Loss" in sections["measured"] and "Speed" in sections["measured"] and "step 7" in sections["measured"]
+    assert "measured" not in sections["simulated"].replace("not a measurement", "")
+    assert "toy &lt;model&gt;" in text and 'id="summary"' in text
+
+
+def test_a_report_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    text = page("pipelined", tmp_path / "report.html")
+    assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="', text) == []
+
+
+def test_layers_run_forward_and_then_backward_while_weights_arrive_and_gradients_leave() -> None:
+    step = simulate(NETWORK, Workload("weight_streaming", 16))
+    work = schedule(step, is_training=True)
+    on_wafer = [item for item in work if item.lane == WAFER]
+    names = [placed.layer.name for placed in step.layers]
+    assert [item.name for item in on_wafer] == names + names[::-1]
+    assert all(after.begin_s == pytest.approx(before.end_s) for before, after in itertools.pairwise(on_wafer))
+    assert on_wafer[-1].end_s == pytest.approx(step.step_s - step.overhead_s)
+    assert {item.part for item in on_wafer[len(names) :]} == {"backward"}
+    assert {item.lane for item in work} == {WAFER, WEIGHTS_IN, GRADIENTS_OUT}
+
+
+def test_activations_grow_forward_and_are_given_back() -> None:
+    step = simulate(NETWORK, Workload("weight_streaming", 16))
+    held = [size for _, size in held_activations(step, is_training=True)]
+    assert held[-1] == 0 and max(held) >= step.kept_bytes > held[0]
