@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +17,7 @@ from cerebras_tensorflow.text import did_you_mean, did_you_mean_file
 from csrun import process
 
 NO_SCRIPT = 2
-"""Python's exit code when it cannot open the script."""
+"""Python's exit code when it cannot open the script, and that of a script with a wrong argument."""
 
 COMMANDS = {"convert_checkpoint.py": "convert_checkpoint"}
 """Scripts of the Model Zoo that are commands here."""
@@ -29,6 +30,13 @@ MODES: Mapping[str, str | None] = {
     "python-pt": None,
 }
 """Execution mode by the command's first word. None: PyTorch, which has no mode here."""
+
+
+SCRIPT_MODES = ("train", "eval", "eval_all", "train_and_eval", "predict", "infer")
+"""What `--mode` of the reference models and of the Model Zoo's scripts may say."""
+
+_MODE_OPTIONS = ("--mode", "-m")
+_MOST_MODULES = 50
 
 
 def execution_mode(command: Sequence[str]) -> str | None:
@@ -48,7 +56,7 @@ def resolved(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
-    """Check for a mistyped program or script before the launch waits in a queue.
+    """Check for a mistyped program, script or mode of a script before the launch waits in a queue.
 
     Args:
         command: The command. A name counts as mistyped if it does not exist but resembles one that does.
@@ -75,6 +83,33 @@ def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
             )
         if meant := did_you_mean_file(script, "*.py"):
             raise process.CommandError(f"{word}: there is no file {str(script)!r}{meant}", NO_SCRIPT)
+    if script is not None and script.suffix == ".py" and script.exists():
+        _check_mode_of_script(script, arguments[1:])
+
+
+def _check_mode_of_script(script: Path, arguments: Sequence[str]) -> None:
+    """Check for a mistyped `--mode`. A script may have modes of its own: the source of such a script has their names.
+
+    Raises:
+        CommandError: If the mode is unknown but resembles a known one, and no module beside the script mentions it.
+    """
+    mode = _option(arguments, _MODE_OPTIONS)
+    if not mode or mode in SCRIPT_MODES or not (meant := did_you_mean(mode, SCRIPT_MODES, 0.8)):
+        return
+    modules = [script, *islice(script.parent.glob("*.py"), _MOST_MODULES)]
+    with suppress(OSError):
+        if not any(mode in path.read_text(encoding="utf-8", errors="replace") for path in modules):
+            known = ", ".join(SCRIPT_MODES)
+            raise process.CommandError(f"{script}: unknown mode {mode!r} (known: {known}){meant}", NO_SCRIPT)
+
+
+def _option(arguments: Sequence[str], names: Sequence[str]) -> str:
+    """Return the value of an option, as `--mode train` or `--mode=train`; empty if it is not given."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else following
+    return ""
 
 
 def _programs() -> Iterator[str]:

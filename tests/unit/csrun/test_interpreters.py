@@ -31,6 +31,24 @@ def test_a_missing_script_of_the_model_zoo_names_the_command_to_use() -> None:
         check_typed_right(["python", script, "list"], is_for_here=True)
 
 
+@pytest.mark.parametrize("words", [["--mode", "trian"], ["--mode=trian"], ["--params", "p.yaml", "-m", "trian"]])
+@pytest.mark.parametrize("is_for_here", [True, False])
+def test_a_mistyped_mode_of_a_script_gets_a_suggestion(tmp_path: Path, words: list[str], is_for_here: bool) -> None:
+    script = tmp_path / "run.py"
+    script.touch()
+    with pytest.raises(CommandError, match=r"run.py: unknown mode 'trian' .*; did you mean 'train'\?") as caught:
+        check_typed_right(["python-ws", str(script), *words], is_for_here)
+    assert caught.value.exit_code == 2
+
+
+def test_modes_that_a_script_or_a_module_beside_it_mentions_are_accepted(tmp_path: Path) -> None:
+    script, beside = tmp_path / "run.py", tmp_path / "modes.py"
+    script.write_text("MODES = ['evals']")
+    beside.write_text("MORE = ('trian',)")
+    for words in (["--mode", "evals"], ["--mode", "trian"], ["--mode", "profile"], ["--mode"], ["-m", "eval_all"]):
+        check_typed_right(["python", str(script), *words], is_for_here=True)
+
+
 def test_programs_missing_on_this_machine_are_accepted_for_a_cluster() -> None:
     check_typed_right(["python3.99", "run.py"], is_for_here=False)
     check_typed_right(["slep", "1"], is_for_here=False)
