@@ -28,7 +28,7 @@ from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, W
 
 logger = logging.getLogger(__name__)
 
-VERSION = 12  # raise it when the compiler's output or the format changes, so that no run uses older Programs
+VERSION = 13  # raise it when the compiler's output or the format changes, so that no run uses older Programs
 _GRAPH, _MANIFEST, _SIGNATURE = "program.pb", "program.json", "program.sig"
 _MAX_MANIFEST_BYTES, _MAX_GRAPH_BYTES, _MAX_SIGNATURE_BYTES = 1 << 30, 2 << 30, 1 << 10
 
@@ -37,7 +37,7 @@ def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
     """Return the hash of a compilation's inputs, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     names = [list(step.roots), step.train_node, list(step.sources), step.global_step, list(step.weights)]
-    cut = [step.micro_batches, [asdict(mark) for mark in step.marks], list(step.trainable)]
+    cut = [step.micro_batches, step.num_csx, [asdict(mark) for mark in step.marks], list(step.trainable)]
     digest.update(json.dumps([VERSION, tf.__version__, mode, asdict(options), names, cut]).encode())
     digest.update(step.graph_def.SerializeToString(deterministic=True))
     return digest.hexdigest()

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.micro_batches.join import join
 from cerebras_tensorflow.compiler.micro_batches.split import Parts, Request, split
-from cerebras_tensorflow.compiler.micro_batches.sums import host_bytes, partial_sums
+from cerebras_tensorflow.compiler.micro_batches.sums import host_bytes, num_partials, partial_sums
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
 from cerebras_tensorflow.compiler.streaming.compile import compile_weight_streaming
@@ -36,6 +36,7 @@ class Step:
         global_step: Name of the global step's VarHandleOp; None if the graph has none.
         weights: VarHandleOps of the variables in a checkpoint, by name. No other variable is streamed.
         micro_batches: Micro-batches of a training step; the graph is that of one micro-batch.
+        num_csx: CSX that share them.
         marks: The gradients that model_fn computes. Empty for a single micro-batch.
         trainable: VarHandleOps of the trainable variables. Empty for a single micro-batch.
     """
@@ -47,6 +48,7 @@ class Step:
     global_step: str | None
     weights: Sequence[str]
     micro_batches: int = 1
+    num_csx: int = 1
     marks: Sequence[Mark] = ()
     trainable: Sequence[str] = ()
 
@@ -139,10 +141,11 @@ def _compile_in_parts(
         in_memory |= refused
     stored = {number: indices[name] for number, name in parts.stored.items()}
     first_scratch = len(update.stored) + len(gradient.spilled)
-    gradients, scratch = partial_sums(parts.gradients, stored, update.streamed, step.micro_batches, first_scratch)
-    plan = MicroBatches(step.micro_batches, gradients, parts.carried, len(gradient.order))
+    levels = num_partials(step.micro_batches, step.num_csx)
+    gradients, scratch = partial_sums(parts.gradients, stored, update.streamed, levels, first_scratch)
+    plan = MicroBatches(step.micro_batches, gradients, parts.carried, len(gradient.order), step.num_csx)
     program = join(gradient, update, plan, scratch)
-    return replace(program, overhead_bytes=program.overhead_bytes + host_bytes(gradients, outputs, step.micro_batches))
+    return replace(program, overhead_bytes=program.overhead_bytes + host_bytes(gradients, outputs, levels))
 
 
 def _cut_request(

@@ -75,12 +75,23 @@ class MicroBatches:
         gradients: The gradients.
         carried: Other values that the update takes.
         num_first: Number of ops of the first part. They come first in Program.order.
+        num_csx: CSX that share them.
     """
 
     count: int
     gradients: tuple[Gradient, ...]
     carried: tuple[Carried, ...]
     num_first: int = 0
+    num_csx: int = 1
+
+
+def bounds_of(count: int, num_csx: int) -> tuple[int, ...]:
+    """Return the first micro-batch of each CSX, then their number: consecutive shares, as even as possible.
+
+    >>> bounds_of(4, 2), bounds_of(5, 4)
+    ((0, 2, 4), (0, 1, 2, 3, 5))
+    """
+    return tuple(count * rank // num_csx for rank in range(num_csx + 1))
 
 
 def sum_dtype(dtype: str) -> str:

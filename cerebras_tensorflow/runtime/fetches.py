@@ -13,9 +13,11 @@ from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, parse_input, prun
 from cerebras_tensorflow.graph.program import Program, read_name
 from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
+from cerebras_tensorflow.graph.variables import is_write
 from cerebras_tensorflow.runtime.added_ops import AddedOps
 from cerebras_tensorflow.runtime.stored_ops import call_store
 
+_CALLS = ("PyFunc", "EagerPyFunc", "StatefulPartitionedCall", "If", "While", "Case")  # may change variables
 _SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # ops of the Program that an op beside the step may depend on
 
 
@@ -34,6 +36,7 @@ class FetchedGraph:
 
     Attributes:
         graph: The Program's graph.
+        extensions: What was added to it, in order.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class FetchedGraph:
         self.graph = tf.Graph()
         with self.graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
+        self.extensions: list[GraphDef] = []
         self._original = original
         self._resident = {spec.name: index for index, spec in enumerate(program.variables)}
         self._streamed = {name: index for index, name in enumerate(streamed)}
@@ -58,6 +62,8 @@ class FetchedGraph:
         self._operations: dict[str, Any] = {}
         self._assigns: dict[frozenset[str], bool] = {}
         self._beside: dict[str, bool] = {}
+        self._added_writes: set[str] = set()
+        self._writing: dict[tuple[frozenset[str], bool], bool] = {}
         self._placeholders: dict[frozenset[str], frozenset[str]] = {}
 
     @property
@@ -147,6 +153,28 @@ class FetchedGraph:
             )
         return self._assigns[key]
 
+    def may_write(self, names: frozenset[str], is_step: bool) -> bool:
+        """Whether a run may change a variable in a way that is not part of the step.
+
+        Args:
+            names: Names of the fetched ops.
+            is_step: Whether the run is a training step.
+        """
+        key = (names, is_step)
+        if key not in self._writing:
+            self._writing[key] = any(
+                operation.name in self._added_writes
+                if operation.name in self._added or is_step
+                else _may_write(operation.type)
+                for operation in ancestors(map(self.operation, names))
+            )
+        return self._writing[key]
+
+    def add(self, extension: GraphDef) -> None:
+        """Add what another session of the same Program has added."""
+        library = GraphDef(versions=extension.versions, library=extension.library)
+        self._import(list(extension.node), library)
+
     def _element(self, fetch: Any) -> Any:
         """Return the Program's tensor or op for one fetch."""
         element = self._original.as_graph_element(fetch)
@@ -197,6 +225,10 @@ class FetchedGraph:
             missing: The nodes.
             wanted: A graph with the functions that they call.
         """
+        extension = GraphDef(versions=wanted.versions, library=wanted.library)
+        extension.node.extend(missing)
+        self.extensions.append(extension)
+        writes = {node.name for node in missing if _may_write(node.op)}
         missing = call_store(list(missing), self._streamed, self._specs)
         new = {node.name for node in missing}
         known: dict[str, Any] = {}
@@ -215,6 +247,7 @@ class FetchedGraph:
             # TensorFlow changes the name of an op that equals a name scope of the graph.
             made = tf.graph_util.import_graph_def(self._bind(part), known, return_elements=names, name="")
         self._operations.update(zip(names, made, strict=True))
+        self._added_writes |= {operation.name for name, operation in zip(names, made, strict=True) if name in writes}
         self._added |= {operation.name for operation in made}
 
     def _after(self, operation: Any) -> Any:
@@ -223,6 +256,10 @@ class FetchedGraph:
             return operation.outputs[0]
         with self.graph.as_default(), tf.control_dependencies([operation]):
             return tf.constant(0, name=f"cs_after/{operation.name}")
+
+
+def _may_write(op: str) -> bool:
+    return is_write(op) or op in _CALLS
 
 
 def has_node(graph: tf.Graph, name: str) -> bool:

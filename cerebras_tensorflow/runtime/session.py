@@ -16,9 +16,11 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, WeightSpec
 from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
+from cerebras_tensorflow.runtime.csx.orders import Order, Orders
 from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, leaves, op_names
 from cerebras_tensorflow.runtime.host.heap import trim_heap
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
+from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.steps import GradientSums, MicroBatchRuns
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.variables import SessionVariables, streamed_names
@@ -45,6 +47,7 @@ class ProgramSession(tf.compat.v1.Session):
         store: The weight store for Program.streamed. None if nothing is streamed.
         session_config: ConfigProto to start from.
         next_batch: Called when a run needs a new batch. Returns tensor name -> array.
+        csx: Gives this CSX its part of each step in micro-batches. None: it computes the whole step.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class ProgramSession(tf.compat.v1.Session):
         store: WeightStore | None = None,
         session_config: Any = None,
         next_batch: Callable[[], Mapping[str, np.ndarray]] | None = None,
+        csx: Orders | None = None,
     ) -> None:
         self._original = graph
         self.program = program
@@ -62,11 +66,12 @@ class ProgramSession(tf.compat.v1.Session):
         self._store = store
         self._calls = StoreCalls(store) if store is not None else None
         self._next_batch = next_batch
-        self._batch: Mapping[str, np.ndarray] | None = None
+        self._parts: list[Mapping[str, np.ndarray]] = []  # micro-batches of the current batch, or that batch
         graph_def = self._calls.bind(program.graph_def) if self._calls else program.graph_def
         bind = self._calls.bind if self._calls else lambda part: part
         plan = program.micro_batches
-        self._sums = GradientSums(plan, store) if plan is not None else None
+        self._csx = csx or (Orders(Share.of(plan, 0)) if plan is not None else None)
+        self._sums = GradientSums(plan, store, self._csx.share) if plan is not None and self._csx is not None else None
         if self._sums is not None:
             graph_def = self._sums.bind(graph_def)
         self._ops = FetchedGraph(program, graph_def, graph, streamed_names(program), bind)
@@ -76,9 +81,15 @@ class ProgramSession(tf.compat.v1.Session):
         self._has_step_counters = has_node(self._ops.graph, SEEDED_COUNTER)
         self._entropy = secrets.randbits(63)
         self._micro_batches: MicroBatchRuns | None = None
-        if plan is not None and self._sums is not None:
+        if plan is not None and self._sums is not None and self._csx is not None:
             self._micro_batches = MicroBatchRuns(
-                plan, self._sums, self._session.run, self._ops.carried, self._ops.placeholders
+                plan,
+                self._sums,
+                self._session.run,
+                self._ops.carried,
+                self._ops.placeholders,
+                self._csx.share,
+                self._csx.across,
             )
         self._entered: list[ExitStack] = []
         self._mapping = threading.Lock()
@@ -148,8 +159,7 @@ class ProgramSession(tf.compat.v1.Session):
             if is_step:
                 feeds.update(self._read_before_step(mapped, feeds))
             if is_step and self._micro_batches is not None:
-                feeds.update(self._run_micro_batches(self._micro_batches, [*leaves(mapped), *extra], feeds))
-                feeds = {**self._counters(), **feeds}
+                feeds = self._run_micro_batches(self._micro_batches, [*leaves(mapped), *extra], feeds)
             else:
                 feeds = {**self._standard_feeds(names, is_step), **feeds}
             result, after = self._session.run((mapped, extra), feeds, options=options, run_metadata=run_metadata)
@@ -159,8 +169,10 @@ class ProgramSession(tf.compat.v1.Session):
             if original is not None:
                 raise original from error
             raise
+        if self._csx is not None:
+            self._csx.run_ended(is_step, self._ops.may_write(names, is_step))
         if is_step or self._train_node is None:
-            self._batch = None  # without a train op, every run that needs a batch takes the next one
+            self._parts = []  # without a train op, every run that needs a batch takes the next one
         if self._variables.is_resident(_GLOBAL_STEP):
             if is_step:
                 self._count(int(after[-1]))
@@ -171,6 +183,7 @@ class ProgramSession(tf.compat.v1.Session):
     def load(self, name: str, value: np.ndarray) -> None:
         """Set a variable by its checkpoint name."""
         self._variables.load(name, value)
+        self._note_change([name])
         if name == _GLOBAL_STEP and self._variables.is_resident(name):
             self._step = int(value)
 
@@ -179,6 +192,7 @@ class ProgramSession(tf.compat.v1.Session):
     ) -> tuple[str, ...]:
         """Set variables to tensors of another graph. Return the names left, see `SessionVariables.assign`."""
         left = self._variables.assign(graph_def, tensors, feeds)
+        self._note_change(tensors)
         if _GLOBAL_STEP in tensors and _GLOBAL_STEP not in left:
             self._step = int(self.read(_GLOBAL_STEP))
         return left
@@ -189,6 +203,7 @@ class ProgramSession(tf.compat.v1.Session):
         Raises:
             CorruptCheckpointError: If the file's bytes fail their checksum.
         """
+        self._note_change([name])
         return self._variables.adopt(name, path, offset, checksum)
 
     def read(self, name: str) -> np.ndarray:
@@ -217,7 +232,9 @@ class ProgramSession(tf.compat.v1.Session):
         yield from self.program.streamed
 
     def close(self) -> None:
-        """Release the session and the store."""
+        """Release the session and the store, and end the other CSX."""
+        if self._csx is not None:
+            self._csx.close()
         self._session.close()
         self._variables.close()
         if self._sums is not None:
@@ -238,6 +255,14 @@ class ProgramSession(tf.compat.v1.Session):
     def list_devices(self) -> Any:
         """Return the devices of the TensorFlow session."""
         return self._session.list_devices()
+
+    def add(self, extension: GraphDef) -> None:
+        """Add ops that the session of the first CSX has added."""
+        self._ops.add(extension)
+
+    def _note_change(self, names: Iterable[str]) -> None:
+        if self._csx is not None:
+            self._csx.variables_changed(names)
 
     def _read_before_step(self, mapped: Any, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the values, before the step, of tensors that hooks fetch and that only read variables.
@@ -269,8 +294,7 @@ class ProgramSession(tf.compat.v1.Session):
         """Return the feeds of the Program's own placeholders: the step counters and the batch."""
         feeds = self._counters()
         if self._next_batch is not None and (is_step or self._ops.needs_batch(names)):
-            plan, batch = self.program.micro_batches, self._current_batch()
-            feeds.update(batch if plan is None else parts_of_batch(batch, plan.count)[0])
+            feeds.update(self._current_parts()[0])
         return feeds
 
     def _counters(self, micro_batch: int = 0) -> dict[str, np.ndarray]:
@@ -279,17 +303,30 @@ class ProgramSession(tf.compat.v1.Session):
             return {}
         return counter_feed(self._step, self._micro_step, self._entropy, micro_batch)
 
-    def _current_batch(self) -> Mapping[str, np.ndarray]:
-        assert self._next_batch is not None
-        if self._batch is None:
-            self._batch = self._next_batch()
-        return self._batch
+    def _current_parts(self) -> list[Mapping[str, np.ndarray]]:
+        """Return the micro-batches of the current step, or its batch."""
+        if not self._parts and self._next_batch is not None:
+            plan = self.program.micro_batches
+            times = self._csx.batches_per_step if self._csx is not None else 1
+            count = plan.count // times if plan is not None else 1
+            batches = [self._next_batch() for _ in range(times)]
+            self._parts = [part for batch in batches for part in parts_of_batch(batch, count)]
+        return self._parts
 
     def _run_micro_batches(
         self, runs: MicroBatchRuns, fetched: Sequence[Any], feeds: Mapping[Any, Any]
     ) -> dict[Any, np.ndarray]:
         """Run the micro-batches of a step, and return the feeds of the update."""
-        return runs.feeds_of_update(fetched, self._current_batch(), feeds, self._counters)
+        assert self._csx is not None, "a step in micro-batches has orders"
+        own = runs.wanted(fetched)
+        parts = self._current_parts()  # the input may end here, before other CSX hear of the step
+        self._csx.before_step(self._ops.extensions, self.read)
+        order = self._csx.of_step(Order(own, parts, feeds, (self._step, self._micro_step, self._entropy)))
+        step, self._micro_step, self._entropy = order.counters
+        assert step == self._step, f"the first CSX is at step {step}, this one at step {self._step}"
+        values = runs.feeds_of_update(order.wanted, order.parts, order.feeds, self._counters)
+        taken = {key: value for key, value in values.items() if key in own or key in runs.names_of_totals}
+        return {**self._counters(), **order.feeds, **taken}
 
 
 def session_settings(session_config: Any, is_streaming: bool) -> Any:

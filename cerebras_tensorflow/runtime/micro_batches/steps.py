@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,8 @@ from cerebras_tensorflow.graph.micro_batches import (
     MicroBatches,
 )
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
-from cerebras_tensorflow.runtime.micro_batches.sums import MemorySum, RowsSum, StoreSum, Sum
-from cerebras_tensorflow.runtime.micro_batches.tree import absorbed, single
+from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
+from cerebras_tensorflow.runtime.micro_batches.sums import MemorySum, RowsSum, StoreSum, Sum, complete_in_memory
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
@@ -37,12 +37,14 @@ class GradientSums:
     Args:
         plan: The gradients and the number of micro-batches.
         store: The weight store, which may hold totals.
+        share: The micro-batches that this CSX computes.
     """
 
-    def __init__(self, plan: MicroBatches, store: WeightStore | None) -> None:
+    def __init__(self, plan: MicroBatches, store: WeightStore | None, share: Share) -> None:
         self._gradients = plan.gradients
         self._count = plan.count
-        self._absorbed = absorbed(single(0, plan.count))
+        self._share = share
+        self._absorbed = share.absorbed
         self._buffers = Buffers(_MAX_IDLE_BYTES)
         self._sums = [self._sum_of(gradient, store) for gradient in plan.gradients]
         self._taken = [0] * len(plan.gradients)  # number of micro-batches added in this step, by gradient
@@ -67,22 +69,41 @@ class GradientSums:
         for total in self._sums:
             total.take_total()
 
+    def complete(self, across: Across) -> None:
+        """Add the sums of the other CSX.
+
+        Raises:
+            CompileError: If a gradient did not come from every micro-batch.
+            CollectiveError: If another CSX failed.
+        """
+        self._check_taken()
+        in_memory = [one for one in self._sums if isinstance(one, MemorySum)]
+        if in_memory:
+            complete_in_memory(in_memory, across, self._count)
+        for one in self._sums:
+            if not isinstance(one, MemorySum):
+                one.complete(across, self._count)
+
     def totals(self) -> dict[str, np.ndarray]:
         """Return the totals in host memory: name of the update's tensor -> value.
 
         Raises:
             CompileError: If a gradient did not come from every micro-batch.
         """
+        self._check_taken()
         feeds: dict[str, np.ndarray] = {}
-        for gradient, total, taken in zip(self._gradients, self._sums, self._taken, strict=True):
-            if taken != self._count:
-                raise CompileError(
-                    f"micro-batches: the gradient of {gradient.mark.variable} was computed in {taken} of {self._count} "
-                    "micro-batches, since it is in a branch of tf.cond. Compute it outside of the branch, or set "
-                    "micro_batch_size to none."
-                )
+        for gradient, total in zip(self._gradients, self._sums, strict=True):
             feeds.update(zip((f"{name}:0" for name in gradient.totals), total.take_total(), strict=True))
         return feeds
+
+    def _check_taken(self) -> None:
+        for gradient, taken in zip(self._gradients, self._taken, strict=True):
+            if taken != self._share.size:
+                raise CompileError(
+                    f"micro-batches: the gradient of {gradient.mark.variable} was computed in {taken} of "
+                    f"{self._share.size} micro-batches, since it is in a branch of tf.cond. Compute it outside of the "
+                    "branch, or set micro_batch_size to none and num_csx to 1."
+                )
 
     def take_error(self) -> BaseException | None:
         """Return the first error since the last `take_error`, as raised; TensorFlow would wrap it."""
@@ -105,7 +126,8 @@ class GradientSums:
         """Add the gradient of the current micro-batch."""
         number = self._taken[index]
         try:
-            divisor = self._count if number == self._count - 1 else None
+            is_last = self._share.is_whole and number == self._count - 1
+            divisor = self._count if is_last else None
             self._sums[index].add(value, self._absorbed[number], divisor)
         except BaseException as error:
             with self._lock:
@@ -113,6 +135,21 @@ class GradientSums:
             raise
         self._taken[index] += 1
         return np.int32(0)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A value of the micro-batches that the update or the caller takes.
+
+    Attributes:
+        tensor: Name of the tensor.
+        is_mean: Whether it is the mean over all micro-batches; if not, it is the value of the first one.
+        is_fetched: Whether the caller fetches it. Its shape may then be unknown: only a scalar has a mean.
+    """
+
+    tensor: str
+    is_mean: bool
+    is_fetched: bool = False
 
 
 class MicroBatchRuns:
@@ -124,6 +161,8 @@ class MicroBatchRuns:
         run: Runs tensors of the Program's graph with feeds.
         added: Values that the ops of hooks take from the micro-batches, besides those of the plan. The list may grow.
         placeholders: Returns the placeholders that ops of the Program's graph depend on, by name.
+        share: The micro-batches that this CSX computes.
+        across: Adds the sums of the other CSX; None: there are none.
     """
 
     def __init__(
@@ -133,54 +172,77 @@ class MicroBatchRuns:
         run: Callable[[Sequence[Any], Mapping[Any, Any]], Sequence[np.ndarray]],
         added: Sequence[Carried],
         placeholders: Callable[[frozenset[str]], frozenset[str]],
+        share: Share,
+        across: Across | None = None,
     ) -> None:
         self._plan = plan
         self._sums = sums
         self._run = run
         self._added = added
         self._placeholders = placeholders
+        self._share = share
+        self._across = across
         self._buffers = Buffers()
 
-    def feeds_of_update(
-        self, fetched: Sequence[Any], batch: Feeds, feeds: Mapping[Any, Any], counters: Callable[[int], Feeds]
-    ) -> dict[Any, np.ndarray]:
-        """Run all micro-batches; return the totals, and those of the caller's fetches that depend on the batch.
+    @property
+    def names_of_totals(self) -> frozenset[str]:
+        """Names of the tensors of the update that take a total in host memory."""
+        return frozenset(f"{name}:0" for gradient in self._plan.gradients for name in gradient.totals)
 
-        A floating-point scalar is the mean over the micro-batches. Any other value is that of the first one.
+    def feeds_of_update(
+        self,
+        wanted: Mapping[Any, Wanted],
+        parts: Sequence[Feeds],
+        feeds: Mapping[Any, Any],
+        counters: Callable[[int], Feeds],
+    ) -> dict[Any, np.ndarray]:
+        """Run this CSX's micro-batches; return the totals of all CSX, and the wanted values.
+
+        A floating-point scalar is the mean over the micro-batches. Any other value is that of the first one, so only
+        the first CSX returns it.
 
         Args:
-            fetched: Tensors and ops that the caller fetches.
-            batch: The batch of the step: name of a placeholder's tensor -> value.
+            wanted: Values that the update or the caller takes, from `wanted`.
+            parts: This CSX's micro-batches: name of a placeholder's tensor -> value.
             feeds: What the caller feeds.
             counters: Micro-batch -> feeds of the counters that random ops draw from.
 
         Raises:
-            CompileError: If an op that depends on the batch is fetched; only tensors can be.
+            CollectiveError: If another CSX failed.
         """
-        wanted = self._wanted(fetched)
+        share, count = self._share, self._plan.count
         sinks = [f"{gradient.sink}:0" for gradient in self._plan.gradients]
-        means = {key: MemorySum(self._buffers) for key, (_, is_mean) in wanted.items() if is_mean}
+        means = {key: MemorySum(self._buffers) for key, one in wanted.items() if one.is_mean}
         results: dict[Any, np.ndarray] = {}
-        order = absorbed(single(0, self._plan.count))
         self._sums.start()
-        for number, part in enumerate(parts_of_batch(batch, self._plan.count)):
+        for number, (part, taken) in enumerate(zip(parts, share.absorbed, strict=True), share.first):
             keys = [key for key in wanted if key in means or number == 0]
             run_feeds = {**counters(number), **part, **feeds}
-            values = self._run([*sinks, *(wanted[key][0] for key in keys)], run_feeds)[len(sinks) :]
-            divisor = self._plan.count if number == self._plan.count - 1 else None
+            values = self._run([*sinks, *(wanted[key].tensor for key in keys)], run_feeds)[len(sinks) :]
+            divisor = count if share.is_whole and number == count - 1 else None
             for key, value in zip(keys, values, strict=True):
-                if isinstance(key, tf.Tensor) and np.ndim(value):
+                if wanted[key].is_fetched and np.ndim(value):
                     means.pop(key, None)  # the shape was not known before
                 if key in means:
-                    means[key].add([value], order[number], divisor)
-                else:
+                    means[key].add([value], taken, divisor)
+                elif number == 0:
                     results[key] = value
+        if self._across is not None:
+            self._sums.complete(self._across)
+            complete_in_memory(list(means.values()), self._across, count)
         results.update({key: mean.take_total()[0] for key, mean in means.items()})
         return {**self._sums.totals(), **results}
 
-    def _wanted(self, fetched: Sequence[Any]) -> dict[Any, tuple[Any, bool]]:
-        """Return feed of the update -> (tensor to fetch from the micro-batches, whether to take the mean)."""
-        wanted: dict[Any, tuple[Any, bool]] = {}
+    def wanted(self, fetched: Sequence[Any]) -> dict[Any, Wanted]:
+        """Return feed of the update -> value of the micro-batches, for what a caller fetches in addition to the step.
+
+        Args:
+            fetched: Tensors and ops that the caller fetches.
+
+        Raises:
+            CompileError: If an op that depends on the batch is fetched; only tensors can be.
+        """
+        wanted: dict[Any, Wanted] = {}
         names = {one: one.name if isinstance(one, tf.Operation) else one.op.name for one in fetched}
         sources = set(self._placeholders(frozenset(names.values())))
         if any(source.startswith(BATCH) for source in sources):
@@ -194,8 +256,9 @@ class MicroBatchRuns:
                         f"micro-batches: the op {name} runs once for each micro-batch. Fetch a tensor instead."
                     )
                 else:
-                    wanted[one] = (one, one.dtype.is_floating and one.shape.rank in (0, None))
+                    is_mean = one.dtype.is_floating and one.shape.rank in (0, None)
+                    wanted[one] = Wanted(one.name, is_mean, is_fetched=True)
         for carried in (*self._plan.carried, *self._added):
             if carried.placeholder in sources:
-                wanted[f"{carried.placeholder}:0"] = (carried.tensor, carried.is_mean)
+                wanted[f"{carried.placeholder}:0"] = Wanted(carried.tensor, carried.is_mean)
         return wanted

@@ -13,6 +13,7 @@ import numpy as np
 
 from cerebras_tensorflow.graph.micro_batches import sum_dtype
 from cerebras_tensorflow.graph.program import dtype_from_name
+from cerebras_tensorflow.runtime.micro_batches.share import Across
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, row_bytes
 from cerebras_tensorflow.runtime.weight_store.written_rows import num_rows
@@ -30,7 +31,16 @@ class Sum(ABC):
         Args:
             value: Its arrays. They may change after this call.
             absorbed: Number of earlier partial sums to add to it, from tree.py.
-            divisor: Number of micro-batches, if this is the last one.
+            divisor: Number of micro-batches, if this is the last one of the step.
+        """
+
+    @abstractmethod
+    def complete(self, across: Across, divisor: int) -> None:
+        """Make the total from the partial sums of all CSX.
+
+        Args:
+            across: Gets the sums of the other CSX.
+            divisor: Number of micro-batches of the step.
         """
 
     @abstractmethod
@@ -49,19 +59,34 @@ class MemorySum(Sum):
         self._buffers = buffers
         self._partials: list[np.ndarray] = []
         self._total: tuple[np.ndarray, ...] = ()
+        self._dtype = np.dtype(np.float32)  # of the values
 
     def add(self, value: Sequence[np.ndarray], absorbed: int, divisor: int | None) -> None:
         """Add the value of the next micro-batch: one array."""
         given = np.asarray(value[0])
+        self._dtype = given.dtype
         result = given
         for _ in range(absorbed):
             partial = self._partials.pop()
             np.add(partial, result, out=partial)
             result = partial
         if divisor is not None:
-            self._total = (_divided(result, divisor, self._new(result)).astype(given.dtype, copy=False),)
+            self._total = (divided(result, divisor, self._new(result)).astype(given.dtype, copy=False),)
         else:
             self._partials.append(result if absorbed else self._copy(given))
+
+    def complete(self, across: Across, divisor: int) -> None:
+        """Make the total from the partial sums of all CSX."""
+        complete_in_memory([self], across, divisor)
+
+    def take_partials(self) -> list[np.ndarray]:
+        """Return the partial sums of this CSX, in the order of their groups."""
+        partials, self._partials = self._partials, []
+        return partials
+
+    def set_total(self, total: np.ndarray) -> None:
+        """Set the total, in the dtype of the sum."""
+        self._total = (total.astype(self._dtype, copy=False),)
 
     def take_total(self) -> tuple[np.ndarray, ...]:
         """Return the total and start again."""
@@ -80,6 +105,15 @@ class MemorySum(Sum):
         return self._buffers.take(like.size * dtype.itemsize).view(dtype).reshape(like.shape)
 
 
+def complete_in_memory(sums: Sequence[MemorySum], across: Across, divisor: int) -> None:
+    """Make the totals of several sums in host memory. Together they take few messages."""
+    partials = [one.take_partials() for one in sums]
+    shapes = [parts[0].shape for parts in partials]
+    totals = across.dense(partials, divisor)
+    for one, total, shape in zip(sums, totals, shapes, strict=True):
+        one.set_total(total.reshape(shape))
+
+
 class RowsSum(Sum):
     """The sum of gradients of an embedding. Each micro-batch has gradients of some rows; arrays are (values, rows).
 
@@ -90,17 +124,25 @@ class RowsSum(Sum):
     def __init__(self) -> None:
         self._partials: list[tuple[np.ndarray, np.ndarray]] = []
         self._total: tuple[np.ndarray, ...] = ()
+        self._dtype = np.dtype(np.float32)  # of the values
 
     def add(self, value: Sequence[np.ndarray], absorbed: int, divisor: int | None) -> None:
         """Add the rows of the next micro-batch."""
         values, rows = value
+        self._dtype = values.dtype
         result = _distinct(np.asarray(values), np.asarray(rows))
         for _ in range(absorbed):
-            result = _merged(self._partials.pop(), result)
+            result = merged_rows(self._partials.pop(), result)
         if divisor is not None:
-            self._total = (_divided(result[0], divisor, result[0]).astype(values.dtype, copy=False), result[1])
+            self._total = (divided(result[0], divisor, result[0]).astype(values.dtype, copy=False), result[1])
         else:
             self._partials.append(result)
+
+    def complete(self, across: Across, divisor: int) -> None:
+        """Make the total from the partial sums of all CSX."""
+        values, rows = across.rows(self._partials, divisor)
+        self._partials = []
+        self._total = (values.astype(self._dtype, copy=False), rows)
 
     def take_total(self) -> tuple[np.ndarray, ...]:
         """Return (values, rows) of the total and start again."""
@@ -139,9 +181,21 @@ class StoreSum(Sum):
             for index in taken:
                 np.add(self._store.read_slice(index, start, stop), piece, out=piece)
             if divisor is not None:
-                piece = _divided(piece, divisor, piece).astype(given.dtype, copy=False)
+                piece = divided(piece, divisor, piece).astype(given.dtype, copy=False)
             self._store.write_slice(place, start, piece)
         self._depth = 0 if divisor is not None else self._depth + 1
+
+    def complete(self, across: Across, divisor: int) -> None:
+        """Make the total from the partial sums of all CSX, a few rows at a time."""
+        spec = self._store.specs[self._total]
+        dtype = dtype_from_name(spec.dtype)
+        step = max(1, _PIECE_BYTES // max(1, row_bytes(spec)))
+        for start in range(0, num_rows(spec), step):
+            stop = min(start + step, num_rows(spec))
+            own = [self._store.read_slice(index, start, stop) for index in self._partials[: self._depth]]
+            (mean,) = across.dense([own], divisor)
+            self._store.write_slice(self._total, start, mean.astype(dtype, copy=False).reshape(own[0].shape))
+        self._depth = 0
 
     def take_total(self) -> tuple[np.ndarray, ...]:
         """Start again. The total is in the store."""
@@ -149,7 +203,7 @@ class StoreSum(Sum):
         return ()
 
 
-def _divided(total: np.ndarray, divisor: int, out: np.ndarray) -> np.ndarray:
+def divided(total: np.ndarray, divisor: int, out: np.ndarray) -> np.ndarray:
     """Return total / divisor, in the memory of `out`."""
     return np.divide(total, np.asarray(divisor, total.dtype), out=out)
 
@@ -166,7 +220,9 @@ def _distinct(values: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndar
     return result, names
 
 
-def _merged(left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def merged_rows(
+    left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the sum of two sums of rows."""
     rows = np.union1d(left[1], right[1])
     result = np.empty((len(rows), *left[0].shape[1:]), left[0].dtype)

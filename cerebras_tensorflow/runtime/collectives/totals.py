@@ -1,0 +1,105 @@
+"""Completes the sums of a step across ranks: each rank adds a range of every sum, then all ranks get all ranges."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives, split_evenly
+from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter
+from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
+from cerebras_tensorflow.runtime.micro_batches.sums import divided, merged_rows
+from cerebras_tensorflow.runtime.micro_batches.tree import absorbed
+
+_TOGETHER_BYTES = 16 << 20  # small values up to this size travel together
+
+
+class Totals(Across):
+    """Completes the sums of a step.
+
+    Args:
+        ranks: The group of ranks.
+        share: The micro-batches of this rank.
+    """
+
+    def __init__(self, ranks: Collectives, share: Share) -> None:
+        self._ranks = ranks
+        self._groups = share.groups
+        self._absorbed = absorbed([group for groups in self._groups for group in groups])
+
+    def dense(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> list[np.ndarray]:
+        """Return the mean of each value: flat arrays, with the dtype of the sums."""
+        totals: list[np.ndarray] = []
+        for together in _together(sums):
+            own = [_flat([value[group] for value in together]) for group in range(len(together[0]))]
+            total = self._mean(own, divisor)
+            ends = np.cumsum([value[0].size for value in together])
+            totals += np.split(total, ends[:-1])
+        return totals
+
+    def rows(self, sums: Sequence[tuple[np.ndarray, np.ndarray]], divisor: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (values, rows) of the mean of a gradient of an embedding, from the sums of this rank's groups."""
+        all_rows = self._gathered([rows for _, rows in sums])
+        all_values = self._gathered([values for values, _ in sums])
+        stack: list[tuple[np.ndarray, np.ndarray]] = []
+        for result, taken in zip(zip(all_values, all_rows, strict=True), self._absorbed, strict=True):
+            for _ in range(taken):
+                result = merged_rows(stack.pop(), result)
+            stack.append(result)
+        values, rows = stack[0]
+        return divided(values, divisor, np.empty_like(values)), rows
+
+    def _mean(self, own: Sequence[np.ndarray], divisor: int) -> np.ndarray:
+        bounds = split_evenly(own[0].size, self._ranks.size)
+        part = reduce_scatter(self._ranks, own, self._groups, bounds)
+        total = np.empty(own[0].size, own[0].dtype)
+        first, after = bounds[self._ranks.rank], bounds[self._ranks.rank + 1]
+        divided(part, divisor, total[first:after])
+        as_bytes = total.view(np.uint8)
+        size = total.itemsize
+        self._ranks.allgather(
+            [as_bytes[begin * size : end * size] for begin, end in itertools.pairwise(bounds)]
+        )
+        return total
+
+    def _gathered(self, own: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the arrays of all ranks, in the order of their groups. They differ only in dim 0."""
+        lengths = [np.zeros(len(groups), np.int64) for groups in self._groups]
+        lengths[self._ranks.rank][:] = [len(value) for value in own]
+        self._ranks.allgather([length.view(np.uint8) for length in lengths])
+        inner, dtype = own[0].shape[1:], own[0].dtype
+        whole = [np.empty((int(length.sum()), *inner), dtype) for length in lengths]
+        np.concatenate(own, out=whole[self._ranks.rank])
+        self._ranks.allgather([_bytes(value) for value in whole])
+        return [
+            part
+            for value, length in zip(whole, lengths, strict=True)
+            for part in np.split(value, np.cumsum(length)[:-1])
+        ]
+
+
+def _together(sums: Sequence[Sequence[np.ndarray]]) -> Iterator[list[Sequence[np.ndarray]]]:
+    """Yield consecutive values of one dtype that are small enough to travel together."""
+    waiting: list[Sequence[np.ndarray]] = []
+    num_bytes = 0
+    for value in sums:
+        first = value[0]
+        if waiting and (waiting[0][0].dtype != first.dtype or num_bytes + first.nbytes > _TOGETHER_BYTES):
+            yield waiting
+            waiting, num_bytes = [], 0
+        waiting.append(value)
+        num_bytes += first.nbytes
+    if waiting:
+        yield waiting
+
+
+def _flat(values: Sequence[np.ndarray]) -> np.ndarray:
+    if len(values) == 1:
+        return values[0].reshape(-1)
+    return np.concatenate([value.reshape(-1) for value in values])
+
+
+def _bytes(value: np.ndarray) -> Bytes:
+    return value.reshape(-1).view(np.uint8)

@@ -1,0 +1,213 @@
+"""What a CSX computes in a step: its micro-batches, the values to return, and the counters of random ops.
+
+On one CSX the session decides that alone. On several, the first CSX decides it for all (`FirstCsx`), and each other one
+gets it in a message (`OtherCsx`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.graph.micro_batches import TOTAL, MicroBatches
+from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.collectives.totals import Totals
+from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, send
+from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
+from cerebras_tensorflow.runtime.micro_batches.steps import Wanted
+
+STEP, VARIABLE, EXTEND, END = "step", "variable", "extend", "end"  # kinds of messages
+_FEED = "feed"  # scope of the arrays that the caller feeds; those of micro-batches have their number
+_FETCHED = "fetched/"  # key of a value that only the caller on the first CSX takes
+
+Parts = Sequence[Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What this CSX computes in a step.
+
+    Attributes:
+        wanted: Values of the micro-batches to return.
+        parts: Its micro-batches.
+        feeds: What the caller feeds.
+        counters: The step, the micro-step and the entropy, for random ops.
+    """
+
+    wanted: Mapping[Any, Wanted]
+    parts: Parts
+    feeds: Mapping[Any, Any]
+    counters: tuple[int, int, int]
+
+
+class Orders:
+    """Gives a CSX its orders. This class is for a run on one CSX, which computes whole steps.
+
+    Attributes:
+        share: The micro-batches that this CSX computes.
+        across: Adds the sums of the other CSX; None: there are none.
+        batches_per_step: Batches of the input in a step. Each has the same number of micro-batches.
+    """
+
+    def __init__(self, share: Share, across: Across | None = None, batches_per_step: int = 1) -> None:
+        self.share = share
+        self.across = across
+        self.batches_per_step = batches_per_step
+
+    def of_step(self, order: Order) -> Order:
+        """Return this CSX's part of a step.
+
+        Args:
+            order: What the session would compute, with all micro-batches of the step.
+        """
+        return order
+
+    def before_step(self, extensions: Sequence[GraphDef], read: Callable[[str], np.ndarray]) -> None:
+        """Tell other CSX what has changed since the last step.
+
+        Args:
+            extensions: Everything that was added to the Program's graph.
+            read: Returns the value of a variable.
+        """
+
+    def variables_changed(self, names: Iterable[str]) -> None:
+        """Note that variables were set outside of a step."""
+
+    def run_ended(self, is_step: bool, may_write: bool) -> None:
+        """Note the end of a run.
+
+        Args:
+            is_step: Whether it was a training step.
+            may_write: Whether it may have changed variables in a way that is not part of the step.
+        """
+
+    def close(self) -> None:
+        """End the other CSX."""
+
+
+class FirstCsx(Orders):
+    """The first CSX, which tells the others what to do.
+
+    Args:
+        ranks: The group of all CSX; this one has rank 0.
+        program: The Program, which has a step in micro-batches.
+        batches_per_step: Batches of the input in a step.
+    """
+
+    def __init__(self, ranks: Collectives, program: Program, batches_per_step: int) -> None:
+        assert program.micro_batches is not None
+        share = Share.of(program.micro_batches, FIRST)
+        super().__init__(share, Totals(ranks, share) if ranks.size > 1 else None, batches_per_step)
+        self._ranks = ranks
+        specs = (*program.resident, *program.streamed)
+        self._variables = [spec.name for spec in specs if not spec.name.startswith(TOTAL)]
+        self._changed = set(self._variables)
+        self._num_extensions = 0
+        self._is_in_step = False
+
+    def of_step(self, order: Order) -> Order:
+        """Tell the others to compute their parts of a step; return this CSX's part."""
+        bounds = self.share.bounds
+        names = {key: key if isinstance(key, str) else f"{_FETCHED}{key.name}" for key in order.wanted}
+        means = {names[key]: [one.tensor, one.is_fetched] for key, one in order.wanted.items() if one.is_mean}
+        values = {"means": means, "counters": list(order.counters)}
+        fed = {f"{_FEED}/{_name(key)}": np.asarray(value) for key, value in order.feeds.items()}
+        messages = [
+            Message(STEP, values, fed | _numbered(order.parts[first:after]))
+            for first, after in itertools.pairwise(bounds)
+        ]
+        self._is_in_step = True
+        send(self._ranks, messages)
+        return Order(order.wanted, order.parts[: self.share.size], order.feeds, order.counters)
+
+    def before_step(self, extensions: Sequence[GraphDef], read: Callable[[str], np.ndarray]) -> None:
+        """Send new ops, and the variables that have changed outside of a step, one at a time."""
+        for extension in extensions[self._num_extensions :]:
+            graph = np.frombuffer(extension.SerializeToString(), np.uint8)
+            self._send(Message(EXTEND, {}, {"graph": graph}))
+        self._num_extensions = len(extensions)
+        for name in self._variables:
+            if name in self._changed:
+                value = np.asarray(read(name))
+                self._send(Message(VARIABLE, {"name": name, "dtype": value.dtype.name, "shape": list(value.shape)}))
+                self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
+        self._changed.clear()
+
+    def variables_changed(self, names: Iterable[str]) -> None:
+        """Note that variables were set outside of a step."""
+        self._changed.update(names)
+
+    def run_ended(self, is_step: bool, may_write: bool) -> None:
+        """Note the end of a run. After a write outside of a step, the next step sends all variables."""
+        if is_step:
+            self._is_in_step = False
+        if may_write:
+            self._changed.update(self._variables)
+
+    def close(self) -> None:
+        """End the others: orderly between two steps, else at once."""
+        if self._is_in_step:
+            self._ranks.abort("the step failed on the first CSX")
+        else:
+            with contextlib.suppress(CollectiveError):  # the run's own error, if any, is already known
+                self._send(Message(END))
+        self._ranks.close()
+
+    def _send(self, message: Message) -> None:
+        send(self._ranks, [message] * self._ranks.size)
+
+
+class OtherCsx(Orders):
+    """Another CSX than the first. `use` gives it the message of the next step.
+
+    Args:
+        ranks: The group of all CSX.
+        plan: The micro-batches of a step.
+    """
+
+    def __init__(self, ranks: Collectives, plan: MicroBatches) -> None:
+        share = Share.of(plan, ranks.rank)
+        super().__init__(share, Totals(ranks, share))
+        self._message = Message(STEP)
+
+    def use(self, message: Message) -> None:
+        """Take the message of the next step."""
+        self._message = message
+
+    def of_step(self, order: Order) -> Order:
+        """Return this CSX's part of the step, from the message.
+
+        Raises:
+            CollectiveError: If the update here takes a value that the first CSX does not send.
+        """
+        values, arrays = self._message.values, self._message.arrays
+        wanted = {name: Wanted(tensor, True, fetched) for name, (tensor, fetched) in values["means"].items()}
+        missing = sorted(str(key) for key in order.wanted if key not in wanted)
+        if missing:
+            raise CollectiveError(f"the update takes {missing[0]}, which is no mean over the micro-batches")
+        parts: list[dict[str, np.ndarray]] = [{} for _ in range(self.share.size)]
+        feeds: dict[str, np.ndarray] = {}
+        for name, value in arrays.items():
+            kind, _, rest = name.partition("/")
+            if kind == _FEED:
+                feeds[rest] = value
+            else:
+                parts[int(kind)][rest] = value
+        step, micro_step, entropy = values["counters"]
+        return Order(wanted, parts, feeds, (step, micro_step, entropy))
+
+
+def _numbered(parts: Parts) -> dict[str, np.ndarray]:
+    return {f"{number}/{name}": np.asarray(value) for number, part in enumerate(parts) for name, value in part.items()}
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) else str(key.name)

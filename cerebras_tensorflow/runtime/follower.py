@@ -1,0 +1,70 @@
+"""A CSX other than the first: computes its micro-batches and the update of each step, as the first one tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.program import Program, dtype_from_name
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, receive
+from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, STEP, VARIABLE, OtherCsx
+from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+
+
+def follow(
+    ranks: Collectives,
+    program: Program,
+    train_node: str,
+    store: WeightStore | None = None,
+    session_config: Any = None,
+    setup: str | None = None,
+) -> None:
+    """Do what the first CSX says until it ends the run.
+
+    Args:
+        ranks: The group of all CSX.
+        program: The Program of the run.
+        train_node: Name of the train op.
+        store: The weight store of this CSX; None if nothing is streamed.
+        session_config: ConfigProto of the session.
+        setup: Name of the op that initializes tables; None: there is none.
+
+    Raises:
+        CollectiveError: If another CSX failed.
+    """
+    assert program.micro_batches is not None
+    csx = OtherCsx(ranks, program.micro_batches)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(program.graph_def, name="")
+    session = ProgramSession(program, graph, train_node, store, session_config, None, csx)
+    try:
+        if setup is not None:
+            session.run(graph.get_operation_by_name(setup))
+        while (message := receive(ranks)).kind != END:
+            _obey(message, session, csx, ranks, train_node)
+    finally:
+        session.close()
+
+
+def _obey(message: Message, session: ProgramSession, csx: OtherCsx, ranks: Collectives, train_node: str) -> None:
+    if message.kind == VARIABLE:
+        session.load(message.values["name"], _received(message, ranks))
+    elif message.kind == EXTEND:
+        session.add(GraphDef.FromString(message.arrays["graph"].tobytes()))
+    else:
+        assert message.kind == STEP, f"unknown message {message.kind}"
+        csx.use(message)
+        session.run(session.graph.get_operation_by_name(train_node))
+
+
+def _received(message: Message, ranks: Collectives) -> np.ndarray:
+    dtype, shape = dtype_from_name(message.values["dtype"]), tuple(message.values["shape"])
+    value = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
+    ranks.broadcast(value.view(np.uint8), FIRST)
+    return value.reshape(shape)

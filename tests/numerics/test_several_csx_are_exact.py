@@ -1,0 +1,205 @@
+"""A step on several CSX gives the bits of one CSX with the same micro-batches, in every mode and store.
+
+The CSX are threads of this process, which exchange bytes as processes do over MPI.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler.step import compile_step
+from cerebras_tensorflow.graph.cost import op_outputs
+from cerebras_tensorflow.runtime.collectives.in_process import make_group
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.orders import FirstCsx
+from cerebras_tensorflow.runtime.follower import follow
+from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+from reference_implementations.common.optimizers.make import training_step
+from reference_implementations.common.sections import OptimizerSettings
+from tests.numerics.micro_batches import Cut, Result, batches, build, different, options, tied_loss, train
+from tests.numerics.test_micro_batches_are_exact import TRAINERS, adam
+
+v1 = tf.compat.v1
+COUNT, WHOLE = 8, 24  # micro-batches and samples of a step
+
+
+def train_on(
+    num_csx: int,
+    cut: Cut,
+    mode: str = "pipelined",
+    steps: int = 3,
+    folder: Path | None = None,
+    data: Sequence[dict[str, np.ndarray]] | None = None,
+    start: dict[str, np.ndarray] | None = None,
+    between: Callable[[ProgramSession, int], None] = lambda session, step: None,
+    later: Callable[[], dict[str, Any]] | None = None,
+) -> Result:
+    """Train on several CSX; with a folder, each streams its weights from a file there.
+
+    Args:
+        num_csx: Number of CSX.
+        cut: The graph.
+        mode: Execution mode.
+        steps: Number of steps.
+        folder: Folder of the stores.
+        data: Whole batches.
+        start: Values to start from; by default the initial ones.
+        between: Called before each step with the session of the first CSX.
+        later: Makes more tensors after compiling, as a hook may.
+    """
+    step = replace(cut.step, num_csx=num_csx)
+    program = compile_step(step, mode, options(folder, False), op_outputs(cut.graph))
+    assert cut.step.train_node is not None
+    source = iter(data or batches(steps, WHOLE))
+    group = make_group(num_csx)
+    stores: list[WeightStore | None] = [
+        FileStore(program.stored, folder / str(rank)) if program.needs_store and folder is not None else None
+        for rank in range(num_csx)
+    ]
+    errors: list[BaseException] = []
+
+    def other(ranks: Collectives) -> None:
+        try:
+            follow(ranks, program, str(cut.step.train_node), stores[ranks.rank])
+        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+            errors.append(error)
+            ranks.abort(repr(error))
+
+    threads = [threading.Thread(target=other, args=(ranks,)) for ranks in group[1:]]
+    for thread in threads:
+        thread.start()
+    first = FirstCsx(group[0], program, 1)
+    session = ProgramSession(program, cut.graph, cut.step.train_node, stores[0], None, lambda: next(source), first)
+    with cut.graph.as_default():
+        added = later() if later is not None else {}
+    try:
+        for name, value in (start or cut.values).items():
+            session.load(name, value)
+        fetched = []
+        for number in range(steps):
+            between(session, number)
+            fetched.append(session.run([{"loss": cut.loss, **cut.fetches, **added}, cut.train_op])[0])
+        result = Result(program, fetched, {name: session.read(name).copy() for name in cut.values})
+    finally:
+        session.close()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    return result
+
+
+def assert_same_bits(cut: Cut, folder: Path, numbers: Sequence[int], data: Any = None, steps: int = 3) -> Result:
+    """Train on one CSX and on several, in both modes; all agree in every bit. Return the result of one CSX."""
+    data = data or batches(steps, WHOLE)
+    expected = train(cut, steps=steps, data=data)
+    for num_csx in numbers:
+        for mode, store in (("pipelined", None), ("weight_streaming", None), ("weight_streaming", folder)):
+            result = train_on(num_csx, cut, mode, steps, store, data)
+            np.testing.assert_array_equal(result.losses, expected.losses)
+            assert not different(result, expected), (num_csx, mode, store)
+    return expected
+
+
+def cut_of(trainer: Callable[[Any, Any], Any], loss: Any = tied_loss, count: int = COUNT) -> Cut:
+    return build(trainer, loss, count, WHOLE)
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(TRAINERS) - {"adamw"})]
+
+
+@pytest.mark.parametrize("name", ["adamw", *SLOW])
+def test_two_and_three_csx_give_the_bits_of_one(name: str, tmp_path: Path) -> None:
+    assert_same_bits(cut_of(TRAINERS[name]), tmp_path, [2, 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_csx", [4, 8])
+def test_four_and_eight_csx_give_the_bits_of_one(num_csx: int, tmp_path: Path) -> None:
+    assert_same_bits(cut_of(adam), tmp_path, [num_csx])
+
+
+def test_bfloat16_sums_give_the_bits_of_one_csx(tmp_path: Path) -> None:
+    assert_same_bits(cut_of(adam, partial(tied_loss, dtype=tf.bfloat16)), tmp_path, [2], steps=2)
+
+
+def test_an_overflow_in_one_micro_batch_of_one_csx_skips_the_update_on_all(tmp_path: Path) -> None:
+    settings = OptimizerSettings(optimizer_type="adam", learning_rate=1e-2, loss_scaling_factor="dynamic")
+
+    def loss(ids: Any, targets: Any) -> Any:
+        scale = tf.where(tf.reduce_any(tf.equal(ids, 49)), 1e30, 1.0)
+        return tied_loss(ids, targets) * scale * scale
+
+    data = batches(3, WHOLE)
+    data[1]["cs_input/0:0"][WHOLE - 1, 2] = 49  # in the last micro-batch, which another CSX computes
+    result = assert_same_bits(cut_of(lambda value, _: training_step(value, settings), loss), tmp_path, [2], data)
+    assert not np.isfinite(result.losses[1]) and np.isfinite(result.losses[2])
+
+
+def test_a_run_continues_on_another_number_of_csx_with_the_same_bits() -> None:
+    cut, data = cut_of(TRAINERS["adamw"]), batches(4, WHOLE)
+    expected = train(cut, steps=4, data=data)
+    half = train_on(2, cut, steps=2, data=data[:2])
+    rest = train_on(3, cut, steps=2, data=data[2:], start=half.variables)
+    assert not different(rest, expected)
+
+
+def test_variables_that_are_set_between_steps_reach_all_csx() -> None:
+    cut, data = cut_of(adam), batches(3, WHOLE)
+
+    def by_load(session: ProgramSession, step: int) -> None:
+        if step == 1:
+            session.load("w", np.ones_like(cut.values["w"]))
+
+    def by_op(session: ProgramSession, step: int) -> None:
+        if step == 1:
+            session.run(assign)
+
+    with cut.graph.as_default():
+        w = next(one for one in v1.trainable_variables() if one.op.name == "w")
+        assign = w.assign(tf.ones_like(w)).op
+    results = [train_on(number, cut, data=data, between=by) for number in (1, 2) for by in (by_load, by_op)]
+    for result in results[1:]:
+        assert not different(result, results[0])
+
+
+def test_tensors_that_hooks_make_are_means_over_the_micro_batches_of_all_csx() -> None:
+    def later() -> dict[str, Any]:
+        graph = v1.get_default_graph()
+        ids = graph.get_tensor_by_name("cs_input/0:0")
+        mean = tf.reduce_mean(tf.cast(ids, tf.float32))
+        return {"mean": mean, "ids": ids, "summary": v1.summary.scalar("mean", mean)}
+
+    data = batches(2, WHOLE)
+    result = train_on(2, cut_of(adam), steps=2, data=data, later=later)
+    for batch, fetched in zip(data, result.fetched, strict=True):
+        ids = batch["cs_input/0:0"]
+        assert fetched["mean"] == pytest.approx(ids.mean())
+        assert np.array_equal(fetched["ids"], ids[: WHOLE // COUNT]), "the first micro-batch"
+        assert v1.Summary.FromString(fetched["summary"]).value[0].simple_value == pytest.approx(ids.mean())
+
+
+def test_moving_averages_take_the_mean_of_all_csx(tmp_path: Path) -> None:
+    def loss(ids: Any, targets: Any) -> Any:
+        average = v1.get_variable("average", [4], initializer=v1.zeros_initializer(), trainable=False)
+        update = average.assign_sub(0.25 * (average - tf.reduce_mean(tf.cast(ids, tf.float32), 0)))
+        v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
+        return tied_loss(ids, targets)
+
+    def with_updates(value: Any, step: Any) -> Any:
+        with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
+            return adam(value, step)
+
+    data = batches(1, WHOLE)
+    result = assert_same_bits(cut_of(with_updates, loss), tmp_path, [2], data, steps=1)
+    np.testing.assert_allclose(result.variables["average"], 0.25 * data[0]["cs_input/0:0"].mean(0), rtol=1e-6)
