@@ -21,11 +21,11 @@ _CANCEL_LIMIT_S = 1.0
 _GIVEN_UP: list[Any] = []
 
 
-def join_world(limit_s: float = 60.0) -> Collectives:
+def join_world(limit_s: float = 60.0) -> MpiRank:
     """Return this process's rank in the group of all processes that MPI has started.
 
     Args:
-        limit_s: Longest time that a call waits for the other ranks [s].
+        limit_s: Longest time that a call waits for the other ranks [s]; math.inf: no limit.
 
     Raises:
         SettingsError: If mpi4py or an MPI library is not installed.
@@ -33,13 +33,18 @@ def join_world(limit_s: float = 60.0) -> Collectives:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
-        raise SettingsError(
-            f"more than one CSX needs MPI ({error}): pip install cerebras_tensorflow[mpi], or set num_csx to 1"
-        ) from error
-    return _MpiRank(MPI, limit_s)
+        raise missing(error) from error
+    return MpiRank(MPI, limit_s)
 
 
-class _MpiRank(Collectives):
+def missing(reason: object) -> SettingsError:
+    """Return the error of a run that needs MPI where it is not installed."""
+    return SettingsError(
+        f"more than one CSX needs MPI ({reason}): pip install cerebras_tensorflow[mpi], or set num_csx to 1"
+    )
+
+
+class MpiRank(Collectives):
     """One process of a group."""
 
     def __init__(self, mpi: Any, limit_s: float) -> None:
@@ -54,6 +59,10 @@ class _MpiRank(Collectives):
         """End all ranks: MPI stops their processes. Does not return."""
         print(f"rank {self.rank} on {self._mpi.Get_processor_name()} failed: {reason}", file=sys.stderr, flush=True)
         self._world.Abort(1)
+
+    def finish(self) -> None:
+        """Leave the group together: all ranks call this at the end of an orderly run."""
+        self._mpi.Finalize()
 
     def close(self) -> None:
         """Leave the group."""

@@ -1,0 +1,224 @@
+"""Starts the processes of a run on several CSX through MPI, and is rank 0 of their group without loading MPI."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
+from cerebras_tensorflow.runtime.collectives.mpi import missing
+from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FILE, cut, mapped
+from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, Sign, Watch, log_file
+
+_POLL_S = 0.2
+_START_LIMIT_S = 60.0
+_END_LIMIT_S = 10.0
+_LOG_FILE = "mpi.log"
+
+
+def start(size: int, module: str, folder: Path, limit_s: float) -> Collectives:
+    """Start processes on this machine; return rank 0 of their group.
+
+    Args:
+        size: Number of ranks, with this process.
+        module: Module whose `main(ranks, folder)` each other process calls.
+        folder: Private folder of the run, with what the processes read.
+        limit_s: How long a rank may give no sign of life [s].
+
+    Raises:
+        SettingsError: If mpi4py or an MPI library is not installed.
+        CollectiveError: If the processes do not start.
+    """
+    command = [*mpiexec(), "-n", str(size), sys.executable, "-m", f"{__package__}.process", str(folder), module]
+    for left in folder.glob("rank-*"):
+        left.unlink()
+    return _FirstRank(size, command, folder, limit_s)
+
+
+def mpiexec() -> list[str]:
+    """Return the command that starts processes of MPI on this machine, without their number.
+
+    Raises:
+        SettingsError: If mpi4py or mpiexec is not installed.
+    """
+    try:
+        import mpi4py  # noqa: F401 - loads no MPI library
+    except ImportError as error:
+        raise missing(error) from error
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise missing("there is no mpiexec")
+    shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=30)
+    if "HYDRA" in shown.stdout:
+        # A rank that dies must not end the others: this process first says which one it was.
+        return [found, "-disable-auto-cleanup", "-launcher", "fork", "-hosts", "localhost"]
+    return [found, "--oversubscribe"]
+
+
+class _FirstRank(Collectives):
+    """Rank 0. It moves its bytes through a process that MPI has started."""
+
+    def __init__(self, size: int, command: Sequence[str], folder: Path, limit_s: float) -> None:
+        super().__init__(0, size)
+        self._folder = folder
+        self._watch = Watch(folder, size, limit_s)
+        self._failure: str | None = None
+        self._memory: Bytes = np.empty(0, np.uint8)
+        self._sign = Sign(folder / FIRST_FILE)
+        secret = secrets.token_bytes(32)
+        fd = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(secret)
+        # The path of a socket has at most 107 bytes, so the socket is in a short folder.
+        self._short = Path(tempfile.mkdtemp(prefix="cs_csx_"))
+        (folder / SOCKET_FILE).unlink(missing_ok=True)
+        (folder / SOCKET_FILE).symlink_to(self._short / SOCKET_FILE)
+        with open(folder / _LOG_FILE, "wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True
+            )
+        try:
+            self._link = self._accepted(secret)
+        except BaseException:
+            self._end()
+            raise
+
+    def abort(self, reason: str) -> None:
+        """End all ranks."""
+        self._failure = self._failure or f"rank 0 failed: {reason}"
+        self._end()
+
+    def close(self) -> None:
+        """Let the others end, which have been told to."""
+        if self._failure is None:
+            self._failure = "the run has ended"
+            with suppress(OSError):
+                self._link.sendall(json.dumps({"end": True}).encode())
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_LIMIT_S)
+        self._end()
+
+    def _exchange(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
+        if self._failure is not None:
+            raise CollectiveError(self._failure)
+        sizes = [part.nbytes for part in outgoing], [part.nbytes for part in incoming]
+        command = {"memory": 0, "outgoing": sizes[0], "incoming": sizes[1]}
+        needed, fds = sum(map(sum, sizes)), []
+        if needed > self._memory.nbytes:
+            command["memory"] = size = 1 << (max(needed, mmap_page()) - 1).bit_length()
+            fd = os.memfd_create("cs_csx", os.MFD_CLOEXEC)
+            os.ftruncate(fd, size)
+            fds = [os.dup(fd)]
+            self._memory = mapped(fd, size)
+        for part, place in zip(outgoing, cut(self._memory, sizes[0]), strict=True):
+            np.copyto(place, part)
+        try:
+            socket.send_fds(self._link, [json.dumps(command).encode()], fds)
+            answer = self._answer()
+        except OSError:
+            answer = b""
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._check(answer)
+        for part, place in zip(incoming, cut(self._memory, sizes[1], sum(sizes[0])), strict=True):
+            np.copyto(part, place)
+
+    def _answer(self) -> bytes:
+        """Return the relay's answer; empty if it is gone or a rank failed."""
+        while True:
+            try:
+                return self._link.recv(1 << 16)
+            except TimeoutError:
+                self._failure = self._watch.failure()
+                if self._failure is not None or self._process.poll() is not None:
+                    return b""
+
+    def _check(self, answer: bytes) -> None:
+        """Check the relay's answer.
+
+        Raises:
+            CollectiveError: If there is none, or it is an error. The group then ends.
+        """
+        error = json.loads(answer)["error"] if answer else "the processes of MPI ended"
+        if error is None:
+            return
+        if self._failure is None:
+            where = f"see {self._folder / _LOG_FILE} and {log_file(self._folder, 1)}"
+            self._failure = self._watch.failure() or f"{error}; {where}"
+        self._end()
+        raise CollectiveError(self._failure)
+
+    def _accepted(self, secret: bytes) -> socket.socket:
+        """Return the connection of the relay.
+
+        Raises:
+            CollectiveError: If it does not come.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(self._short / SOCKET_FILE))
+            listener.listen(1)
+            listener.settimeout(_POLL_S)
+            end = time.monotonic() + _START_LIMIT_S
+            while time.monotonic() < end and self._process.poll() is None:
+                with suppress(TimeoutError):
+                    link, _ = listener.accept()
+                    link.settimeout(_POLL_S * 50)
+                    if secrets.compare_digest(link.recv(len(secret)), secret):
+                        link.settimeout(_POLL_S)
+                        return link
+                    link.close()
+        text = (self._folder / _LOG_FILE).read_text(errors="replace").strip()
+        raise CollectiveError(f"the processes of {self.size} CSX did not start; {self._folder / _LOG_FILE}: {text[-500:]}")
+
+    def _end(self) -> None:
+        """End all processes."""
+        self._sign.close()  # each process ends when this sign has ended
+        with suppress(AttributeError, OSError):
+            self._link.close()
+        for host, pid in self._watch.places():
+            if host == socket.gethostname() and self._process.poll() is None:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._short, ignore_errors=True)
+
+
+def mmap_page() -> int:
+    """Return the size of a page of memory [B]."""
+    return os.sysconf("SC_PAGE_SIZE")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the processes."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "SLURM_", "OMPI_"))}
+    import mpi4py
+
+    # mpi4py looks in the folder of the interpreter. Where a virtual environment borrows packages, it is beside these.
+    library = Path(mpi4py.__file__).parents[3] / "libmpi.so.12"
+    if library.exists():
+        environ.setdefault("MPI4PY_LIBMPI", str(library))
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    return environ

@@ -1,0 +1,60 @@
+"""A process of a run on several CSX: `python -m cerebras_tensorflow.runtime.collectives.process FOLDER MODULE`.
+
+MPI starts one for each CSX. Rank 0 moves the bytes of the first CSX (relay.py). Each other rank calls
+`main(ranks, folder)` of MODULE.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.runtime.collectives import relay
+from cerebras_tensorflow.runtime.collectives.mpi import join_world
+from cerebras_tensorflow.runtime.collectives.signs_of_life import (
+    FIRST_FILE,
+    Sign,
+    error_file,
+    exit_with,
+    log_file,
+    rank_file,
+)
+
+
+def main(folder: Path, module: str) -> int:
+    """Run one rank and return its exit code."""
+    ranks = join_world(math.inf)  # the first CSX ends the run if a rank ends or hangs
+    exit_with(folder / FIRST_FILE, 1)
+    if ranks.rank == 0:
+        relay.serve(ranks, folder)
+        ranks.finish()
+        return 0
+    log = os.open(log_file(folder, ranks.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sign = Sign(rank_file(folder, ranks.rank))
+    try:
+        importlib.import_module(module).main(ranks, folder)
+        ranks.finish()
+    except BaseException as error:  # noqa: BLE001 - the first CSX reports it
+        traceback.print_exc()
+        sys.stderr.flush()
+        kind = f"{type(error).__name__}: " if not isinstance(error, CerebrasError) or _is_of_group(error) else ""
+        text = f"{kind}{error}".strip()
+        error_file(folder, ranks.rank).write_text(text if text.endswith(".") else f"{text}.", encoding="utf-8")
+        os._exit(1)  # MPI's own end would wait for the others
+    sign.close()
+    return 0
+
+
+def _is_of_group(error: BaseException) -> bool:
+    return type(error).__name__ == "CollectiveError"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

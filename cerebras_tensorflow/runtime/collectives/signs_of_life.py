@@ -1,0 +1,160 @@
+"""Whether the processes of a run on several CSX are alive, by files in a folder that all of them see.
+
+Each process holds a lock on its file as long as it lives, and renews the file's time every second. So a process that
+ended and one that hangs can be told apart, on any host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_PERIOD_S = 1.0
+FIRST_FILE = "first"
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Return the file of a rank."""
+    return folder / f"rank-{rank}"
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Return the log of a rank."""
+    return folder / f"rank-{rank}.log"
+
+
+def error_file(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank says why it failed."""
+    return folder / f"rank-{rank}.error"
+
+
+class Sign:
+    """The sign of life of this process, until `close` or its end.
+
+    Args:
+        path: The file. It gets the host and the process id.
+        is_renewed: Whether to renew its time.
+    """
+
+    def __init__(self, path: Path, is_renewed: bool = True) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.write(self._fd, f"{socket.gethostname()} {os.getpid()}".encode())
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="cs_sign", daemon=True)
+        if is_renewed:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the sign."""
+        if not self._ended.is_set():
+            self._ended.set()
+            if self._thread.is_alive():
+                self._thread.join()
+            os.close(self._fd)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(_PERIOD_S):
+            with suppress(OSError):
+                os.utime(self._fd)
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the process of a file has ended, after it has written the file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return os.fstat(fd).st_size > 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def exit_with(path: Path, code: int) -> None:
+    """Start a thread that ends this process when the process of a file has ended."""
+
+    def watch() -> None:
+        while not has_ended(path):
+            time.sleep(_PERIOD_S / 2)
+        os._exit(code)
+
+    threading.Thread(target=watch, name="cs_watch", daemon=True).start()
+
+
+class Watch:
+    """Finds a rank that has ended or hangs.
+
+    Args:
+        folder: Folder of the files.
+        size: Number of ranks. Rank 0 is the caller's own.
+        limit_s: How long a file may stay the same before its rank hangs [s].
+    """
+
+    def __init__(self, folder: Path, size: int, limit_s: float) -> None:
+        self._folder = folder
+        self._size = size
+        self._limit = limit_s
+        self._seen: dict[int, tuple[int, float]] = {}  # rank -> time of its file, seconds without a change
+        self._checked_at = time.monotonic()
+
+    def failure(self) -> str | None:
+        """Return what is wrong with a rank: its number, host, log and reason; None if nothing is."""
+        ended = [rank for rank in range(1, self._size) if has_ended(rank_file(self._folder, rank))]
+        if ended:
+            time.sleep(_PERIOD_S / 2)  # others fail because the first one did; all reasons are there now
+            ended = [rank for rank in range(1, self._size) if has_ended(rank_file(self._folder, rank))]
+            return min((self._why_ended(rank) for rank in ended), key=lambda found: found[0])[1]
+        return self._hanging()
+
+    def places(self) -> list[tuple[str, int]]:
+        """Return the host and process id of each rank that has started."""
+        found = []
+        for rank in range(1, self._size):
+            with suppress(OSError, ValueError):
+                host, pid = rank_file(self._folder, rank).read_text(encoding="utf-8").split()
+                found.append((host, int(pid)))
+        return found
+
+    def _why_ended(self, rank: int) -> tuple[int, str]:
+        """Return (order of the reason, text). A rank that only lost another one comes last."""
+        log = log_file(self._folder, rank)
+        try:
+            reason = error_file(self._folder, rank).read_text(encoding="utf-8")
+        except OSError:
+            text = "ended without an error: killed, or out of memory"
+            return 1, f"{self._named(rank)} {text}. Its log is {log}."
+        order = 2 if reason.startswith("CollectiveError") else 0
+        return order, f"{self._named(rank)} failed: {reason} Its log is {log}."
+
+    def _hanging(self) -> str | None:
+        now = time.monotonic()
+        passed = min(now - self._checked_at, 2 * _PERIOD_S)  # this process itself may have been stopped
+        self._checked_at = now
+        for rank in range(1, self._size):
+            with suppress(OSError):
+                changed = rank_file(self._folder, rank).stat().st_mtime_ns
+                before, waited = self._seen.get(rank, (changed, 0.0))
+                waited = waited + passed if changed == before else 0.0
+                self._seen[rank] = (changed, waited)
+                if waited > self._limit:
+                    return (
+                        f"{self._named(rank)} hangs: no sign of life for {self._limit:g} s. Its log is "
+                        f"{log_file(self._folder, rank)}."
+                    )
+        return None
+
+    def _named(self, rank: int) -> str:
+        try:
+            host = rank_file(self._folder, rank).read_text(encoding="utf-8").split()[0]
+        except (OSError, IndexError):
+            host = "an unknown host"
+        return f"rank {rank} on {host}"
