@@ -41,6 +41,8 @@ def _csrun_wse(argv: Sequence[str]) -> int:
         return 0
     plan = make_plan(_request(parsed, here), command_of(parsed, "csrun_wse"))
     program = site_program(here, parsed, plan.command)
+    if (num_csx := parsed.number("num-csx")) is not None:
+        os.environ[env.NUM_CSX] = str(num_csx)
     from csrun import launching
 
     if parsed.truth("dry-run", False):

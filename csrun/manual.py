@@ -16,6 +16,7 @@ COMMON = (
 EXECUTOR = Option("executor", "text", "auto, embedded (this machine) or slurm", "auto, embedded or slurm")
 
 WSE_OPTIONS = (
+    Option("num-csx", "number", "CS systems that train together (overrides num_csx of the run)", "number of systems"),
     Option("total-nodes", "number", "Nodes of the launch", "number of nodes", aliases=("nodes",)),
     Option("tasks-per-node", "number", "Tasks on each node", "number of tasks"),
     Option("cpus-per-task", "number", "CPUs for each task", "number of CPUs"),

@@ -6,6 +6,7 @@
 | AWS_REGION, AWS_DEFAULT_REGION | user | the bucket's region; counts before that of a profile |
 | AWS_PROFILE | user | section of the AWS tools' files with keys, region, endpoint; unused with AWS_ACCESS_KEY_ID |
 | AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE | user | these files; default `~/.aws/config` and `~/.aws/credentials` |
+| CEREBRAS_CSX_TIMEOUT_S | user | how long one of several CSX may give no sign of life; default 60 seconds |
 | CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of our own errors, not only their text |
 | CEREBRAS_TENSORFLOW_AUTOLOAD | user | `0`: no tf.estimator for scripts that do not import us (roots/autoload) |
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
@@ -20,6 +21,7 @@
 | CSRUN_INPUT_WORKERS | csrun | number of input workers of the launch; 0: the chief computes its input itself |
 | CSRUN_JOB_ID | csrun | number of the launch that a process belongs to |
 | CSRUN_LAYOUT | csrun | JSON of the launch plan: nodes, tasks per node, single-task nodes |
+| CSRUN_NUM_CSX | csrun | number of CSX of the launch, from --num_csx; unset: the run's own settings decide |
 | CSRUN_PROGRESS | csrun | columns of the launcher's terminal, which shows progress (0: none), and the pipe to it |
 | CSRUN_ROLE | csrun | role of this process: chief, weight_server, input_worker |
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
@@ -46,6 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CSX_TIMEOUT_S = "CEREBRAS_CSX_TIMEOUT_S"
 DEBUG = "CEREBRAS_DEBUG"
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
@@ -57,6 +60,7 @@ INPUT_FOLDER = "CSRUN_INPUT_FOLDER"
 INPUT_CPUS = "CSRUN_INPUT_CPUS"
 INPUT_REPORT = "CSRUN_INPUT_REPORT"
 INPUT_WORKERS = "CSRUN_INPUT_WORKERS"
+NUM_CSX = "CSRUN_NUM_CSX"
 JOB_ID = "CSRUN_JOB_ID"
 LAYOUT = "CSRUN_LAYOUT"
 PROGRESS = "CSRUN_PROGRESS"
@@ -103,6 +107,8 @@ class Environment:
     slurm_launch_address: str | None = None
     trace_step: int = 0
     writes_report: bool = True
+    num_csx: int = 0
+    csx_timeout_s: int = 60
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -121,7 +127,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     task = environ.get(TASK, "0")
     if not task.isdigit():
         raise ValueError(f"{TASK}={task!r}: expected a number from 0")
-    counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS, TRACE_STEP)}
+    counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS, TRACE_STEP, NUM_CSX)}
+    counts[CSX_TIMEOUT_S] = environ.get(CSX_TIMEOUT_S) or "60"
     for name, count in counts.items():
         if not count.isdigit():
             raise ValueError(f"{name}={count!r}: expected a number from 0")
@@ -144,6 +151,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         slurm_launch_address=environ.get(SLURM_LAUNCH_ADDRESS) or None,
         trace_step=int(counts[TRACE_STEP]),
         writes_report=environ.get(REPORT, "1") != "0",
+        num_csx=int(counts[NUM_CSX]),
+        csx_timeout_s=int(counts[CSX_TIMEOUT_S]),
     )
 
 

@@ -12,7 +12,7 @@ from cerebras_tensorflow.compiler.memory_plan import plan_memory
 from cerebras_tensorflow.errors import MemoryBudgetError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
-from cerebras_tensorflow.estimator.execution import micro_batch_size
+from cerebras_tensorflow.estimator.execution import micro_batch_size, several_csx
 from cerebras_tensorflow.estimator.execution.compile_model import Compiled, compile_model
 from cerebras_tensorflow.estimator.execution.run_report import write_run_report
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -66,6 +66,8 @@ def _compile_with_input(request: CompileRequest) -> Compiled:
     pipeline = InputPipeline(request.input_fn, request.params, request.mode, request.settings)
     cs = request.settings.cs
     try:
+        if request.mode == ModeKeys.TRAIN:
+            several_csx.share_batches(pipeline, cs, request.params)
         wanted = micro_batch_size.requested(cs, request.params, request.mode)
         if micro_batch_size.is_exploring(wanted):
             pipeline.cut_batches(_fastest(request, pipeline, wanted))

@@ -24,6 +24,7 @@ from cerebras_tensorflow.estimator.distributed.strategies import check_no_system
 from cerebras_tensorflow.estimator.evaluation import prediction as prediction_run
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
 from cerebras_tensorflow.estimator.execution import restrictions
+from cerebras_tensorflow.estimator.execution.several_csx import note_one_csx, num_csx_of
 from cerebras_tensorflow.estimator.execution.target import Target, choose_target, held
 from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -176,7 +177,7 @@ class CerebrasEstimator:
             sparsity=sparsity,
         )
         if distributed_training.is_distributed(self._settings):
-            check_no_system("train_distribute", target.is_cs)
+            check_no_system("train_distribute", target.is_cs or num_csx_of(self._settings.cs) > 1)
             distributed_training.train(request)
             return self
         with held(target, f"train {self._model_dir}"):
@@ -215,6 +216,7 @@ class CerebrasEstimator:
         if distributed_evaluation.is_distributed(self._settings):
             check_no_system("eval_distribute", target.is_cs)
             return distributed_evaluation.evaluate(request)
+        note_one_csx(self._settings.cs, "Evaluation")
         with held(target, f"evaluate {self._model_dir}"):
             return evaluation_run.evaluate(request, target)
 
@@ -256,6 +258,7 @@ class CerebrasEstimator:
         check_hooks(hooks)
         target = self._target(use_cs, ModeKeys.PREDICT)
         request = self._inference(input_fn, hooks, None, checkpoint_path, None)
+        note_one_csx(self._settings.cs, "Prediction")
         with held(target, f"predict {self._model_dir}"):
             yield from prediction_run.predict(request, target, predict_keys, yield_single_examples, num_samples)
 

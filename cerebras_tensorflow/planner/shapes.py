@@ -120,4 +120,5 @@ class ShapeInputs:
             made: Mapping[str, Any] = {str(shape.name): make(shape) for shape in shapes}
             return made or None
 
-        return BatchInputs(structure(self._features), structure(self._labels), tuple(names), self._micro_batches)
+        features, labels, parts = structure(self._features), structure(self._labels), self._micro_batches
+        return BatchInputs(features, labels, tuple(names), parts, parts=parts)

@@ -43,8 +43,6 @@ def label_job(labels: dict[str, str]) -> None:
 def log_ignored(settings: RunSettings) -> None:
     """Log the cluster sizes that have no effect here, because the launcher sets them."""
     given = {name: getattr(settings, name) for name in ("num_wgt_servers", "num_act_servers", "num_workers_per_csx")}
-    if (settings.num_csx or 1) > 1:
-        given = {"num_csx": settings.num_csx, **given}
     stated = ", ".join(f"{name}={value}" for name, value in given.items() if value)
     if stated:
         logger.info("%s: no change here: one simulated CS-2 runs the model; options of csrun_wse set the tasks", stated)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebras_tensorflow import command_line
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.params_file import read_params
 from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.errors import CerebrasError, CheckpointError, SettingsError
@@ -132,12 +133,15 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     if "max_steps" in overrides and "steps" not in overrides:
         runconfig = {key: value for key, value in runconfig.items() if key != "steps"}
     content = {**content, "runconfig": {**runconfig, **overrides}}
+    global_batch_size = _take_global_batch_size(content)
     checked = check_sections(content, sections, str(path), {"runconfig": tuple(overrides)})
     params: dict[str, Any] = {name: _plain(dataclasses.asdict(section)) for name, section in checked.items()}
     for name in INPUT_SECTIONS:
         for key in PATH_KEYS:
             if params.get(name, {}).get(key):
                 params[name][key] = _resolve(params[name][key], path.parent)
+        if global_batch_size is not None and name == "train_input":
+            params[name]["global_batch_size"] = global_batch_size
         if "micro_batch_size" in overrides and name in params:
             params[name]["micro_batch_size"] = overrides["micro_batch_size"]
     if sparsity is not None:
@@ -145,6 +149,19 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     params["runconfig"]["cs_ip"] = with_port(params["runconfig"]["cs_ip"])
     params["runconfig"]["model_dir"] = str(options.model_dir)
     return params
+
+
+def _take_global_batch_size(content: dict[str, Any]) -> int | None:
+    """Return the global batch size, from an option, `runconfig` or `train_input`; the input then has such batches."""
+    section = content.get("train_input")
+    if not isinstance(section, dict):
+        return None
+    section = dict(section)
+    of_section = section.pop("global_batch_size", None)
+    chosen = content["runconfig"].get("global_batch_size")
+    size = chosen if chosen is not None else of_section
+    content["train_input"] = section if size is None else {**section, "batch_size": size}
+    return size
 
 
 def with_port(address: str | None) -> str | None:
@@ -247,7 +264,8 @@ def _parser() -> argparse.ArgumentParser:
         help="go on with a model that does not fit on the simulated wafer",
     )
     group = parser.add_argument_group("cluster")
-    group.add_argument("--num_csx", type=int, help="CS systems that share a batch")
+    group.add_argument("--num_csx", type=int, help="CS systems that train together; each takes batches of batch_size")
+    group.add_argument("--global_batch_size", type=int, help="samples of all systems in a step, instead of batch_size")
     group.add_argument("--num_wgt_servers", type=int, help="weight servers")
     group.add_argument("--num_act_servers", type=int, help="activation servers")
     group.add_argument("--num_workers_per_csx", type=int, help="input workers for each CS system")
@@ -269,6 +287,8 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         params["train_input"]["skip_steps"] = steps_to_skip(
             model_dir, params["train_input"], settings, params.get("optimizer", {}).get("grad_accum_steps", 1)
         )
+        if "global_batch_size" not in params["train_input"]:  # otherwise a step takes one batch
+            params["train_input"]["skip_steps"] *= env.read().num_csx or settings.num_csx or 1
         write_yaml(params, Path(work_folder(model_dir), "train", "params_train.yaml"))
     model_fn = _import(model.model_fn)
     train_input_fn = functools.partial(model.input_fn("train", settings.synthetic), params)

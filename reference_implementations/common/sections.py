@@ -36,7 +36,8 @@ class RunSettings:
     memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
     micro_batch_size: int | str | dict[str, Any] | None = None  # for all modes; an input section overrides it
     allow_oversize: bool = False  # go on with a model that does not fit on the simulated wafer
-    num_csx: int | None = None
+    num_csx: int | None = None  # CS systems that share the batches of training
+    global_batch_size: int | None = None  # samples of all systems in a training step, instead of batch_size
     num_wgt_servers: int | None = None
     num_act_servers: int | None = None
     num_workers_per_csx: int | None = None
@@ -48,6 +49,9 @@ class RunSettings:
         for label in self.job_labels:
             if not label.partition("=")[1] or not label.partition("=")[0]:
                 raise SettingsError(f"job label {label!r}; expected key=value")
+        for name in ("num_csx", "global_batch_size"):
+            if (getattr(self, name) or 1) < 1:
+                raise SettingsError(f"{name} is {getattr(self, name)}; expected at least 1")
         if self.steps is not None and self.max_steps is not None:
             raise SettingsError(
                 f"steps ({self.steps}) and max_steps ({self.max_steps}) are both given; keep max_steps to stop at that "

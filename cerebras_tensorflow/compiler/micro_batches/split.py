@@ -36,7 +36,7 @@ from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTab
 
 _ADVICE = (
     "Compute gradients of the loss with tf.gradients, Optimizer.compute_gradients or tf.GradientTape, with respect to "
-    "the variables themselves, and outside of tf.function; or set micro_batch_size to none"
+    "the variables themselves, and outside of tf.function; or set micro_batch_size to none and num_csx to 1"
 )
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 

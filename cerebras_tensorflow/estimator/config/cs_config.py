@@ -16,10 +16,12 @@ STORES = ("auto", "memory", "servers", "file")
 class CSConfig:
     """Settings of a run on a CS system.
 
-    Fields up to `use_cbfloat16` are those of the original (1.6 to 1.8). Scripts may set them, but they have no effect:
-    on the simulated system one machine plays all roles.
+    Fields up to `use_cbfloat16` are those of the original (1.6 to 1.8). Scripts may set them. Except
+    `num_csx` they have no effect: on the simulated system one machine plays all roles.
 
     Attributes:
+        num_csx: CSX that share the batches of a training run. Each takes one of `num_csx` consecutive batches of the
+            input; with `global_batch_size` in params' train_input, they split each batch. None: 1.
         weight_store: "memory", "servers" (the launch's weight servers), "file", or "auto". "auto" chooses memory if the
             weights fit in a quarter of free memory, else servers if they fit in half of the servers' memory, else file.
         weight_store_dir: Folder of the file store; None: `<model_dir>/weight_store`.
@@ -84,6 +86,8 @@ class CSConfig:
                 "weight_store to auto, file or servers"
             )
         check_micro_batch_size(self.micro_batch_size)
+        if self.num_csx is not None and not _is_count(self.num_csx):
+            raise SettingsError(f"num_csx is {self.num_csx!r}: expected the number of CSX, 1 or more")
         for name in ("stream_window_bytes", "min_stream_bytes", "memory_budget"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):

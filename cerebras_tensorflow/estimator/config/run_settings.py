@@ -18,6 +18,7 @@ _OUR_FIELDS = (
     "memory_budget",
     "debug_args",
     "micro_batch_size",
+    "num_csx",
 )
 
 

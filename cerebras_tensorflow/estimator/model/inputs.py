@@ -37,13 +37,17 @@ class BatchInputs:
         features, labels: Arguments of model_fn.
         names: Names of the placeholder ops to feed, in the order of the input's values. Empty if the step reads the
             batch itself.
-        micro_batches: Number of micro-batches in a batch. The placeholders take one of them.
+        micro_batches: Number of micro-batches in a step. The placeholders take one of them.
+        num_csx: CSX that share them.
+        parts: Number of micro-batches in a batch of the input.
     """
 
     features: Any
     labels: Any
     names: tuple[str, ...]
     micro_batches: int = 1
+    num_csx: int = 1
+    parts: int = 1
 
     @property
     def tensors(self) -> list[Any]:
@@ -72,7 +76,9 @@ class InputPipeline:
         settings: RunSettings,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._micro_batches = 1
+        self._num_csx = 1
+        self._batches_per_step = 1
+        self._micro_batches = 1  # of a batch
         self._parts: list[Mapping[str, np.ndarray]] = []  # micro-batches of the current batch that are left
         graph = new_graph(settings.tf_random_seed)
         known = _Known(graph)
@@ -94,12 +100,27 @@ class InputPipeline:
         self.graph = graph if self._reader is None else None
         self._features, self._labels = features_and_labels(result)
 
+    def share(self, num_csx: int, is_global: bool) -> None:
+        """Let CSX share the batches. Call it before `cut_batches`.
+
+        Args:
+            num_csx: Number of CSX.
+            is_global: Whether each batch is split over all CSX. If not, a step takes a batch for each.
+        """
+        self._num_csx = num_csx
+        self._batches_per_step = 1 if is_global else num_csx
+
     def cut_batches(self, micro_batch_size: int | None) -> None:
         """Let the placeholders take micro-batches of this size; None: whole batches.
 
+        A batch that several CSX split has at least one micro-batch for each; None is then the largest such size.
+
         Raises:
-            SettingsError: If the batches cannot be cut into parts of this size.
+            SettingsError: If the batches cannot be cut into parts of this size, or give too few micro-batches.
         """
+        if micro_batch_size is None and self._num_csx > self._batches_per_step:
+            sizes = divisors(self.batch_size)
+            micro_batch_size = max((size for size in sizes if self.batch_size // size >= self._num_csx), default=1)
         if micro_batch_size is not None and not self.is_fed:
             raise SettingsError(
                 f"micro_batch_size is {micro_batch_size}, but input_fn returns tensors of the model's graph. Return "
@@ -110,6 +131,12 @@ class InputPipeline:
             raise SettingsError(
                 f"micro_batch_size is {micro_batch_size}, and the batch has {self.batch_size} samples. Choose one of "
                 f"{', '.join(map(str, divisors(self.batch_size)))}."
+            )
+        if self._micro_batches * self._batches_per_step < self._num_csx:
+            raise SettingsError(
+                f"num_csx is {self._num_csx}, and the global batch of {self.batch_size} samples has only "
+                f"{self._micro_batches} micro-batches of {micro_batch_size}: each CSX needs one. Choose a smaller "
+                "micro_batch_size, a larger batch or fewer CSX."
             )
 
     @property
@@ -137,6 +164,11 @@ class InputPipeline:
         return self._reader is not None
 
     @property
+    def batches_per_step(self) -> int:
+        """Number of batches that a training step takes."""
+        return self._batches_per_step
+
+    @property
     def waited_s(self) -> float:
         """Time that steps have waited for their batch [s]; 0 if they read it themselves."""
         return self._reader.waited_s if self._reader is not None else 0.0
@@ -154,7 +186,9 @@ class InputPipeline:
         ]
         features, *labels = tf.nest.pack_sequence_as(structure, made, expand_composites=True)
         names = tuple(tensor.op.name for tensor in made)
-        return BatchInputs(features, labels[0] if labels else None, names, self._micro_batches)
+        in_step = self._micro_batches * self._batches_per_step
+        given = labels[0] if labels else None
+        return BatchInputs(features, given, names, in_step, self._num_csx, self._micro_batches)
 
     def start(self) -> None:
         """Start to read ahead, if `next_batch` gives the batches."""

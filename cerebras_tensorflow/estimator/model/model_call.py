@@ -95,6 +95,7 @@ class Model:
             global_step=self.global_step.handle.op.name,
             weights=weights,
             micro_batches=self.inputs.micro_batches,
+            num_csx=self.inputs.num_csx,
             marks=marks_of(self.graph),
             trainable=trainable if self.inputs.micro_batches > 1 else (),
         )
@@ -175,14 +176,14 @@ def params_of_micro_batch(params: Any, mode: str, inputs: BatchInputs) -> Any:
         mode: One of ModeKeys.
         inputs: The placeholders.
     """
-    if inputs.micro_batches == 1 or not isinstance(params, MutableMapping):
+    if inputs.parts == 1 or not isinstance(params, MutableMapping):
         return params
     for section in (params, params.get(INPUT_SECTIONS[mode])):
         if not isinstance(section, MutableMapping):
             continue
         size = section.get("batch_size")
-        if isinstance(size, int) and size % inputs.micro_batches == 0:
-            section["batch_size"] = size // inputs.micro_batches
+        if isinstance(size, int) and size % inputs.parts == 0:
+            section["batch_size"] = size // inputs.parts
     return params
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.estimator.execution import several_csx
 from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.store_choice import open_store
 from cerebras_tensorflow.estimator.model.inputs import first_dim
@@ -19,6 +20,7 @@ from cerebras_tensorflow.estimator.training.graph_files import GraphFiles
 from cerebras_tensorflow.estimator.training.initialize import initialize, set_initial_values
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.csx.orders import FirstCsx
 from cerebras_tensorflow.runtime.session import ProgramSession
 
 
@@ -74,6 +76,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
                 model.graph, run.request.work_folder, scaffold.saver, has_files
             ).write_beside
         begin = time.perf_counter()
+        csx = self._other_csx()
         session = ProgramSession(
             self.compiled.program,
             model.graph,
@@ -81,6 +84,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             self.opened_store,
             run.session_config,
             self._next_batch if run.pipeline.is_fed else None,
+            csx,
         )
         run.unused_store.pop_all()
         run.cleanup.callback(session.close)
@@ -98,6 +102,24 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             run.saver.forget_initial()
         init.check_ready(session)
         return session
+
+    def _other_csx(self) -> FirstCsx | None:
+        run = self._run
+        assert run.model.train_node is not None, "a training run has a train op"
+        csx = several_csx.start(
+            several_csx.CsxRequest(
+                program=self.compiled.program,
+                train_node=run.model.train_node,
+                setup=run.ops.local_init.name,
+                session_config=run.session_config,
+                settings=run.request.settings.cs,
+                model_dir=run.request.model_dir,
+                batches_per_step=run.pipeline.batches_per_step,
+            )
+        )
+        if csx is not None:
+            run.cleanup.callback(csx.close)
+        return csx
 
     def _take_over_from_hooks(self) -> None:
         """Compile the step again if hooks have made variables, since checkpoints hold them too."""
@@ -139,5 +161,5 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
 
     def _next_batch(self) -> Any:
         batch = self._run.pipeline.next_batch()
-        self._run.meter.batch_size = first_dim(batch)
+        self._run.meter.batch_size = first_dim(batch) * self._run.pipeline.batches_per_step
         return batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import shutil
@@ -23,11 +22,12 @@ from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
 from cerebras_tensorflow.runtime.collectives.mpi import missing
 from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FILE, cut, mapped
-from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, Sign, Watch, log_file
+from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, Sign, Watch
 
 _POLL_S = 0.2
 _START_LIMIT_S = 60.0
-_END_LIMIT_S = 10.0
+_END_LIMIT_S = 60.0  # for an orderly end
+_KILL_LIMIT_S = 5.0
 _LOG_FILE = "mpi.log"
 
 
@@ -64,10 +64,13 @@ def mpiexec() -> list[str]:
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
         raise missing("there is no mpiexec")
+    forking = f"{found}.gforker"  # MPICH's for one machine: unlike Hydra, it listens on no port
+    if os.path.exists(forking):
+        return [forking]
     shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=30)
     if "HYDRA" in shown.stdout:
         # A rank that dies must not end the others: this process first says which one it was.
-        return [found, "-disable-auto-cleanup", "-launcher", "fork", "-hosts", "localhost"]
+        return [found, "-disable-auto-cleanup", "-launcher", "fork", "-hosts", "localhost", "-iface", "lo"]
     return [found, "--oversubscribe"]
 
 
@@ -160,8 +163,7 @@ class _FirstRank(Collectives):
         if error is None:
             return
         if self._failure is None:
-            where = f"see {self._folder / _LOG_FILE} and {log_file(self._folder, 1)}"
-            self._failure = self._watch.failure() or f"{error}; {where}"
+            self._failure = self._watch.failure() or f"{error}; see {self._folder / _LOG_FILE}"
         self._end()
         raise CollectiveError(self._failure)
 
@@ -184,8 +186,9 @@ class _FirstRank(Collectives):
                         link.settimeout(_POLL_S)
                         return link
                     link.close()
-        text = (self._folder / _LOG_FILE).read_text(errors="replace").strip()
-        raise CollectiveError(f"the processes of {self.size} CSX did not start; {self._folder / _LOG_FILE}: {text[-500:]}")
+        log = self._folder / _LOG_FILE
+        text = log.read_text(errors="replace").strip()
+        raise CollectiveError(f"the processes of {self.size} CSX did not start; {log}: {text[-500:]}")
 
     def _end(self) -> None:
         """End all processes."""
@@ -199,7 +202,7 @@ class _FirstRank(Collectives):
         if self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(_END_LIMIT_S)
+                self._process.wait(_KILL_LIMIT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -220,5 +223,6 @@ def _environment() -> dict[str, str]:
     library = Path(mpi4py.__file__).parents[3] / "libmpi.so.12"
     if library.exists():
         environ.setdefault("MPI4PY_LIBMPI", str(library))
+    environ.setdefault("UCX_TLS", "sm,self")  # shared memory only: no process listens on a port
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     return environ

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -28,6 +29,8 @@ from cerebras_tensorflow.runtime.collectives.signs_of_life import (
 
 def main(folder: Path, module: str) -> int:
     """Run one rank and return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first CSX decides when the run ends
+        signal.signal(number, signal.SIG_IGN)
     ranks = join_world(math.inf)  # the first CSX ends the run if a rank ends or hangs
     exit_with(folder / FIRST_FILE, 1)
     if ranks.rank == 0:

@@ -9,6 +9,7 @@ A command is a line of JSON: {"memory": bytes of a new shared memory or 0, "outg
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -61,7 +62,7 @@ def mapped(fd: int, size: int) -> Bytes:
 def cut(memory: Bytes, sizes: list[int], start: int = 0) -> list[Bytes]:
     """Return consecutive parts of a memory."""
     ends = np.cumsum([start, *sizes])
-    return [memory[begin:end] for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [memory[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _exchanged(ranks: MpiRank, memory: Bytes, outgoing: list[int], incoming: list[int]) -> str | None:

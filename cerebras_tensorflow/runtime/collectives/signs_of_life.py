@@ -38,24 +38,21 @@ class Sign:
 
     Args:
         path: The file. It gets the host and the process id.
-        is_renewed: Whether to renew its time.
     """
 
-    def __init__(self, path: Path, is_renewed: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         os.write(self._fd, f"{socket.gethostname()} {os.getpid()}".encode())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="cs_sign", daemon=True)
-        if is_renewed:
-            self._thread.start()
+        self._thread.start()
 
     def close(self) -> None:
         """End the sign."""
         if not self._ended.is_set():
             self._ended.set()
-            if self._thread.is_alive():
-                self._thread.join()
+            self._thread.join()
             os.close(self._fd)
 
     def _renew(self) -> None:
@@ -108,12 +105,15 @@ class Watch:
 
     def failure(self) -> str | None:
         """Return what is wrong with a rank: its number, host, log and reason; None if nothing is."""
-        ended = [rank for rank in range(1, self._size) if has_ended(rank_file(self._folder, rank))]
-        if ended:
+        first = self._ended()
+        if first:
             time.sleep(_PERIOD_S / 2)  # others fail because the first one did; all reasons are there now
-            ended = [rank for rank in range(1, self._size) if has_ended(rank_file(self._folder, rank))]
-            return min((self._why_ended(rank) for rank in ended), key=lambda found: found[0])[1]
+            reasons = [(*self._why_ended(rank), rank not in first) for rank in self._ended()]
+            return min(reasons, key=lambda reason: (reason[0], reason[2]))[1]
         return self._hanging()
+
+    def _ended(self) -> list[int]:
+        return [rank for rank in range(1, self._size) if has_ended(rank_file(self._folder, rank))]
 
     def places(self) -> list[tuple[str, int]]:
         """Return the host and process id of each rank that has started."""

@@ -59,9 +59,7 @@ class Totals(Across):
         divided(part, divisor, total[first:after])
         as_bytes = total.view(np.uint8)
         size = total.itemsize
-        self._ranks.allgather(
-            [as_bytes[begin * size : end * size] for begin, end in itertools.pairwise(bounds)]
-        )
+        self._ranks.allgather([as_bytes[begin * size : end * size] for begin, end in itertools.pairwise(bounds)])
         return total
 
     def _gathered(self, own: Sequence[np.ndarray]) -> list[np.ndarray]:

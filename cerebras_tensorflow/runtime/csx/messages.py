@@ -54,7 +54,7 @@ def encode(message: Message) -> Bytes:
 
 def decode(data: Bytes) -> Message:
     """Return the message in some bytes."""
-    view = memoryview(data)
+    view = data.data
     at = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
     header = json.loads(bytes(view[_LENGTH_BYTES:at]))
     arrays: dict[str, np.ndarray] = {}

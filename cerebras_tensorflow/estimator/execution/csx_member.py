@@ -1,0 +1,50 @@
+"""One of several CSX, other than the first: opens the run's Program and weight store, then follows the first one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import tensorflow as tf
+
+from cerebras_tensorflow.compiler import cache
+from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.estimator.execution import store_choice
+from cerebras_tensorflow.estimator.execution.several_csx import PROGRAM_FOLDER, SETTINGS_FILE
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.follower import follow
+
+logger = logging.getLogger(__name__)
+
+
+def main(ranks: Collectives, folder: Path) -> None:
+    """Compute this CSX's part of each step until the run ends.
+
+    Args:
+        ranks: The group of all CSX.
+        folder: Folder of the run, from several_csx.start.
+
+    Raises:
+        StoreError: If the Program cannot be read, or the disk has no room for its weights.
+        CollectiveError: If another CSX failed.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    described = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+    program = cache.load(folder / PROGRAM_FOLDER)
+    if program is None:
+        raise StoreError(f"the program in {folder / PROGRAM_FOLDER} cannot be read")
+    config = tf.compat.v1.ConfigProto.FromString(base64.b64decode(described["session_config"]))
+    own = Path(described["stores"]) / f"store-{ranks.rank}"
+    settings = CSConfig(weight_store="file", weight_store_dir=str(own))
+    store = store_choice.open_store(program, settings, str(folder), is_training=False)
+    logger.info("rank %d of %d follows", ranks.rank, ranks.size)
+    try:
+        follow(ranks, program, described["train_node"], store, config, described["setup"])
+    finally:
+        if store is not None:
+            store.close()
+        shutil.rmtree(own, ignore_errors=True)

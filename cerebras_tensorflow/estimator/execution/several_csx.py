@@ -1,0 +1,172 @@
+"""Several CSX (`num_csx`): how they share the batches of a step, and the start of their processes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cerebras_tensorflow.compiler import cache
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import CompileError, SettingsError, StoreError
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.estimator.mode_keys import ModeKeys
+from cerebras_tensorflow.estimator.model.model_call import INPUT_SECTIONS
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.collectives import launch
+from cerebras_tensorflow.runtime.csx.orders import FirstCsx
+
+KEY = "global_batch_size"
+FOLDER, SETTINGS_FILE, PROGRAM_FOLDER = "csx", "run.json", "program"
+_PYTHON_CALLS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+_OWN_CALLS = b"cs_"  # start of the tokens of our own calls
+
+
+class SharedBatches(Protocol):
+    """An input whose batches several CSX share."""
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in a batch."""
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the step gets its batches through placeholders."""
+
+    def share(self, num_csx: int, is_global: bool) -> None:
+        """Let CSX share the batches: each batch is split over all CSX, or each CSX takes one of `num_csx` batches."""
+
+
+def num_csx_of(settings: CSConfig) -> int:
+    """Return the number of CSX of a training run: the launcher's --num_csx, or else that of CSConfig."""
+    asked = env.read().num_csx
+    own = settings.num_csx or 1
+    if asked and own > 1 and asked != own:
+        run_log.warning("num_csx: csrun_wse --num_csx %d overrides %d of the run's own settings.", asked, own)
+    return asked or own
+
+
+def note_one_csx(settings: CSConfig, what: str) -> None:
+    """Log that evaluation or prediction runs on one CSX, if the run has several."""
+    if num_csx_of(settings) > 1:
+        run_log.info("%s runs on one CSX: the result is that of %d.", what, num_csx_of(settings))
+
+
+def share_batches(inputs: SharedBatches, settings: CSConfig, params: Any) -> None:
+    """Let the CSX of a training run share the batches of its input.
+
+    Raises:
+        SettingsError: If they cannot share them, or the batches do not fit to global_batch_size.
+    """
+    num_csx, size = num_csx_of(settings), global_batch_size(params, ModeKeys.TRAIN)
+    if num_csx == 1 and size is None:
+        return
+    if not inputs.is_fed:
+        raise SettingsError(
+            f"num_csx is {num_csx}, but input_fn returns tensors of the model's graph, which only one CSX can read. "
+            "Return the Dataset itself, or set num_csx to 1."
+        )
+    given = inputs.batch_size
+    if size is not None and size not in (given, given * num_csx):
+        raise SettingsError(
+            f"global_batch_size is {size} and num_csx {num_csx}, but the batches of input_fn have {given} samples: "
+            f"expected {size}, which are split over the CSX"
+            + ("." if size % num_csx else f", or {size // num_csx}, one batch for each CSX.")
+        )
+    is_global = size == given and num_csx > 1
+    inputs.share(num_csx, is_global)
+    if num_csx > 1:
+        whole = given if is_global else given * num_csx
+        run_log.info("%d CSX: the global batch has %d samples.", num_csx, whole)
+
+
+def global_batch_size(params: Any, mode: str) -> int | None:
+    """Return global_batch_size of params' input section; None if it is not given.
+
+    Raises:
+        SettingsError: If it is not a positive number.
+    """
+    section = params.get(INPUT_SECTIONS[mode]) if isinstance(params, Mapping) else None
+    value = section.get(KEY) if isinstance(section, Mapping) else None
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SettingsError(f"{KEY} is {value!r}: expected a number of samples")
+    return value
+
+
+def check_program(program: Program) -> None:
+    """Check that processes without model_fn can run a Program.
+
+    Raises:
+        CompileError: If it calls Python functions.
+    """
+    nodes = [*program.graph_def.node, *(node for one in program.graph_def.library.function for node in one.node_def)]
+    for node in nodes:
+        if node.op in _PYTHON_CALLS and not node.attr["token"].s.startswith(_OWN_CALLS):
+            raise CompileError(
+                f"num_csx: {node.name} ({node.op}) calls a Python function of this process, which other CSX do not "
+                "have. Write it with TensorFlow's ops, move it into input_fn or host_call, or set num_csx to 1."
+            )
+
+
+@dataclass(frozen=True)
+class CsxRequest:
+    """What the other CSX of a run need.
+
+    Attributes:
+        program: The Program.
+        train_node: Name of the train op.
+        setup: Name of the op that initializes tables.
+        session_config: ConfigProto of their sessions.
+        settings: The run's CSConfig.
+        model_dir: Folder of the run.
+        batches_per_step: Batches of the input in a step.
+    """
+
+    program: Program
+    train_node: str
+    setup: str
+    session_config: Any
+    settings: CSConfig
+    model_dir: str
+    batches_per_step: int
+
+
+def start(request: CsxRequest) -> FirstCsx | None:
+    """Start the processes of the other CSX; return None if the Program is for one CSX.
+
+    Raises:
+        SettingsError: If MPI is not installed.
+        CollectiveError: If the processes do not start.
+        CompileError: If the model calls Python functions.
+        StoreError: If the Program cannot be written for them.
+    """
+    plan = request.program.micro_batches
+    if plan is None or plan.num_csx == 1:
+        return None
+    check_program(request.program)
+    folder = Path(request.model_dir).resolve() / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.chmod(folder, 0o700)
+    shutil.rmtree(folder / PROGRAM_FOLDER, ignore_errors=True)
+    if not cache.save(folder / PROGRAM_FOLDER, request.program, {}):
+        raise StoreError(f"num_csx: the compiled program cannot be written to {folder / PROGRAM_FOLDER}: see the log")
+    stores = request.settings.weight_store_dir
+    described = {
+        "train_node": request.train_node,
+        "setup": request.setup,
+        "session_config": base64.b64encode(request.session_config.SerializeToString()).decode(),
+        "stores": stores or str(folder),
+    }
+    (folder / SETTINGS_FILE).write_text(json.dumps(described), encoding="utf-8")
+    run_log.info("Starting %d CSX; the logs of the others are %s.", plan.num_csx, folder / "rank-*.log")
+    module = "cerebras_tensorflow.estimator.execution.csx_member"
+    ranks = launch.start(plan.num_csx, module, folder, env.read().csx_timeout_s)
+    return FirstCsx(ranks, request.program, request.batches_per_step)

@@ -1,0 +1,142 @@
+"""Training on several CSX through MPI: the same checkpoint as on one, and clear errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
+from cerebras_tensorflow.config import env
+from cerebras_tensorflow.errors import CollectiveError, CompileError, SettingsError
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+
+v1 = tf.compat.v1
+GLOBAL_BATCH, MICRO_BATCH = 12, 2
+
+
+def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
+    """A classifier with dropout and batch normalization, which takes Python functions if params ask for them."""
+    x = features
+    if params.get("python"):
+        x = tf.numpy_function(lambda value: value, [x], tf.float32)
+        x.set_shape(features.shape)
+    w = v1.get_variable("w", [8, 4], initializer=v1.random_normal_initializer(seed=1))
+    x = v1.nn.dropout(tf.tanh(x @ w), rate=0.1)
+    average = v1.get_variable("average", [4], initializer=v1.zeros_initializer(), trainable=False)
+    v1.add_to_collection("update_ops", average.assign_sub(0.1 * (average - tf.reduce_mean(x, 0))))
+    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x))
+    with tf.control_dependencies(v1.get_collection("update_ops")):
+        train_op = v1.train.AdamOptimizer(0.1).minimize(loss, v1.train.get_or_create_global_step())
+    metrics = {"accuracy": v1.metrics.accuracy(labels, tf.argmax(x, 1))} if mode == "eval" else None
+    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, eval_metric_ops=metrics)
+
+
+def input_fn(params: dict[str, Any]) -> Any:
+    """One stream of samples, in batches of params' size."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(240, 8)).astype(np.float32), random.integers(0, 4, 240)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).skip(params.get("skip", 0)).repeat()
+    return dataset.batch(params["train_input"]["batch_size"], drop_remainder=True)
+
+
+def estimator(
+    folder: Path, num_csx: int, batch_size: int, micro_batch_size: Any = MICRO_BATCH, **params: Any
+) -> CerebrasEstimator:
+    config = CSRunConfig(
+        cs_config=CSConfig(num_csx=num_csx, micro_batch_size=micro_batch_size),
+        tf_random_seed=1,
+        save_checkpoints_steps=100,
+    )
+    section = {"batch_size": batch_size, **params.pop("train_input", {})}
+    return CerebrasEstimator(model_fn, str(folder), config=config, params={"train_input": section, **params})
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    path = tf.train.latest_checkpoint(str(folder))
+    assert path is not None
+    with open_checkpoint(path) as reader:
+        return {name: np.asarray(reader.read(name)).tobytes() for name in reader.names()}
+
+
+@pytest.fixture
+def one_csx(tmp_path: Path) -> dict[str, bytes]:
+    """The weights after 4 steps on one CSX."""
+    estimator(tmp_path / "one", 1, GLOBAL_BATCH).train(input_fn, steps=4)
+    return weights(tmp_path / "one")
+
+
+def test_two_processes_train_the_weights_of_one(tmp_path: Path, one_csx: dict[str, bytes]) -> None:
+    pytest.importorskip("mpi4py")
+    folder = tmp_path / "two"
+    estimator(folder, 2, GLOBAL_BATCH // 2).train(input_fn, steps=4)
+    assert weights(folder) == one_csx
+    assert not list((folder / "csx").glob("*.error"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [env.PIPELINED, env.WEIGHT_STREAMING])
+def test_a_run_resumes_on_another_number_of_csx(
+    mode: str, tmp_path: Path, one_csx: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(env.EXECUTION_MODE, mode)
+    estimator(tmp_path, 2, GLOBAL_BATCH // 2).train(input_fn, steps=2)
+    estimator(tmp_path, 3, GLOBAL_BATCH, train_input={"global_batch_size": GLOBAL_BATCH}, skip=24).train(
+        input_fn, steps=2
+    )
+    assert weights(tmp_path) == one_csx
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_and_nothing_half_saved_is_left(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    class Killer(v1.train.SessionRunHook):  # type: ignore[misc]
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            if run_context.session.global_step == 2:
+                os.kill(int((tmp_path / "csx" / "rank-1").read_text().split()[1]), signal.SIGKILL)
+
+    with pytest.raises(CollectiveError, match=r"rank 1 on .* ended without an error.*rank-1.log"):
+        estimator(tmp_path, 2, GLOBAL_BATCH // 2).train(input_fn, hooks=[Killer()], steps=100)
+    assert estimator(tmp_path, 1, GLOBAL_BATCH).latest_checkpoint() == str(tmp_path / "model.ckpt-0")
+
+
+def by_python(folder: Path) -> CerebrasEstimator:
+    return estimator(folder, 2, 6, python=True)
+
+
+def too_few(folder: Path) -> CerebrasEstimator:
+    return estimator(folder, 4, 12, 6, train_input={"global_batch_size": 12})
+
+
+def wrong_size(folder: Path) -> CerebrasEstimator:
+    return estimator(folder, 2, 6, train_input={"global_batch_size": 10})
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (by_python, CompileError, "calls a Python function of this process"),
+        (too_few, SettingsError, "has only 2 micro-batches of 6: each CSX needs one"),
+        (wrong_size, SettingsError, "global_batch_size is 10 and num_csx 2, but the batches of input_fn have 6"),
+    ],
+)
+def test_a_run_that_several_csx_cannot_share_is_refused(
+    make: Callable[[Path], CerebrasEstimator], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=message):
+        make(tmp_path).train(input_fn, steps=1)
+    assert not (tmp_path / "csx").exists()
+
+
+def test_tensors_as_input_are_refused(tmp_path: Path) -> None:
+    def tensors(params: dict[str, Any]) -> Any:
+        return tf.ones([6, 8]), tf.zeros([6], tf.int64)
+
+    with pytest.raises(SettingsError, match="num_csx is 2, but input_fn returns tensors"):
+        estimator(tmp_path, 2, 6).train(tensors, steps=1)

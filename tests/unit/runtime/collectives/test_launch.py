@@ -1,0 +1,80 @@
+"""Processes that MPI starts: the first CSX exchanges bytes with them, and reports the one that fails."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cerebras_tensorflow.errors import CollectiveError, SettingsError
+from cerebras_tensorflow.runtime.collectives import launch
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.collectives.signs_of_life import rank_file
+from tests.unit.runtime.collectives.member import numbers
+
+MODULE = "tests.unit.runtime.collectives.member"
+
+
+def started(folder: Path, behaviour: str, limit_s: float = 60.0) -> Collectives:
+    pytest.importorskip("mpi4py")
+    (folder / "behaviour").write_text(behaviour)
+    return launch.start(3, MODULE, folder, limit_s)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_two_runs_of_one_process_exchange_bytes(tmp_path: Path) -> None:
+    for _ in range(2):
+        ranks = started(tmp_path, "orderly")
+        assert numbers(ranks) == [0, 1, 2]
+        assert (ranks.bytes_sent, ranks.bytes_received) == (2, 2)
+        ranks.close()
+        with pytest.raises(CollectiveError, match="the run has ended"):
+            ranks.barrier()
+    assert oct(os.stat(tmp_path / "secret").st_mode & 0o777) == oct(0o600)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "limit_s", "reason"),
+    [
+        ("killed", 60.0, "ended without an error: killed, or out of memory"),
+        ("full", 60.0, r"failed: OSError: \[Errno 28\] No space left on device"),
+        ("stopped", 2.0, "hangs: no sign of life for 2 s"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_all_ranks_end(
+    behaviour: str, limit_s: float, reason: str, tmp_path: Path
+) -> None:
+    ranks = started(tmp_path, behaviour, limit_s)
+    assert numbers(ranks) == [0, 1, 2]
+    with pytest.raises(CollectiveError, match=f"rank 1 on {socket.gethostname()} {reason}.*rank-1.log") as error:
+        ranks.barrier()
+    pids = [int(rank_file(tmp_path, rank).read_text().split()[1]) for rank in (1, 2)]
+    assert not any(map(is_running, pids))
+    with pytest.raises(CollectiveError) as again:
+        ranks.exchange([np.empty(0, np.uint8)] * 3, [np.empty(0, np.uint8)] * 3)
+    assert str(again.value) == str(error.value)
+
+
+def test_without_mpi4py_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_mpi(name: str, *rest: Any) -> Any:
+        if name == "mpi4py":
+            raise ImportError("No module named 'mpi4py'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_mpi)
+    with pytest.raises(SettingsError, match=r"pip install cerebras_tensorflow\[mpi\], or set num_csx to 1"):
+        launch.start(2, MODULE, tmp_path, 60.0)
