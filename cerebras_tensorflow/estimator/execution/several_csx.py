@@ -126,7 +126,7 @@ class CsxRequest:
         setup: Name of the op that initializes tables.
         session_config: ConfigProto of their sessions.
         settings: The run's CSConfig.
-        model_dir: Folder of the run.
+        folder: Folder of the run on this machine.
         batches_per_step: Batches of the input in a step.
     """
 
@@ -135,7 +135,7 @@ class CsxRequest:
     setup: str
     session_config: Any
     settings: CSConfig
-    model_dir: str
+    folder: str
     batches_per_step: int
 
 
@@ -152,7 +152,7 @@ def start(request: CsxRequest) -> FirstCsx | None:
     if plan is None or plan.num_csx == 1:
         return None
     check_program(request.program)
-    folder = Path(request.model_dir).resolve() / FOLDER
+    folder = Path(request.folder).resolve() / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
     shutil.rmtree(folder / PROGRAM_FOLDER, ignore_errors=True)

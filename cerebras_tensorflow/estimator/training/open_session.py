@@ -113,7 +113,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
                 setup=run.ops.local_init.name,
                 session_config=run.session_config,
                 settings=run.request.settings.cs,
-                model_dir=run.request.model_dir,
+                folder=run.request.work_folder,
                 batches_per_step=run.pipeline.batches_per_step,
             )
         )
