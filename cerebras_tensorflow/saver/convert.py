@@ -95,7 +95,7 @@ def copy(
         selection: What to copy; all by default.
         progress: Called with the number of bytes of each piece.
         jobs: Threads that copy values whose bytes are the same in both formats. If above 1, one more thread reads other
-            large values ahead.
+            large values ahead, unless the reader does that.
 
     Raises:
         CheckpointError, ValueError: As reader and writer.
@@ -120,7 +120,7 @@ def copy(
                     progress(entry.num_bytes)
                 continue
             pieces: Iterator[BytesLike] = reader.chunks(name)
-            if jobs > 1 and entry.num_bytes > 16 << 20:
+            if jobs > 1 and entry.num_bytes > 16 << 20 and not reader.reads_ahead:
                 pieces = _ahead(pieces)
             if dtype != entry.dtype:
                 pieces = _cast(pieces, entry.dtype, dtype)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -66,9 +66,15 @@ class Reservation:
 
 
 class TensorReader(ABC):
-    """Named tensors of one checkpoint, read one at a time. A context manager."""
+    """Named tensors of one checkpoint, read one at a time. A context manager.
+
+    Attributes:
+        path: The checkpoint.
+        reads_ahead: Whether `chunks` reads the next pieces in other threads.
+    """
 
     path: str
+    reads_ahead: ClassVar[bool] = False
 
     @abstractmethod
     def names(self) -> list[str]:

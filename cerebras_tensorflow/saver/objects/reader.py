@@ -44,6 +44,8 @@ class ObjectReader(TensorReader):
         CorruptCheckpointError: If it is damaged.
     """
 
+    reads_ahead = True
+
     def __init__(self, location: ObjectLocation) -> None:
         self.path = str(location)
         self._bucket = Bucket(location)
