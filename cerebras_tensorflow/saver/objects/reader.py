@@ -25,7 +25,7 @@ from cerebras_tensorflow.saver.interface import (
 )
 from cerebras_tensorflow.saver.objects import manifest as manifests
 from cerebras_tensorflow.saver.objects.read_ahead import ReadAhead
-from cerebras_tensorflow.saver.objects.store import Bucket
+from cerebras_tensorflow.saver.objects.store import Bucket, sizes_of
 
 
 class NoManifestError(CheckpointError):
@@ -131,9 +131,9 @@ class ObjectReader(TensorReader):
         return sum(record.num_bytes for record in self.manifest.records.values())
 
     def check_complete(self) -> None:
-        for number, expected in enumerate(self.manifest.sizes):
-            key = self._key(number)
-            size = self._bucket.size(key)
+        keys = [self._key(number) for number in range(len(self.manifest.objects))]
+        sizes = sizes_of(self._bucket, self._folder, keys)
+        for key, size, expected in zip(keys, sizes, self.manifest.sizes, strict=True):
             if size != expected:
                 found = "it is missing" if size is None else f"it has {size} bytes instead of {expected}"
                 raise CorruptCheckpointError(f"{self._bucket.url(key)}: {found}. Use another checkpoint.")

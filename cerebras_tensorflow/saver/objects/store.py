@@ -8,7 +8,8 @@ import functools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -25,6 +26,8 @@ Version: TypeAlias = dict[str, str]
 _Result = TypeVar("_Result")
 
 _ATTEMPTS = 5
+_MANY_OBJECTS = 100
+_SIZE_THREADS = 8
 _RETRY_TIMEOUT_S = 180
 _FIRST_PAUSE_MS = 100
 _MAX_TEXT = 400
@@ -274,6 +277,17 @@ class Bucket:
 def _version(meta: Any) -> Version:
     # obstore refuses None.
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
+
+
+def sizes_of(bucket: Bucket, folder: str, keys: Sequence[str]) -> Iterable[int | None]:
+    """Return the sizes of a checkpoint's objects [B]; None for each that does not exist."""
+    if len(keys) > _MANY_OBJECTS:
+        # A listing takes one request for a thousand objects. It needs a right that not every user has.
+        with contextlib.suppress(CheckpointError):
+            found = {item.key: item.size for item in bucket.list(folder)}
+            return [found.get(key) for key in keys]
+    with ThreadPoolExecutor(_SIZE_THREADS, "object-sizes") as pool:
+        return list(pool.map(bucket.size, keys))
 
 
 def without_credentials(text: str) -> str:

@@ -7,11 +7,11 @@ uploads, so a killed writer cannot leave any behind.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import secrets
 import time
 from collections.abc import Iterable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,16 +25,18 @@ from cerebras_tensorflow.saver.hdf5 import format as h5_format
 from cerebras_tensorflow.saver.hdf5.index import H5Record
 from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
 from cerebras_tensorflow.saver.objects import manifest as manifests
-from cerebras_tensorflow.saver.objects.store import Bucket, ConflictError, Version
+from cerebras_tensorflow.saver.objects.store import Bucket, ConflictError, Version, sizes_of
 
-_SMALLEST_BYTES = 32 << 20
-_LARGEST_BYTES = 96 << 20
+# One connection to a bucket carries some 50 MB/s, so the rate depends on the number of requests at a time: ten small
+# objects, or five large ones.
+_SMALLEST_BYTES = 16 << 20
+_LARGEST_BYTES = 32 << 20
 # After every so many objects, the size of an object grows by the smallest size, up to the largest. So a terabyte takes
-# about 11,000 objects.
+# about 30,000 objects.
 _OBJECTS_OF_A_SIZE = 1000
 # Content being sent, in addition to the object that is being filled.
-_SENDING_BYTES = 96 << 20
-_THREADS = 6
+_SENDING_BYTES = 160 << 20
+_THREADS = 10
 
 
 class ObjectWriter(TensorWriter):
@@ -63,7 +65,7 @@ class ObjectWriter(TensorWriter):
         self._filling = bytearray()
         self._num_bytes = 0
         self._pool = ThreadPoolExecutor(_THREADS, "object-writer")
-        self._sending: collections.deque[tuple[Future[None], int]] = collections.deque()
+        self._sending: dict[Future[None], int] = {}
         self._is_open = self._is_whole = True
         existing = self._bucket.get(self._manifest_key)
         self._replaced = existing[1] if existing is not None else None
@@ -108,7 +110,7 @@ class ObjectWriter(TensorWriter):
     def abort(self) -> None:
         if not self._is_open:
             return
-        for future, _ in self._sending:
+        for future in self._sending:
             future.cancel()
         self._end()
         self._delete_data()
@@ -144,9 +146,8 @@ class ObjectWriter(TensorWriter):
 
     def _check_present(self) -> None:
         """Check that the data objects are there: a sweep takes those of a long write for leftovers."""
-        for name, size, found in zip(
-            self._names, self._sizes, self._pool.map(self._bucket.size, map(self._key, self._names)), strict=True
-        ):
+        keys = [self._key(name) for name in self._names]
+        for name, size, found in zip(self._names, self._sizes, sizes_of(self._bucket, self._folder, keys), strict=True):
             if found != size:
                 raise CheckpointError(
                     f"{self.path}: {name} was removed or changed before the checkpoint was complete. Save it again, "
@@ -198,12 +199,18 @@ class ObjectWriter(TensorWriter):
         with memoryview(content) as view:
             self._checks.append(tuple(crc32c(view[start : start + manifests.PIECE_BYTES]) for start in pieces))
         sent = self._pool.submit(self._bucket.put, self._key(self._names[-1]), content)
-        self._sending.append((sent, len(content)))
+        self._sending[sent] = len(content)
 
     def _wait(self, limit: int) -> None:
         """Wait until at most `limit` bytes are being sent. Raise the error of a failed request."""
-        while self._sending and (sum(size for _, size in self._sending) > limit or self._sending[0][0].done()):
-            self._sending.popleft()[0].result()
+        while self._sending:
+            is_full = sum(self._sending.values()) > limit
+            done = futures.wait(self._sending, None if is_full else 0, futures.FIRST_COMPLETED).done
+            for future in done:
+                del self._sending[future]
+                future.result()
+            if not done:
+                return
 
     def _end(self) -> None:
         self._is_open = False
