@@ -94,6 +94,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N[,N...]",
         help="samples of a batch to compute at a time: a number, auto or none (default: params, else none)",
     )
+    _add_systems(parser)
+    _add_outputs(parser)
+    return parser
+
+
+def _add_systems(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the simulated systems."""
     parser.add_argument(
         "--num_csx", type=numbers, metavar="N[,N...]", help="CS systems, each with a batch of its own (default: params)"
     )
@@ -108,6 +115,10 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="go on, without a placement, if the model does not fit on the simulated wafer",
     )
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what is measured here and what is written."""
     parser.add_argument("--store_dir", help="folder on the disk of the weight store (default: csconfig, else .)")
     parser.add_argument("--no_rates", action="store_true", help="do not measure this machine; leave out its step time")
     parser.add_argument("--trace", metavar="FILE", help="write the planned schedule as Chrome-trace JSON (Perfetto)")
@@ -117,7 +128,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--report", metavar="FILE", help="write everything as one HTML page; needs plotly")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object, or one a line")
-    return parser
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -186,22 +186,28 @@ class _Cut:
                 raise CompileError(self._refused(name))
             inputs: list[str] = []
             for endpoint in self._table.inputs[name]:
-                if endpoint.node in self._totals and name not in self._upstream:
-                    inputs += [] if endpoint.is_control else [self._totals[endpoint.node]]
-                elif endpoint.node not in self._varying:
-                    inputs.append(str(endpoint))
+                replacement = self._replacement(endpoint, name, is_training)
+                if replacement is None:
                     pending.append(endpoint.node)
-                elif endpoint.is_control:
-                    continue  # the update starts after all micro-batches
-                elif is_training and not self._is_floating(endpoint):
-                    inputs.append(str(endpoint))
-                    pending.append(endpoint.node)
-                else:
-                    inputs.append(self._carry(endpoint, is_training))
+                    replacement = str(endpoint)
+                if replacement:
+                    inputs.append(replacement)
             node = NodeDef.FromString(self._table.nodes[name].SerializeToString())
             del node.input[:]
             node.input.extend(inputs)
             self._kept[name] = node
+
+    def _replacement(self, endpoint: Endpoint, user: str, is_training: bool) -> str | None:
+        """Return the input that a kept node takes in place of one of the step: None for the same, empty for none."""
+        if endpoint.node in self._totals and user not in self._upstream:
+            return "" if endpoint.is_control else self._totals[endpoint.node]
+        if endpoint.node not in self._varying:
+            return None
+        if endpoint.is_control:
+            return ""  # the update starts after all micro-batches
+        if is_training and not self._is_floating(endpoint):
+            return None
+        return self._carry(endpoint, is_training)
 
     def _refused(self, source: str) -> str:
         user = next(name for name in self._table.consumers[source] if name in self._kept)

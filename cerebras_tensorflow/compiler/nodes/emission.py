@@ -15,6 +15,8 @@ from cerebras_tensorflow.graph.program import Event
 class Emission:
     """The nodes of one Program as they are made. It changes only through its methods.
 
+    The class has more than 20 methods: each is one change or one question, and they share the same containers.
+
     Args:
         table: The original graph.
         order: All its nodes in the order in which they run.

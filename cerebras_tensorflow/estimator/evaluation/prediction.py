@@ -29,7 +29,6 @@ def predict(
     Raises:
         ValueError: If no key of predict_keys exists, or a batch to be split has arrays of different lengths.
     """
-    given = 0
     with opened_model(request, target, ModeKeys.PREDICT) as opened:
         model, create, pipeline = opened
         run_log.info("Done calling model_fn.")
@@ -43,24 +42,38 @@ def predict(
             model.graph.as_default(),
             tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks) as session,
         ):
-            parts: list[Any] = []  # predictions of the micro-batches of one batch
-            while not session.should_stop():
-                values = session.run(predictions)
-                if not yield_single_examples:
-                    parts.append(values)
-                    if not pipeline.is_between_batches:
-                        continue
-                    values, parts = _joined(parts), []
-                if yield_single_examples:
-                    left = None if num_samples is None else num_samples - given
-                    yield from itertools.islice(_samples(values), left)
-                else:
-                    yield values
-                if num_samples is None:
-                    continue
-                given += _length(values)
-                if given >= num_samples:
-                    return
+            micro_batches = _run_until_stop(session, predictions)
+            if yield_single_examples:
+                samples = itertools.chain.from_iterable(map(_samples, micro_batches))
+                yield from itertools.islice(samples, num_samples)
+            else:
+                yield from _first_batches(_whole_batches(micro_batches, pipeline), num_samples)
+
+
+def _run_until_stop(session: Any, predictions: Any) -> Iterator[Any]:
+    """Yield the predictions of each micro-batch."""
+    while not session.should_stop():
+        yield session.run(predictions)
+
+
+def _whole_batches(micro_batches: Iterator[Any], pipeline: Any) -> Iterator[Any]:
+    """Yield the predictions of each batch."""
+    parts: list[Any] = []
+    for values in micro_batches:
+        parts.append(values)
+        if pipeline.is_between_batches:
+            yield _joined(parts)
+            parts = []
+
+
+def _first_batches(batches: Iterator[Any], num_samples: int | None) -> Iterator[Any]:
+    """Yield batches until they hold a number of samples; all for None."""
+    given = 0
+    for values in batches:
+        yield values
+        given += 0 if num_samples is None else _length(values)
+        if num_samples is not None and given >= num_samples:
+            return
 
 
 def _warn_of_endless_input(model: Model) -> None:

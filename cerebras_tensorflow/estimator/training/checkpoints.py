@@ -215,6 +215,8 @@ class CheckpointSaver:
     the copies might take more than half of free memory, or the disk of the weight store is full, training waits for the
     write. The write then needs the memory of one variable.
 
+    The class has more than 20 methods: the background write, what it copies and what it removes share one state.
+
     Args:
         model_dir: Folder or URL of the checkpoints.
         mode: Execution mode. It decides the name: model.ckpt-N if pipelined, model-ckpt-N in weight streaming.

@@ -43,6 +43,10 @@ class PublishedRun:
 
 def published_runs() -> list[PublishedRun]:
     """Return the published runs that we know."""
+    return [*_speeds(), *_transfers()]
+
+
+def _speeds() -> list[PublishedRun]:
     return [
         PublishedRun(
             "BERT-large, MSL 128, pipelined, R1.7.1, 1 CS-2, batch 1024",
@@ -92,6 +96,11 @@ def published_runs() -> list[PublishedRun]:
             _speed_up_of_a_run,
             "fits the start of a run",
         ),
+    ]
+
+
+def _transfers() -> list[PublishedRun]:
+    return [
         PublishedRun(
             "GPT-J 6B, R1.7.1: initial weights sent", _ALCF, "s", 129, lambda: _gptj_bytes(4, _send_rate()), "fitted"
         ),
