@@ -13,10 +13,12 @@ from typing import Any
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.perf.timeline import STREAMS, Span, Timeline, lanes
+from cerebras_tensorflow.perf.layers import layer_spans
+from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, Span, Timeline, lanes
 
 _LANES_EACH = 1000  # thread numbers reserved for each stream
 _MICROSECONDS = 1e6
+_BINS = 2000  # of a step's time; each shows the layer that takes most of it
 
 
 def write_chrome_trace(path: Path, *timelines: Timeline) -> None:
@@ -56,7 +58,7 @@ def _timeline(title: str, events: list[dict[str, Any]]) -> Timeline:
             event.get("args", {}).get("bytes", 0),
         )
         for event in events
-        if event["ph"] == "X"
+        if event["ph"] == "X" and event["cat"] in STREAMS
     ]
     counters = [event for event in events if event["ph"] == "C"]
     memory = tuple((event["ts"] / _MICROSECONDS, event["args"]["bytes"]) for event in counters)
@@ -67,6 +69,7 @@ def _timeline(title: str, events: list[dict[str, Any]]) -> Timeline:
 def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
     yield _name("process_name", process, 0, f"{timeline.title}: {timeline.label}")
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    yield from _layer_events(timeline, process)
     for number, stream in enumerate(STREAMS):
         first = (number + 1) * _LANES_EACH
         placed = lanes([span for span in timeline.spans if span.stream == stream])
@@ -94,6 +97,27 @@ def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
             "ts": round(at_s * _MICROSECONDS, 3),
             "args": {"bytes": num_bytes},
         }
+
+
+def _layer_events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
+    """Yield the step and the layer that is computed at each time, above the ops."""
+    spans = [span for span in timeline.spans if span.stream == COMPUTE]
+    if not spans:
+        return
+    layers = [(span.layer or "other", span.begin_s, span.end_s) for span in layer_spans(spans, timeline.end_s, _BINS)]
+    rows = [("step", [(timeline.title, 0.0, timeline.end_s)]), ("layers", layers)]
+    for thread, (kind, intervals) in enumerate(rows, 1):
+        yield _name("thread_name", process, thread, kind)
+        for name, begin_s, end_s in intervals:
+            yield {
+                "ph": "X",
+                "name": name,
+                "cat": kind,
+                "pid": process,
+                "tid": thread,
+                "ts": round(begin_s * _MICROSECONDS, 3),
+                "dur": round((end_s - begin_s) * _MICROSECONDS, 3),
+            }
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

@@ -379,6 +379,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
         "memory_budget": settings.memory_budget,
         "micro_batch_size": settings.micro_batch_size,
         "allow_oversize": settings.allow_oversize,
+        "op_profiler_config": settings.op_profiler_config,
         "num_csx": settings.num_csx,
         "max_wgt_servers": settings.num_wgt_servers,
         "max_act_per_csx": settings.num_act_servers,

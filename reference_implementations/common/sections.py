@@ -38,6 +38,7 @@ class RunSettings:
     allow_oversize: bool = False  # go on with a model that does not fit on the simulated wafer
     num_csx: int | None = None  # CS systems that share the batches of training
     global_batch_size: int | None = None  # samples of all systems in a training step, instead of batch_size
+    op_profiler_config: dict[str, Any] | None = None  # start_step and end_step of the run to profile
     num_wgt_servers: int | None = None
     num_act_servers: int | None = None
     num_workers_per_csx: int | None = None
@@ -72,6 +73,7 @@ class CsSettings:
     memory_budget: int | str | None = None  # runconfig's memory_budget overrides it
     micro_batch_size: int | str | dict[str, Any] | None = None  # runconfig's micro_batch_size overrides it
     allow_oversize: bool = False
+    op_profiler_config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.locations import local_path
+from cerebras_tensorflow.perf.profile import profiler_settings
 from cerebras_tensorflow.units import parse_size
 
 STORES = ("auto", "memory", "servers", "file")
@@ -37,6 +38,8 @@ class CSConfig:
             predict_input overrides it.
         allow_oversize: Go on, without a placement, with a model that does not fit on the simulated wafer. Otherwise a
             run on a CS system refuses it; a run on the CPU alone never does.
+        op_profiler_config: Steps to profile, as {"start_step": 3, "end_step": 5}, counted from the first step of the
+            run. It writes chrome_trace.json into model_dir and logs the ten slowest layers.
         use_xla: Compile clusters of ops with XLA, in pipelined mode only. The last bits of the results then differ from
             those of weight streaming.
 
@@ -69,6 +72,7 @@ class CSConfig:
     memory_budget: int | str | None = None
     micro_batch_size: int | str | dict[str, dict[str, int]] | None = None
     allow_oversize: bool = False
+    op_profiler_config: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.weight_store not in STORES:
@@ -88,6 +92,7 @@ class CSConfig:
         check_micro_batch_size(self.micro_batch_size)
         if self.num_csx is not None and not _is_count(self.num_csx):
             raise SettingsError(f"num_csx is {self.num_csx!r}: expected the number of CSX, 1 or more")
+        profiler_settings(self.op_profiler_config)
         for name in ("stream_window_bytes", "min_stream_bytes", "memory_budget"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):

@@ -19,6 +19,8 @@ _OUR_FIELDS = (
     "debug_args",
     "micro_batch_size",
     "num_csx",
+    "allow_oversize",
+    "op_profiler_config",
 )
 
 

@@ -12,9 +12,11 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, NanHook, TrainingHook
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
+from cerebras_tensorflow.estimator.training.profiler_hook import ProfilerHook
 from cerebras_tensorflow.estimator.training.sparsity import SparsityHook
 from cerebras_tensorflow.estimator.training.trace_hook import TraceHook
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.profile import profiler_settings
 
 
 def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
@@ -34,6 +36,11 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
         trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"), watch.timelines.append)
         run.cleanup.callback(trace.close)
         hooks.append(trace)
+    profiled = profiler_settings(settings.cs.op_profiler_config)
+    if profiled is not None:
+        profiler = ProfilerHook(profiled, request.work_folder, watch.timelines.append)
+        run.cleanup.callback(profiler.close)
+        hooks.append(profiler)
     chief, others = tuple(getattr(spec, "training_chief_hooks", ())), tuple(getattr(spec, "training_hooks", ()))
     own_saves = [
         hook for hook in (*others, *request.hooks, *chief) if isinstance(hook, tf.compat.v1.train.CheckpointSaverHook)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from cerebras_tensorflow.estimator.training.checkpoints import newest_whole
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.signals import StopSignals
+from cerebras_tensorflow.estimator.training.speed_summaries import SpeedSummaries
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.step_record import StepRecord
 from cerebras_tensorflow.perf.timeline import Timeline
@@ -62,11 +63,17 @@ class TrainingHook(SessionRunHook):
         self.bad_loss: float | None = None
         self.record = StepRecord()
         self.timelines: list[Timeline] = []
+        self._summaries = SpeedSummaries(run.request.work_folder, run.meter) if run.request.is_cerebras else None
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Note where the run starts."""
         self.step = self._first_step = session.global_step
         self._run.meter.start()
+
+    def end(self, session: Any) -> None:
+        """Write the summaries to their file."""
+        if self._summaries is not None and self._logged_step is not None:
+            self._summaries.flush()
 
     def before_run(self, run_context: Any) -> Any:
         """Ask for the loss, and for the size of a batch that the step reads itself."""
@@ -89,6 +96,8 @@ class TrainingHook(SessionRunHook):
         if step != self._logged_step and self._is_due(step, step - self._first_step):
             self._log(step, loss)
             self._logged_step = step
+            if self._summaries is not None:
+                self._summaries.write(step, loss)
         last_step = self._run.last_step
         if (last_step is not None and step >= last_step) or self._signals.received is not None:
             run_context.request_stop()

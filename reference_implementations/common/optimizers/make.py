@@ -35,6 +35,7 @@ def training_step(loss: tf.Tensor, settings: OptimizerSettings) -> tf.Operation:
     gradients = loss_scale.unscaled(gradients)
     if settings.log_summaries:
         tf.compat.v1.summary.scalar("train/lr", learning_rate)
+        tf.compat.v1.summary.scalar("train/unclipped_grad_norm", tf.linalg.global_norm(gradients))
         if loss_scale.is_dynamic:
             tf.compat.v1.summary.scalar("train/loss_scale", loss_scale.value)
 

@@ -1,0 +1,82 @@
+"""The hook behind op_profiler_config: records some steps, writes chrome_trace.json, and logs the slowest layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.estimator.training.trace_hook import StepRecorder
+from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.chrome_trace import write_chrome_trace
+from cerebras_tensorflow.perf.profile import ProfilerSettings, top_table
+from cerebras_tensorflow.perf.timeline import Timeline
+
+NAME = "chrome_trace.json"
+
+
+class ProfilerHook(tf.compat.v1.train.SessionRunHook):
+    """Records the steps of an op_profiler_config.
+
+    Args:
+        settings: The steps.
+        folder: Folder of chrome_trace.json.
+        keep: Called with each timeline.
+    """
+
+    def __init__(self, settings: ProfilerSettings, folder: str, keep: Callable[[Timeline], None]) -> None:
+        self._settings = settings
+        self._path = Path(folder) / NAME
+        self._keep = keep
+        self._taken = 0
+        self._recorder: StepRecorder | None = None
+        self._timelines: list[Timeline] = []
+
+    def before_run(self, run_context: Any) -> Any:
+        """Ask TensorFlow to record the run if it is one of the steps."""
+        if not self._settings.start_step <= self._taken + 1 <= self._settings.end_step:
+            return None
+        self._recorder = StepRecorder(run_context.session)
+        return tf.compat.v1.train.SessionRunArgs(None, options=self._recorder.options)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Keep the recorded step. Write the trace and the table after the last one."""
+        self._taken += 1
+        if self._recorder is None:
+            return
+        timeline = self._recorder.finish(run_values.run_metadata, f"step {run_context.session.global_step}")
+        self._recorder = None
+        self._timelines.append(timeline)
+        self._keep(timeline)
+
+    def end(self, session: Any) -> None:
+        """Write the trace and log the ten slowest layers, or say that the run was too short."""
+        wanted = self._settings
+        if not self._timelines:
+            run_log.warning(
+                "op_profiler_config asks for steps %d to %d, but this run took %d steps: no profile.",
+                *(wanted.start_step, wanted.end_step, self._taken),
+            )
+            return
+        if self._taken < wanted.end_step:
+            run_log.warning(
+                "op_profiler_config asks for steps up to %d, but this run took %d steps.", wanted.end_step, self._taken
+            )
+        try:
+            write_chrome_trace(self._path, *self._timelines)
+        except OSError as error:  # such as a full disk: a profile is not worth a run
+            run_log.warning("%s could not be written (%s). The run is not affected.", self._path, error)
+        else:
+            run_log.info("Profile: %s (open it in ui.perfetto.dev)", self._path)
+        run_log.info(
+            "The layers that took most time in %d profiled steps, measured on this machine:\n%s",
+            *(len(self._timelines), top_table(self._timelines)),
+        )
+
+    def close(self) -> None:
+        """Stop recording, if the recorded step raised an error."""
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
