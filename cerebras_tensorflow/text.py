@@ -42,13 +42,21 @@ def did_you_mean(word: str, known: Iterable[str], likeness: float = LIKENESS) ->
 
 
 def did_you_mean_file(path: str | os.PathLike[str], pattern: str = "*") -> str:
-    """Return the end of a message about a missing file; empty if no file in its folder has a similar name."""
-    place = Path(path)
+    """Return the end of a message about a missing file; empty if no file has a similar path.
+
+    Args:
+        path: Path of the file. Its name, or the name of one of its folders, is mistyped.
+        pattern: Pattern of the names of such files.
+    """
+    place = missing = Path(path)
     try:
-        name = near(place.name, [beside.name for beside in place.parent.glob(pattern)])
-    except OSError:
+        while not missing.parent.exists():
+            missing = missing.parent
+        name = near(missing.name, [beside.name for beside in missing.parent.glob(pattern if missing == place else "*")])
+        meant = missing.with_name(name) / place.relative_to(missing) if name else missing
+        return f"; did you mean {str(meant)!r}?" if name and meant.exists() else ""
+    except (OSError, ValueError):
         return ""
-    return f"; did you mean {str(place.with_name(name))!r}?" if name else ""
 
 
 def one_line(text: str) -> str:

@@ -20,3 +20,12 @@ def test_the_near_name_of_a_missing_file_includes_its_folder(tmp_path: Path) -> 
     assert did_you_mean_file(tmp_path / "params_tyni.yaml") == f"; did you mean {place!r}?"
     assert did_you_mean_file(tmp_path / "params_tyni.yaml", "*.py") == ""
     assert did_you_mean_file(tmp_path / "other" / "params_tiny.yaml") == ""
+
+
+def test_a_mistyped_folder_is_named_if_the_file_is_in_the_near_one(tmp_path: Path) -> None:
+    (tmp_path / "gptj").mkdir()
+    (tmp_path / "gptj" / "run.py").touch()
+    place = str(tmp_path / "gptj" / "run.py")
+    assert did_you_mean_file(tmp_path / "gtpj" / "run.py", "*.py") == f"; did you mean {place!r}?"
+    assert did_you_mean_file(tmp_path / "gtpj" / "train.py", "*.py") == ""
+    assert did_you_mean_file("") == ""
