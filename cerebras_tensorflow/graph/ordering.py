@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from cerebras_tensorflow.graph.conditionals import Deadness
+from cerebras_tensorflow.graph.function_calls import called_functions, functions_with
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
 from cerebras_tensorflow.graph.variables import Variable, VariableAccess, find_variables, is_write
 
@@ -53,7 +54,8 @@ def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str
 def writes_in_order(graph_def: GraphDef, train_node: str) -> GraphDef:
     """Return the graph with a fixed order for all accesses of each variable that a step writes several times.
 
-    The order is a topological order of the graph, so it agrees with the model's data and control edges.
+    The order is a topological order of the graph, so it agrees with the model's data and control edges. If a function
+    (tf.function, a loop, a branch) writes a variable, its call has a place in this order, too.
 
     Args:
         graph_def: The graph, with reads before writes.
@@ -61,21 +63,41 @@ def writes_in_order(graph_def: GraphDef, train_node: str) -> GraphDef:
     """
     table = NodeTable(graph_def)
     variables = find_variables(table, table.ancestors([train_node])).values()
-    several = [variable for variable in variables if len(variable.writes) > 1]
+    writers = _writing_calls(graph_def, table)
+    several = [variable for variable in variables if _needs_order(variable, writers)]
     if not several:
         return graph_def
+
+    def writes(access: VariableAccess) -> bool:
+        return is_write(access.op) or access.node in writers
+
     order = order_nodes(table)
     place = {name: number for number, name in enumerate(order)}
     deadness = Deadness(table, order, "cs_write")
     added: dict[str, list[str]] = {}
     for variable in several:
         before: list[VariableAccess] = []  # the last write, and the reads after it
-        for access in sorted(variable.accesses, key=lambda access: place[access.node]):
-            follows = [one.node for one in before if is_write(access.op) or is_write(one.op)]
+        for access in sorted([*variable.accesses, *variable.calls], key=lambda access: place[access.node]):
+            follows = [one.node for one in before if writes(access) or writes(one)]
             new = [deadness.alive(name) for name in _independent(table, place, access.node, follows)]
             added.setdefault(access.node, []).extend(new)
-            before = [access] if is_write(access.op) else [*before, access]
+            before = [access] if writes(access) else [*before, access]
     return _with_edges(graph_def, added, deadness)
+
+
+def _writing_calls(graph_def: GraphDef, table: NodeTable) -> set[str]:
+    """Return the nodes whose functions may write a variable."""
+    library = {function.signature.name: function for function in graph_def.library.function}
+    own = [name for name, function in library.items() if any(is_write(node.op) for node in function.node_def)]
+    writing = functions_with(library, own)
+    return {name for name, node in table.nodes.items() if writing.intersection(called_functions(node, library))}
+
+
+def _needs_order(variable: Variable, writers: Container[str]) -> bool:
+    """Whether timing could decide between two accesses of a variable, of which one writes."""
+    num_calls = sum(call.node in writers for call in variable.calls)
+    num_writes = len(variable.writes) + num_calls
+    return num_writes > 1 or (num_calls > 0 and len(variable.accesses) + len(variable.calls) > 1)
 
 
 def _independent(table: NodeTable, place: Mapping[str, int], name: str, earlier: Sequence[str]) -> list[str]:

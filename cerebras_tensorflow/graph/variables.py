@@ -63,6 +63,7 @@ class Variable:
     dtype: np.dtype
     shape: tuple[int, ...] | None  # None: not fully known
     accesses: list[VariableAccess] = field(default_factory=list)
+    calls: list[VariableAccess] = field(default_factory=list)  # function calls and loops that take its handle
     obstacle: Obstacle | None = None  # why it cannot be streamed
 
     @property
@@ -107,6 +108,7 @@ def find_variables(table: NodeTable, within: Container[str] | None = None) -> di
         _follow_handle(table, variables[name], Endpoint(name, 0), ())
         if within is not None:
             variables[name].accesses = [access for access in variables[name].accesses if access.node in within]
+            variables[name].calls = [call for call in variables[name].calls if call.node in within]
     return variables
 
 
@@ -130,4 +132,5 @@ def _note_consumer(table: NodeTable, variable: Variable, consumer: str, switches
         variable.accesses.append(VariableAccess(consumer, op, switches))
         return
     if op != "VarIsInitializedOp":
+        variable.calls.append(VariableAccess(consumer, op, switches))
         variable.obstacle = Obstacle(f"op {consumer} ({op}) takes it as a whole", (consumer,))

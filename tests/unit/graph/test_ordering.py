@@ -54,7 +54,33 @@ def in_a_row_with_reads(total: Any, terms: list[Any]) -> list[Any]:
     return [first, total.assign_add(read, read_value=False), *in_a_row(total, terms[1:])]
 
 
-@pytest.mark.parametrize("build", [in_a_row, in_branches, in_a_row_with_reads])
+def in_functions(total: Any, terms: list[Any]) -> list[Any]:
+    """Each second addition is inside a tf.function, which also reads."""
+
+    @tf.function(autograph=False)
+    def added(term: Any) -> Any:
+        total.assign(total + term)
+        return total.read_value()
+
+    return [
+        added(term).op if number % 2 else total.assign_add(term, read_value=False) for number, term in enumerate(terms)
+    ]
+
+
+def in_loops(total: Any, terms: list[Any]) -> list[Any]:
+    def added(number: Any, term: Any) -> Any:
+        with tf.control_dependencies([total.assign_add(term)]):
+            return number + 1, term * 0.5
+
+    return [
+        tf.while_loop(lambda number, _: number < 3, added, [0, term])[1].op
+        if number % 2
+        else total.assign_add(term, read_value=False)
+        for number, term in enumerate(terms)
+    ]
+
+
+@pytest.mark.parametrize("build", [in_a_row, in_branches, in_a_row_with_reads, in_functions, in_loops])
 def test_several_additions_to_one_variable_give_one_result(build: Callable[[Any, list[Any]], list[Any]]) -> None:
     with tf.Graph().as_default() as graph:
         total = v1.get_variable("total", [], initializer=v1.zeros_initializer())
@@ -71,3 +97,35 @@ def test_several_additions_to_one_variable_give_one_result(build: Callable[[Any,
         results.add(float(session.read("total")))
     session.close()
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("mode", ["pipelined", "weight_streaming"])
+def test_a_function_that_writes_a_variable_comes_where_the_model_calls_it(mode: str) -> None:
+    """Reads before the call see the old value, reads after it the new one, and no update is lost."""
+    with tf.Graph().as_default() as graph:
+        count = v1.get_variable("count", [64], initializer=v1.zeros_initializer())
+
+        @tf.function(autograph=False)
+        def doubled() -> None:
+            count.assign(count * 2.0 + slow(0.0, 300))
+
+        before = count.read_value()
+        doubled()
+        call = graph.get_operations()[-1]
+        after = count.read_value()
+        added = count.assign_add(tf.ones([64]), read_value=False)
+        train = tf.group(before, call, after, added, name="train")
+        step = Step(graph.as_graph_def(), [train.name], train.name, [], None, [count.op.name])
+        program = compile_step(step, mode, StreamingOptions(min_stream_bytes=0))
+        session = ProgramSession(
+            program, graph, train.name, session_config=v1.ConfigProto(inter_op_parallelism_threads=8)
+        )
+        session.load("count", np.full(64, 3, np.float32))
+        seen = [[float(value[0]) for value in session.run([before, after, train])[:2]] for _ in range(5)]
+        final = float(session.read("count")[0])
+        session.close()
+    values = [3.0]
+    for _ in range(5):
+        values.append(values[-1] * 2 + 1)
+    assert seen == [[value, value * 2] for value in values[:-1]]
+    assert final == values[-1]
