@@ -17,7 +17,7 @@ from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.graph.cost import Output, op_outputs
 from cerebras_tensorflow.graph.micro_batches import Mark, MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
-from cerebras_tensorflow.graph.ordering import reads_before_writes, writes_in_order
+from cerebras_tensorflow.graph.ordering import accesses_in_order, reads_before_writes, writes_in_order
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, Residence
 from cerebras_tensorflow.graph.randomness import make_stateless
 from cerebras_tensorflow.graph.scatters import add_rows_in_order
@@ -118,6 +118,8 @@ def _compile_part(
     if part.train_node:
         graph_def = reads_before_writes(graph_def, part.train_node, part.sources)
         graph_def = writes_in_order(graph_def, part.train_node)
+    else:
+        graph_def = accesses_in_order(graph_def, part.roots, part.sources)
     if mode != WEIGHT_STREAMING:
         return compile_pipelined(graph_def, part.sources, outputs)
     roots = frozenset(part.roots)

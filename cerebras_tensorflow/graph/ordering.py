@@ -7,12 +7,12 @@ variable run as soon as their inputs are ready. This order depends on timing, an
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.function_calls import called_functions, functions_with
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
-from cerebras_tensorflow.graph.variables import Variable, VariableAccess, find_variables, is_write
+from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeTable, order_nodes
+from cerebras_tensorflow.graph.variables import Variable, VariableAccess, find_variables, is_write, step_writes
 
 
 def reads_before_writes(graph_def: GraphDef, train_node: str, fed: Container[str]) -> GraphDef:
@@ -82,6 +82,51 @@ def writes_in_order(graph_def: GraphDef, train_node: str) -> GraphDef:
             new = [deadness.alive(name) for name in _independent(table, place, access.node, follows)]
             added.setdefault(access.node, []).extend(new)
             before = [access] if writes(access) else [*before, access]
+    return _with_edges(graph_def, added, deadness)
+
+
+def accesses_in_order(graph_def: GraphDef, roots: Sequence[str], sources: Collection[str]) -> GraphDef:
+    """Return the graph of a step without a train op with a fixed order for the accesses of each variable it writes.
+
+    Reads come before writes, as in a training step, and writes one after the other. A read never waits for a write: a
+    run that fetches a metric's value must not run its update.
+
+    Args:
+        graph_def: The graph.
+        roots: Names of all ops that a run may fetch.
+        sources: Names of the batch's placeholders.
+    """
+    table = NodeTable(graph_def)
+    running = table.ancestors([root for root in roots if root in table.nodes])
+    writers = _writing_calls(graph_def, table)
+    changing: list[tuple[list[VariableAccess], list[VariableAccess]]] = []
+    for variable in find_variables(table, running).values():
+        writes = step_writes(table, variable, sources)
+        writes += [call for call in variable.calls if call.node in writers]
+        if writes:
+            later = table.descendants(write.node for write in writes)
+            reads = [*variable.reads, *(call for call in variable.calls if call.node not in writers)]
+            changing.append((writes, [read for read in reads if read.node not in later]))
+    if not changing:
+        return graph_def
+    reads_first: dict[str, list[str]] = {}
+    for writes, reads in changing:
+        for write in writes:
+            reads_first.setdefault(write.node, []).extend(read.node for read in reads)
+    try:
+        order = order_nodes(table, reads_first)
+    except CycleError:  # a read of one variable needs a write of another one, and the other way round
+        order = order_nodes(table)
+    place = {name: number for number, name in enumerate(order)}
+    deadness = Deadness(table, order, "cs_access")
+    added: dict[str, list[str]] = {}
+    for writes, reads in changing:
+        last: list[str] = []
+        for write in sorted(writes, key=lambda access: place[access.node]):
+            follows = [*last, *(read.node for read in reads if place[read.node] < place[write.node])]
+            new = [deadness.alive(name) for name in _independent(table, place, write.node, follows)]
+            added.setdefault(write.node, []).extend(new)
+            last = [write.node]
     return _with_edges(graph_def, added, deadness)
 
 

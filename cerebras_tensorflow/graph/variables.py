@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,6 +110,22 @@ def find_variables(table: NodeTable, within: Container[str] | None = None) -> di
             variables[name].accesses = [access for access in variables[name].accesses if access.node in within]
             variables[name].calls = [call for call in variables[name].calls if call.node in within]
     return variables
+
+
+def step_writes(table: NodeTable, variable: Variable, sources: Collection[str]) -> list[VariableAccess]:
+    """Return the writes of a variable that are not initializers: they depend on the batch, or on its old value.
+
+    Args:
+        table: The graph.
+        variable: One of its variables.
+        sources: Names of the batch's placeholders.
+    """
+    before = {*sources, *(read.node for read in variable.reads)}
+    return [
+        write
+        for write in variable.writes
+        if write.op not in REPLACING_OPS or before & set(table.ancestors([write.node]))
+    ]
 
 
 def _follow_handle(table: NodeTable, variable: Variable, source: Endpoint, switches: tuple[Endpoint, ...]) -> None:

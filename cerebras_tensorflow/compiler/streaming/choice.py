@@ -9,7 +9,7 @@ from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.graph.loops import loop_depths
 from cerebras_tensorflow.graph.nodes import CycleError, NodeTable, order_nodes
 from cerebras_tensorflow.graph.program import Note
-from cerebras_tensorflow.graph.variables import Obstacle, Variable
+from cerebras_tensorflow.graph.variables import Obstacle, Variable, step_writes
 
 
 def is_large(variable: Variable, options: StreamingOptions) -> bool:
@@ -42,6 +42,22 @@ def choose_streamed(
         else:
             streamed.append(variable)
     return streamed, notes
+
+
+def forbid_writes(table: NodeTable, variables: Iterable[Variable], sources: Collection[str]) -> None:
+    """Give an obstacle to each variable that a step without a train op writes, as an evaluation may do.
+
+    The end of such a step does not wait for the store, so an update there would be lost.
+
+    Args:
+        table: The graph.
+        variables: All variables of the graph.
+        sources: Names of the batch's placeholders.
+    """
+    for variable in variables:
+        writes = step_writes(table, variable, sources)
+        if writes and variable.obstacle is None:
+            variable.obstacle = Obstacle(f"{writes[0].node} writes it in a step that does not train", (writes[0].node,))
 
 
 def order_without_cycles(

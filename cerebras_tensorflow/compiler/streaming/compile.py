@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
 from cerebras_tensorflow.compiler.memory.budget import Footprint, budget_error
 from cerebras_tensorflow.compiler.options import StreamingOptions
-from cerebras_tensorflow.compiler.streaming.choice import choose_streamed, is_large, order_without_cycles
+from cerebras_tensorflow.compiler.streaming.choice import choose_streamed, forbid_writes, is_large, order_without_cycles
 from cerebras_tensorflow.compiler.streaming.plan import StreamPlan, plan_step_memory
 from cerebras_tensorflow.compiler.streaming.rewriting import STEP_NODE, Rewritten, rewrite
 from cerebras_tensorflow.graph.constants import share_constants
@@ -52,6 +52,8 @@ def compile_weight_streaming(
     large = {variable.handle for variable in find_variables(table).values() if is_large(variable, options)}
     table = NodeTable(cast_for_each_use(graph_def, large & set(weights)))
     variables = find_variables(table)
+    if train_node is None:
+        forbid_writes(table, variables.values(), sources)
     streamed, obstacles = choose_streamed(table, variables.values(), weights, options)
     all_uses, order, ties = order_without_cycles(table, streamed, sources)
     moved = {uses.variable.handle for uses in all_uses}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
+from cerebras_tensorflow.graph.program import Residence
 from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.weight_store.file import FileStore
 
 v1 = tf.compat.v1
 TERMS = [1e8, 1.0, -1e8, 3.0, 1e-3, -7e7]
@@ -129,3 +132,33 @@ def test_a_function_that_writes_a_variable_comes_where_the_model_calls_it(mode: 
         values.append(values[-1] * 2 + 1)
     assert seen == [[value, value * 2] for value in values[:-1]]
     assert final == values[-1]
+
+
+@pytest.mark.parametrize("mode", ["pipelined", "weight_streaming"])
+def test_an_evaluation_that_writes_a_variable_loses_no_update(mode: str, tmp_path: Path) -> None:
+    """A read beside the writes sees the value of the batch before, and fetching a value does not run its update."""
+    with tf.Graph().as_default() as graph:
+        batch = v1.placeholder(tf.float32, [64], "cs_input/0")
+        weight = v1.get_variable("weight", [64], initializer=v1.ones_initializer())
+        seen = v1.get_variable("seen", [64], initializer=v1.zeros_initializer(), trainable=False)
+        kept = v1.get_variable("kept", [64], initializer=v1.zeros_initializer(), trainable=False)
+        first = seen.assign_add(batch * weight + slow(0.0, 300), read_value=False)
+        second = seen.assign(seen * 2.0, read_value=False)
+        beside = tf.identity(seen.read_value() + kept)
+        value = tf.identity(seen.read_value())
+        roots = [op.name for op in (first, second, beside.op, value.op, kept.initializer)]
+        names = ["weight", "seen", "kept"]
+        step = Step(graph.as_graph_def(), roots, None, ["cs_input/0"], None, names)
+        options = StreamingOptions(min_stream_bytes=0, residence=Residence.STORE)
+        program = compile_step(step, mode, options)
+    fed = {"cs_input/0:0": np.ones(64, np.float32)}
+    store = FileStore(program.stored, tmp_path) if program.streamed else None
+    assert [spec.name for spec in program.streamed] == (["weight", "kept"] if store else [])
+    config = v1.ConfigProto(inter_op_parallelism_threads=8)
+    session = ProgramSession(program, graph, None, store, config, lambda: fed)
+    for name, start in zip(names, (1.0, 3.0, 0.0), strict=True):
+        session.load(name, np.full(64, start, np.float32))
+    results = [[session.run([beside, first, second])[0][0], session.run(value)[0]] for _ in range(5)]
+    session.close()
+    # The two writes are ordered by the read of the second one, which comes before the first one.
+    assert results == [[3.0 * 2**number, 3.0 * 2 ** (number + 1)] for number in range(5)]
