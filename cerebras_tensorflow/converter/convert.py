@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.converter.layouts import Array
-from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Config, Model, Place, Tensor, family, release
+from cerebras_tensorflow.converter.rules import (
+    CS,
+    CS_OLD,
+    HF,
+    MASK_SUFFIX,
+    TF,
+    Config,
+    Model,
+    Place,
+    Tensor,
+    family,
+    release,
+)
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.saver.interface import TensorReader
 
@@ -69,8 +81,9 @@ class Conversion:
         # Some Hugging Face files have all tensors in a dict under `model`, as files of a training run do.
         is_wrapped = self._source == HF and all(name.startswith("model.") for name in reader.names())
         self._wrapper = "model." if is_wrapped else ""
-        self._by_key = {tensor.key: tensor for tensor in tensors}
         self._stored = {self._bare(name): name for name in reader.names()}
+        tensors += self._masks(tensors)
+        self._by_key = {tensor.key: tensor for tensor in tensors}
         self._check_matched(tensors, drop_unmatched_keys)
         kept = [tensor for tensor in tensors if not (tensor.is_optional and self._find(tensor) is None)]
         self.outputs = _outputs(model, kept, self._target)
@@ -149,11 +162,20 @@ class Conversion:
             name = re.sub(f"^{pattern}$", replacement, name)
         return name
 
+    def _masks(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the masks of sparse weights that the source stores."""
+        masks = [tensor.mask() for tensor in tensors if self._source in tensor.places]
+        masks = [mask for mask in masks if (place := mask.places.get(self._source)) and place.name in self._stored]
+        if masks and self._target == HF:
+            logger.info("The masks of %d sparse weights are left out: %s has no place for them.", len(masks), HF)
+        return masks
+
     def _check_matched(self, tensors: list[Tensor], drop_unmatched_keys: bool) -> None:
         known = set()
         for tensor in tensors:
             place = _place_in(tensor, self._source)
-            if place is not None and (_place_in(tensor, self._target) is not None or tensor.same_as is not None):
+            is_placed = _place_in(tensor, self._target) is not None or tensor.key.endswith(MASK_SUFFIX)
+            if place is not None and (is_placed or tensor.same_as is not None):
                 known |= {place.name, *tensor.copies.get(self._source, ())}
             if tensor.same_as is not None and self._source != TF:
                 known.add(tensor.key)  # some files store a tied output layer
@@ -201,8 +223,8 @@ def _outputs(model: Model, tensors: list[Tensor], target: str) -> list[Output]:
 
 
 def _dtype(dtype: np.dtype[Any], target: str) -> np.dtype[Any]:
-    """Return the stored type: our TensorFlow variables are always float32; other targets keep the source's type."""
-    return np.dtype(np.float32) if target == TF else dtype
+    """Return the stored type: our TensorFlow weights are always float32; other targets keep the source's type."""
+    return np.dtype(np.float32) if target == TF and dtype != np.bool_ else dtype
 
 
 def _typed(value: Array, target: str) -> Array:

@@ -20,6 +20,9 @@ Config = dict[str, Any]
 # close to HF's.
 HF, CS, CS_OLD, TF = "hf", "cs", "cs-1.6", "tf"
 
+MASK_SUFFIX = "_mask"
+"""Ending of the name of a weight's mask, in our checkpoints and in those of the published releases since 2.0."""
+
 Release = tuple[int, int]
 # Names that 2.1 changed: (pattern, replacement).
 _MOVED = (
@@ -98,6 +101,13 @@ class Tensor:
         }
         copies = {kind: tuple(map(moved, names)) if kind == CS else names for kind, names in self.copies.items()}
         return replace(self, places=places, copies=copies)
+
+    def mask(self) -> Tensor:
+        """Return the tensor's mask of sparse weights, which every format but Hugging Face's may store beside it."""
+        places = {
+            kind: replace(place, name=place.name + MASK_SUFFIX) for kind, place in self.places.items() if kind != HF
+        }
+        return Tensor(self.key + MASK_SUFFIX, places, is_optional=True)
 
 
 REQUIRED = object()

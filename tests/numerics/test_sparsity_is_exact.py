@@ -76,11 +76,11 @@ def our_optimizer(settings: OptimizerSettings) -> Callable[..., Any]:
     return model_fn
 
 
-def batches() -> Any:
+def batches(size: int = BATCH) -> Any:
     random = np.random.default_rng(1)
     x = random.normal(size=(SAMPLES, SHAPE[0])).astype(np.float32)
     y = random.normal(size=(SAMPLES, 1)).astype(np.float32)
-    return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(BATCH, drop_remainder=True)
+    return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(size, drop_remainder=True)
 
 
 class Run:
@@ -89,6 +89,7 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.monkeypatch, self.folder = monkeypatch, tmp_path
         self.skipped = 0  # batches before the first one
+        self.batch = BATCH
         self.warm_start: str | None = None
 
     def __call__(
@@ -109,7 +110,7 @@ class Run:
         self.estimator = CerebrasEstimator(
             model_fn, str(self.folder / (name or kind)), config=config, warm_start_from=self.warm_start
         )
-        self.estimator.train(lambda: batches().skip(self.skipped), max_steps=steps, sparsifier=sparsity)
+        self.estimator.train(lambda: batches(self.batch).skip(self.skipped), max_steps=steps, sparsifier=sparsity)
         return {key: self.estimator.get_variable_value(key) for key in self.estimator.get_variable_names()}
 
 
@@ -177,6 +178,13 @@ def test_each_method_in_micro_batches_and_after_a_restart(method: str, run: Run)
     run(ADAMW, "pipelined", sparsity, 3, "broken", micro_batch_size=2)
     run.skipped = 3
     assert_same(whole, run(ADAMW, "pipelined", sparsity, 6, "broken", micro_batch_size=2))
+
+
+@pytest.mark.slow
+def test_several_csx_choose_the_masks_of_one(run: Run) -> None:
+    one = run(ADAMW, sparsity=RIGL, micro_batch_size=2)
+    run.batch = 2
+    assert_same(one, run(ADAMW, sparsity=RIGL, name="two", micro_batch_size=2, num_csx=2))
 
 
 def test_a_sparse_run_may_start_dense_and_a_dense_run_sparse(run: Run) -> None:

@@ -15,6 +15,7 @@ from cerebras_tensorflow.converter.models import MODELS
 from cerebras_tensorflow.converter.sharded import open_any, stem
 from cerebras_tensorflow.converter.torch_writer import TorchWriter
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 
 GPT2_CONFIG = {"vocab_size": 11, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 6}
 
@@ -340,3 +341,33 @@ def test_an_output_folder_that_is_a_file_gives_a_one_line_error(
     assert convert(source) == 1
     error = capsys.readouterr().err
     assert error.startswith("convert_checkpoint: ") and "out" in error and error.count("\n") == 1
+
+
+def test_masks_of_sparse_weights_move_with_their_weights(source: Path) -> None:
+    assert convert(source, "tf") == 0
+    out = source / "out"
+    (ours,) = (stem(str(path)) for path in out.glob("*.index"))
+    with open_any(ours) as reader:
+        values = {name: reader.read(name) for name in reader.names()}
+    kernel = next(name for name in values if name.endswith("kernel") and values[name].shape == (4, 16))
+    mask = np.random.default_rng(0).random((4, 16)) < 0.5
+    with open_writer(str(source / "sparse")) as writer:
+        for name, value in {**values, f"{kernel}_mask": mask}.items():
+            writer.add(name, value)
+    words = ["convert", "--model", "gpt2", "--verify", "--config", str(out / "config_to_tf.yaml")]
+    there = ["--src-fmt", "tf", "--tgt-fmt", "cs-1.8", "--output-dir", str(source / "cs"), str(source / "sparse")]
+    assert main([*words, *there]) == 0
+    (theirs,) = (source / "cs").glob("*.mdl")
+    with open_any(str(theirs)) as reader:
+        (name,) = (name for name in reader.names() if name.endswith("_mask"))
+        assert name.removesuffix("_mask") in reader
+        assert reader.read(name).dtype == bool
+        np.testing.assert_array_equal(reader.read(name), mask.T)
+    words[-1] = str(next((source / "cs").glob("*.yaml")))
+    back = ["--src-fmt", "cs-1.8", "--tgt-fmt", "tf", "--output-dir", str(source / "back"), str(theirs)]
+    assert main([*words, *back]) == 0
+    (again,) = (stem(str(path)) for path in (source / "back").glob("*.index"))
+    with open_any(again) as reader:
+        np.testing.assert_array_equal(reader.read(f"{kernel}_mask"), mask)
+    to_hf = ["--src-fmt", "cs-1.8", "--tgt-fmt", "hf", "--output-dir", str(source / "hf"), str(theirs)]
+    assert main([*words, *to_hf]) == 0
