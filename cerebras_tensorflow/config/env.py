@@ -3,6 +3,7 @@
 | variable | set by | meaning |
 |---|---|---|
 | AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 | user | an S3-compatible server; obstore itself reads the keys of s3, gs, az |
+| AZURE_STORAGE_ENDPOINT | user | an Azure-compatible server, such as Azurite |
 | AWS_REGION, AWS_DEFAULT_REGION | user | the bucket's region; counts before that of a profile |
 | AWS_PROFILE | user | section of the AWS tools' files with keys, region, endpoint; unused with AWS_ACCESS_KEY_ID |
 | AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE | user | these files; default `~/.aws/config` and `~/.aws/credentials` |
@@ -261,8 +262,10 @@ def object_storage(scheme: str) -> dict[str, str]:
     """Return the settings for a scheme that obstore does not read from the environment itself.
 
     For s3 these are the endpoint, from the variables of the AWS tools, and the keys of a profile. `allow_http` is set
-    if the endpoint has no TLS.
+    if the endpoint of s3 or az has no TLS.
     """
+    if scheme == "az" and os.environ.get("AZURE_STORAGE_ENDPOINT", "").startswith("http://"):
+        return {"endpoint": os.environ["AZURE_STORAGE_ENDPOINT"], "allow_http": "1"}
     if scheme != "s3":
         return {}
     settings = {} if os.environ.get("AWS_ACCESS_KEY_ID") else _aws_profile()

@@ -314,5 +314,5 @@ def _advice(exc: Exception, text: str, key: str) -> str:
             "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (for gs and az, the variables of their own clients)."
         )
     if "error sending request" in text or "dns error" in text:
-        return "Nothing answers there: check AWS_ENDPOINT_URL and the network."
+        return "Nothing answers there: check the endpoint (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT) and the network."
     return _TRY_AGAIN

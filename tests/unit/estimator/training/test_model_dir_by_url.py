@@ -136,7 +136,7 @@ def test_of_two_runs_that_save_one_step_one_wins_and_the_other_stops(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "check AWS_ENDPOINT_URL and the network"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "check the endpoint .AWS_ENDPOINT_URL"),
         ({"url": "s3://other/run"}, "no such object or bucket"),
         ({"url": "hdfs://host/run"}, "hdfs:// cannot be read or written here"),
     ],
