@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -69,7 +69,7 @@ class ObjectWriter(TensorWriter):
         self._is_open = self._is_whole = True
         existing = self._bucket.get(self._manifest_key)
         self._replaced = existing[1] if existing is not None else None
-        self._old = _data_keys(self._bucket, self._folder, existing[0]) if existing is not None else []
+        self._old = data_keys(self._bucket, self._folder, existing[0]) if existing is not None else []
 
     def add(self, name: str, array: Any) -> None:
         array = np.asarray(array)
@@ -102,7 +102,7 @@ class ObjectWriter(TensorWriter):
         # After an error from here on the manifest may be there, or arrive later: `abort` must keep the data objects.
         # A sweep removes them if it is not.
         self._end()
-        self._put_manifest(content)
+        put_manifest(self._bucket, self._folder, content, self._replaced, [self._key(name) for name in self._names])
         # The checkpoint is committed: what is left of the old one costs space only, and a sweep finds it.
         with contextlib.suppress(CheckpointError):
             self._bucket.delete(self._old)
@@ -118,20 +118,6 @@ class ObjectWriter(TensorWriter):
     @property
     def _manifest_key(self) -> str:
         return f"{self._folder}/{manifests.NAME}"
-
-    def _put_manifest(self, content: bytes) -> None:
-        try:
-            self._bucket.put_if(self._manifest_key, content, self._replaced)
-        except ConflictError as exc:
-            # If the response to a successful request was lost, the store refused the repeated request.
-            found = self._bucket.get(self._manifest_key)
-            if found is not None and found[0] == content:
-                return
-            self._delete_data()
-            raise CheckpointError(
-                f"{self.path}: another process has written this checkpoint meanwhile; its version stays. Give one of "
-                "them another name."
-            ) from exc
 
     def _delete_data(self) -> None:
         with contextlib.suppress(CheckpointError):
@@ -221,12 +207,41 @@ class ObjectWriter(TensorWriter):
             raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
 
 
+def put_manifest(bucket: Bucket, folder: str, content: bytes, replaced: Version | None, data: Sequence[str]) -> None:
+    """Commit a checkpoint, if no other writer was first.
+
+    Args:
+        bucket: Its bucket.
+        folder: Its key.
+        content: The manifest.
+        replaced: Version of the manifest to replace; None: there must be none.
+        data: Keys of the data objects, which are removed if another writer was first.
+
+    Raises:
+        CheckpointError: If another writer was first, or the manifest cannot be written.
+    """
+    key = f"{folder}/{manifests.NAME}"
+    try:
+        bucket.put_if(key, content, replaced)
+    except ConflictError as exc:
+        # If the response to a successful request was lost, the store refused the repeated request.
+        found = bucket.get(key)
+        if found is not None and found[0] == content:
+            return
+        with contextlib.suppress(CheckpointError):
+            bucket.delete(data)
+        raise CheckpointError(
+            f"{bucket.url(folder)}: another process has written this checkpoint meanwhile; its version stays. Give one "
+            "of them another name."
+        ) from exc
+
+
 def remove(location: ObjectLocation) -> None:
     """Remove a checkpoint: the manifest first, then its data objects."""
     bucket, key = Bucket(location), f"{location.key}/{manifests.NAME}"
     found = bucket.get(key)
     if found is not None:
-        data = _data_keys(bucket, location.key, found[0])
+        data = data_keys(bucket, location.key, found[0])
         bucket.delete([key])
         bucket.delete(data)
 
@@ -241,7 +256,7 @@ def exists(location: ObjectLocation) -> bool:
     return version_of(location) is not None
 
 
-def _data_keys(bucket: Bucket, folder: str, content: bytes) -> list[str]:
+def data_keys(bucket: Bucket, folder: str, content: bytes) -> list[str]:
     """Return the keys of a checkpoint's data objects; none if its manifest is damaged. A sweep removes these later."""
     try:
         return [f"{folder}/{name}" for name in manifests.decode(bucket.url(folder), content).objects]
