@@ -1,14 +1,14 @@
 """Recognises the layers of a step in its TensorFlow graph, named by their scopes, for the model of the wafer.
 
 An op that shows what a layer does is its anchor: a matrix product, a gather from a variable, a reciprocal square root,
-a cross-entropy. Every other op belongs to the layer of its scope, else to the layer before it. A gradient op belongs to
-the layer of the op whose gradient it computes.
+a cross-entropy. Every other op belongs to the anchor before or after it, whichever scope is nearer. A gradient op
+belongs to the layer of the op whose gradient it computes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,8 +164,8 @@ class _Finder:
 
     def network(self, sample_bytes: float) -> Network:
         """Return the layers."""
-        scopes = self._anchors()
-        self._assign_forward(scopes)
+        self._find_anchors()
+        self._assign_forward()
         self._add_backward()
         self._connect()
         trainable = {
@@ -207,8 +207,8 @@ class _Finder:
             return LOSS
         return None
 
-    def _anchors(self) -> dict[str, _Draft]:
-        """Make a draft for each layer; return those that own a scope, by the scope."""
+    def _find_anchors(self) -> None:
+        """Make a draft for each layer. Anchors of one kind in one scope are one layer, except for products."""
         scopes: dict[str, _Draft] = {}
         for operation in self._forward:
             kind = self._kind(operation)
@@ -224,7 +224,6 @@ class _Finder:
             self._layer_of_op[operation.name] = draft
             if scope and there is None:
                 scopes[scope] = draft
-        return scopes
 
     def _free_name(self, scope: str, operation: Any) -> str:
         """Return a layer's name: its scope, or with the name of its weight or op if the scope has several layers."""
@@ -241,21 +240,22 @@ class _Finder:
             name = f"{scope}/{last}_{number}" if scope else f"{last}_{number}"
         return name
 
-    def _assign_forward(self, scopes: Mapping[str, _Draft]) -> None:
-        last: _Draft | None = None
+    def _assign_forward(self) -> None:
+        """Give each op to the anchor before or after it, whichever scope is nearer; the one before if both are."""
+        anchors = [op for op in self._forward if op.name in self._layer_of_op]
+        after = iter([*anchors, None])
+        last, following = None, next(after)
         for operation in self._forward:
-            draft = self._layer_of_op.get(operation.name)
-            if draft is None:
-                scope = clean_scope(operation.name)
-                while scope and scope not in scopes:
-                    scope = scope.rpartition("/")[0]
-                draft = scopes.get(scope) or last
-            else:
-                last = draft
-            if draft is None:
+            if operation is following:
+                last, following = operation, next(after)
+                draft = self._layer_of_op[operation.name]
+            elif last is None and following is None:
                 if operation.type in _FREE or not any(_is_float(tensor) for tensor in operation.outputs):
                     continue
-                last = draft = self._drafts.setdefault("input", _Draft("input", OTHER))
+                draft = self._drafts.setdefault("input", _Draft("input", OTHER))
+            else:
+                nearer = _nearer(clean_scope(operation.name), last, following)
+                draft = self._layer_of_op[nearer.name]
             self._layer_of_op[operation.name] = draft
             self._count(draft, operation, is_forward=True)
 
@@ -335,6 +335,22 @@ class _Finder:
             block=layer_of(f"{draft.name}/op"),
             shape=draft.shape,
         )
+
+
+def _nearer(scope: str, before: Any, after: Any) -> Any:
+    """Return the one of two anchors, of which one may be None, whose scope shares more with a scope."""
+    if before is None or after is None:
+        return after if before is None else before
+    scopes = [clean_scope(anchor.name) for anchor in (before, after)]
+    if scope == scopes[1]:
+        return after
+    shared = [_num_shared(scope.split("/"), other.split("/")) for other in scopes]
+    return after if shared[1] > shared[0] else before
+
+
+def _num_shared(here: list[str], there: list[str]) -> int:
+    """Return how many scopes two ops share, from the outermost one."""
+    return next((n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there)))
 
 
 def _is_float(tensor: Any) -> bool:

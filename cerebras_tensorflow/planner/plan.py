@@ -145,7 +145,9 @@ def _plan_micro_batch(
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
     network = network_of(model, step)
     num_flops = model.inputs.micro_batches * sum(op_flops.values())
-    workload = replace(workload_of(model, execution_mode, settings), release=release)
+    # The batch of a plan is that of one system.
+    num_csx = settings.num_csx or 1
+    workload = replace(workload_of(model, execution_mode, settings), release=release, num_csx=num_csx)
     options = streaming_options(model, execution_mode, settings)
     # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
     del model

@@ -132,14 +132,14 @@ def check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None
 
 
 def workload_of(model: Model, mode: str, settings: CSConfig) -> Workload:
-    """Return what a run of the model asks of the simulated systems."""
-    parts = model.inputs.micro_batches
+    """Return what a run of the model asks of the simulated systems. Pipelined mode simulates one of them."""
+    inputs = model.inputs
     batch_size = _batch_size(model)
     return Workload(
         mode,
-        parts * batch_size,
-        num_csx=(settings.num_csx or 1) if mode == WEIGHT_STREAMING else 1,
-        micro_batch_size=batch_size if parts > 1 else None,
+        -(-inputs.micro_batches * batch_size // inputs.num_csx),
+        num_csx=inputs.num_csx if mode == WEIGHT_STREAMING else 1,
+        micro_batch_size=batch_size if inputs.parts > 1 else None,
         allow_oversize=settings.allow_oversize,
     )
 

@@ -111,15 +111,18 @@ def _balance(demands: Sequence[Demand], capacity: float) -> list[float]:
 
 def _split(shares: list[tuple[Demand, float]]) -> list[list[tuple[Demand, float]]]:
     """Cut the layers into strips: consecutive layers, about the same number of cores each."""
-    total = sum(cores for _, cores in shares)
-    num_strips = min(len(shares), _MOST_STRIPS, round(math.sqrt(len(shares))))
+    left = sum(cores for _, cores in shares)
+    average = left / min(len(shares), _MOST_STRIPS, round(math.sqrt(len(shares))))
     strips: list[list[tuple[Demand, float]]] = [[]]
-    passed = 0.0
+    filled = 0.0
     for demand, cores in shares:
-        if strips[-1] and passed + cores / 2 > total * len(strips) / num_strips:
+        # A narrow strip would have a short edge to the next one, so what is left must fill at least half a strip.
+        if strips[-1] and filled + cores / 2 > average and left > average / 2:
             strips.append([])
+            filled = 0.0
         strips[-1].append((demand, cores))
-        passed += cores
+        filled += cores
+        left -= cores
     return strips
 
 

@@ -45,6 +45,12 @@ def test_memory_comes_before_balance() -> None:
     assert heavy.cores >= ROWS * COLUMNS / 2 and busy.cores > 0.4 * ROWS * COLUMNS
 
 
+def test_no_layer_gets_a_strip_so_narrow_that_its_edge_slows_it() -> None:
+    layers = [Demand(str(number), 1.0, 1.0) for number in range(30)]
+    boxes = place([*layers, Demand("huge", 40.0, 1.0), Demand("small", 0.01, 1.0)])
+    assert min(box.width for box in boxes) > COLUMNS / 20
+
+
 def test_what_does_not_fit_is_refused_with_layer_need_and_way_out_unless_it_may_be_oversize() -> None:
     with pytest.raises(PlacementError, match=r"wafer has 37\.6 GB .* Layer block_0/\w+ needs most: .* Use weight str"):
         simulate(GPTJ, Workload("pipelined", 8))
