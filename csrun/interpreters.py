@@ -105,10 +105,10 @@ def _check_mode_of_script(script: Path, arguments: Sequence[str]) -> None:
 
 def _option(arguments: Sequence[str], names: Sequence[str]) -> str:
     """Return the value of an option, as `--mode train` or `--mode=train`; empty if it is not given."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for number, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name in names:
-            return value if equals else following
+            return value if equals else "".join(arguments[number + 1 : number + 2])
     return ""
 
 

@@ -45,7 +45,7 @@ def test_modes_that_a_script_or_a_module_beside_it_mentions_are_accepted(tmp_pat
     script, beside = tmp_path / "run.py", tmp_path / "modes.py"
     script.write_text("MODES = ['evals']")
     beside.write_text("MORE = ('trian',)")
-    for words in (["--mode", "evals"], ["--mode", "trian"], ["--mode", "profile"], ["--mode"], ["-m", "eval_all"]):
+    for words in ([], ["--mode", "evals"], ["--mode", "trian"], ["--mode", "profile"], ["--mode"], ["-m", "eval_all"]):
         check_typed_right(["python", str(script), *words], is_for_here=True)
 
 
