@@ -180,7 +180,7 @@ class CerebrasEstimator:
             check_no_system("train_distribute", target.is_cs or num_csx_of(self._settings.cs) > 1)
             distributed_training.train(request)
             return self
-        with held(target, f"train {self._model_dir}"):
+        with held(target, f"train {self._model_dir}", num_csx_of(self._settings.cs)):
             training_run.train(request, target)
         return self
 

@@ -40,7 +40,11 @@ class System(ABC):
 
     @abstractmethod
     def run(
-        self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
+        self,
+        execution_mode: str,
+        description: str = "",
+        on_wait: Callable[[str], None] | None = None,
+        num_csx: int = 1,
     ) -> AbstractContextManager[RunningJob]:
         """Hold the system for one run: check its state, wait in the queue, adapt its mode, and free it at the end.
 
@@ -49,6 +53,8 @@ class System(ABC):
             description: What runs, for `csctl get jobs` and for users who wait.
             on_wait: Called with one line of text when the run starts to wait, when the reason changes, and every
                 ten minutes.
+            num_csx: Systems that the run takes, all at once: this one and others of its home, free ones first. If there
+                are not so many, this one simulates the rest.
 
         Raises:
             ExecModeError: If an administrator has set the other mode; the text names the command that changes it.

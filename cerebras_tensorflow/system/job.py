@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import string
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,20 @@ class Job:
     started_at: float | None
     finished_at: float | None
     labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def joined(systems: Iterable[str]) -> str:
+    """Return the field `system` of a job that takes several systems: their names, sorted, separated by commas."""
+    return ",".join(sorted(set(systems)))
+
+
+def systems_of(text: str) -> frozenset[str]:
+    """Return the names of the systems in a job's field `system`.
+
+    >>> sorted(systems_of("cs2-a,cs2-b"))
+    ['cs2-a', 'cs2-b']
+    """
+    return frozenset(text.split(","))
 
 
 def job_folder(home: Path, job_id: str) -> Path:

@@ -34,11 +34,13 @@ from cerebras_tensorflow.system.job import (
     from_row,
     is_alive,
     job_folder,
+    joined,
     labels_of,
     lock_path,
     new_id,
     new_job,
     send_signal,
+    systems_of,
     user_name,
 )
 from cerebras_tensorflow.system.reminder import Reminder
@@ -64,6 +66,7 @@ __all__ = [
     "is_alive",
     "job_folder",
     "jobs_file",
+    "joined",
     "listed",
     "reap",
     "record",
@@ -71,9 +74,13 @@ __all__ = [
     "send_signal",
     "set_labels",
     "submit",
+    "systems_of",
     "unrecorded",
     "user_name",
 ]
+
+TAKES_SYSTEM = "instr(',' || system || ',', ',' || ? || ',')"
+"""Condition of SQL: a job takes the system of this name."""
 
 POLL_S = 0.1
 MAX_POLLS = 10
@@ -307,12 +314,21 @@ def _remove_traces(home: Path, job_id: str) -> None:
 def attach(home: Path, number: int, system: str, execution_mode: str) -> LiveJob | None:
     """Return the launcher's job, for use in one of its processes; None if the job does not exist or is dead.
 
-    A job of another system moves to the queue of this one. Its number decides its place there.
+    A job of other systems moves to the queues of these. Its number decides its place there. A job that takes more
+    systems keeps them.
+
+    Args:
+        home: Folder of the jobs.
+        number: Number of the launch.
+        system: The systems that the run takes, from `joined`.
+        execution_mode: Mode of the run.
     """
     with database.opened(jobs_file(home)) as connection:
         row = connection.execute("SELECT * FROM jobs WHERE number = ?", (number,)).fetchone()
     if row is None or row["phase"] not in LIVE or not is_alive(home, row["id"]):
         return None
+    if systems_of(system) <= systems_of(row["system"]):
+        system = row["system"]
     if (row["system"], row["execution_mode"]) != (system, execution_mode):
         with database.transaction(jobs_file(home)) as connection:
             connection.execute(
@@ -339,7 +355,7 @@ def find(home: Path, job_id: str) -> Job | None:
 def listed(home: Path, phases: tuple[str, ...] = LIVE, system: str | None = None, limit: int = 5000) -> list[Job]:
     """Return the newest jobs in the given phases, oldest first. A job whose processes have ended counts as FAILED."""
     marks = ", ".join("?" for _ in phases)
-    query = f"SELECT * FROM jobs WHERE phase IN ({marks})" + ("" if system is None else " AND system = ?")
+    query = f"SELECT * FROM jobs WHERE phase IN ({marks})" + ("" if system is None else f" AND {TAKES_SYSTEM}")
     values = [*phases, *([] if system is None else [system]), limit]
     with database.opened(jobs_file(home)) as connection:
         rows = connection.execute(query + " ORDER BY number DESC LIMIT ?", values).fetchall()
@@ -402,12 +418,17 @@ def _read(connection: sqlite3.Connection, number: int) -> Job:
 
 
 def _ahead_of(connection: sqlite3.Connection, me: Job) -> list[Job]:
+    """Return the jobs that this one waits for: running or earlier ones that share a system with it.
+
+    A job takes all its systems at once, and holds none while it waits. So jobs with several systems cannot deadlock.
+    """
     rows = connection.execute(
-        "SELECT * FROM jobs WHERE system = ? AND phase IN ('QUEUED', 'RUNNING') AND number != ? "
+        "SELECT * FROM jobs WHERE phase IN ('QUEUED', 'RUNNING') AND number != ? "
         "AND (number < ? OR phase = 'RUNNING') ORDER BY number",
-        (me.system, me.number, me.number),
+        (me.number, me.number),
     )
-    return [from_row(row) for row in rows]
+    own = systems_of(me.system)
+    return [from_row(row) for row in rows if own & systems_of(row["system"])]
 
 
 def _alive(home: Path, queue: list[Job]) -> list[Job]:

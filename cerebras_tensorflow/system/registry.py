@@ -7,10 +7,9 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
@@ -68,7 +67,11 @@ class LocalSystem(System):
 
     @contextmanager
     def run(
-        self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
+        self,
+        execution_mode: str,
+        description: str = "",
+        on_wait: Callable[[str], None] | None = None,
+        num_csx: int = 1,
     ) -> Iterator[jobs.LiveJob | jobs.UnrecordedJob]:
         """Hold the system for one run, as interface.System.run says.
 
@@ -79,11 +82,12 @@ class LocalSystem(System):
         if key in _held:
             yield _held[key]
             return
-        job, is_ours = self._job(execution_mode, description)
+        names = (self.name, *self._others(num_csx - 1, execution_mode))
+        job, is_ours = self._job(execution_mode, description, names)
         _held[key] = job
         phase, message = jobs.FAILED, ""
         try:
-            job.wait_for_wafer(partial(self.admit, execution_mode), on_wait)
+            job.wait_for_wafer(lambda: all(self.admit(execution_mode, name) for name in names), on_wait)
             yield job
             phase = jobs.SUCCEEDED
         except BaseException as exc:
@@ -99,10 +103,29 @@ class LocalSystem(System):
                 except RecordsError as exc:
                     logger.warning("The end of job %d is not recorded: %s", job.number, exc)
 
-    def admit(self, execution_mode: str) -> bool:
-        """Return what the function `admit` returns; if the disk fails, check the last known state instead."""
+    def _others(self, number: int, execution_mode: str) -> list[str]:
+        """Return other systems of this home for a run on several, free ones first; fewer if there are not so many."""
+        if not number:
+            return []
         try:
-            return admit(self.home, self.name, execution_mode)
+            busy = {name for job in jobs.listed(self.home) for name in jobs.systems_of(job.system)}
+            others = [state for state in listed(self.home) if state.name != self.name]
+        except RecordsError as exc:
+            if exc.kind != UNUSABLE:
+                raise
+            return []
+        free_first = sorted(others, key=lambda state: (state.name in busy, state.name))
+        return [state.name for state in free_first if _admits(state, execution_mode)][:number]
+
+    def admit(self, execution_mode: str, name: str | None = None) -> bool:
+        """Return what the function `admit` returns; if the disk fails, check the last known state instead.
+
+        Args:
+            execution_mode: Mode of the run.
+            name: Another system of this home; None: this one.
+        """
+        try:
+            return admit(self.home, name or self.name, execution_mode)
         except RecordsError as exc:
             if exc.kind != UNUSABLE:
                 raise
@@ -117,20 +140,31 @@ class LocalSystem(System):
                 raise
             return self.state  # the last state that was read
 
-    def _job(self, execution_mode: str, description: str) -> tuple[jobs.LiveJob | jobs.UnrecordedJob, bool]:
+    def _job(
+        self, execution_mode: str, description: str, names: Sequence[str]
+    ) -> tuple[jobs.LiveJob | jobs.UnrecordedJob, bool]:
         number = env.read().job_id
+        systems = jobs.joined(names)
         try:
             if number is not None and number.isdigit():
-                launched = jobs.attach(self.home, int(number), self.name, execution_mode)
+                launched = jobs.attach(self.home, int(number), systems, execution_mode)
                 if launched is not None:
                     return launched, False
-            return jobs.submit(self.home, self.name, execution_mode, description), True
+            return jobs.submit(self.home, systems, execution_mode, description), True
         except RecordsError as exc:
             if exc.kind in (REFUSED, LOCKED):
                 raise
             if number != UNRECORDED:  # otherwise the launcher has printed this already
                 logger.warning("This job runs without a record and without a place in the queue: %s", exc)
-            return jobs.unrecorded(self.name, execution_mode, description), True
+            return jobs.unrecorded(systems, execution_mode, description), True
+
+
+def _admits(state: SystemState, execution_mode: str) -> bool:
+    try:
+        check_admits(state, execution_mode)
+    except SystemStateError:
+        return False
+    return True
 
 
 def find(cs_ip: str | None = None, home: Path | None = None) -> System:
@@ -257,7 +291,7 @@ def _change(
     with database.transaction(jobs.jobs_file(home)) as queue:
         jobs.reap(queue, home)
         busy = queue.execute(
-            "SELECT number, id, user FROM jobs WHERE system = ? AND phase = 'RUNNING'", (name,)
+            f"SELECT number, id, user FROM jobs WHERE {jobs.TAKES_SYSTEM} AND phase = 'RUNNING'", (name,)
         ).fetchone()
         with database.transaction(systems_file(home)) as connection:
             before = _read_one(connection, name)

@@ -61,7 +61,11 @@ class RemoteSystem(System):
 
     @contextmanager
     def run(
-        self, execution_mode: str, description: str = "", on_wait: Callable[[str], None] | None = None
+        self,
+        execution_mode: str,
+        description: str = "",
+        on_wait: Callable[[str], None] | None = None,
+        num_csx: int = 1,  # noqa: ARG002 - another host serves one system, which simulates all of them
     ) -> Iterator[RemoteJob]:
         """Hold the system for one run, as interface.System.run says.
 

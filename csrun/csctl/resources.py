@@ -224,7 +224,8 @@ def _cluster(home: Path) -> Resources:
     from cerebras_tensorflow.system import registry  # slow to import; `get jobs` does not need it
     from cerebras_tensorflow.system.state import BOOTING, STANDBY
 
-    running = {job.system: job.id for job in jobs.listed(home, (jobs.RUNNING,))}
+    live = jobs.listed(home, (jobs.RUNNING,))
+    running = {name: job.id for job in live for name in jobs.systems_of(job.system)}
     cpu_percent = min(100.0, 100.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
     memory_percent = 100.0 * (1 - _available_memory_fraction())
     node = os.uname().nodename

@@ -49,8 +49,8 @@ def choose_target(settings: RunSettings, use_cs: bool) -> Target:
 
 
 @contextmanager
-def held(target: Target, description: str) -> Iterator[None]:
-    """Reserve the target's system for one run; wait in its queue if it is busy."""
+def held(target: Target, description: str, num_csx: int = 1) -> Iterator[None]:
+    """Reserve the target's system, and others for several CSX, for one run; wait in the queue if one is busy."""
     if target.system is None:
         yield
         return
@@ -58,5 +58,5 @@ def held(target: Target, description: str) -> Iterator[None]:
     def tell(reason: str) -> None:
         run_log.info("Waiting for the system, to %s: %s.", description, reason)
 
-    with target.system.run(target.mode, description=description, on_wait=tell):
+    with target.system.run(target.mode, description=description, on_wait=tell, num_csx=num_csx):
         yield

@@ -142,3 +142,46 @@ def test_removal_frees_the_address(home) -> None:
     assert registry.find("10.0.0.1").name == "lab2"
     with pytest.raises(SystemStateError, match="cannot be removed"):
         registry.remove(home, "cs2-embedded")
+
+
+def test_two_jobs_of_two_among_three_systems_run_one_after_the_other_and_never_deadlock(home) -> None:
+    folder = env.read().home
+    for name in ("a", "b"):
+        registry.create(folder, name, execution_mode=env.PIPELINED)
+    together, most, taken = 0, 0, []
+    lock = threading.Lock()
+
+    def run(name: str) -> None:
+        nonlocal together, most
+        for _ in range(3):
+            with registry.find(name).run(env.PIPELINED, num_csx=2) as job:
+                with lock:
+                    together += 1
+                    most = max(most, together)
+                taken.append(jobs.record(folder, job.number).system)
+                with lock:
+                    together -= 1
+
+    threads = [threading.Thread(target=run, args=(name,), daemon=True) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(taken) == 6, "both end"
+    assert most == 1, "three systems have no room for two jobs of two"
+    assert all(len(jobs.systems_of(names)) == 2 for names in taken)
+
+
+def test_a_job_of_several_systems_keeps_each_of_them_busy(home) -> None:
+    folder = env.read().home
+    registry.create(folder, "a", execution_mode=env.PIPELINED)
+    with registry.find("a").run(env.PIPELINED, num_csx=4) as job:
+        record = jobs.record(folder, job.number)
+        assert record.system == "a,cs2-embedded", "all systems that there are"
+        for name in ("a", "cs2-embedded"):
+            assert [one.id for one in jobs.listed(folder, jobs.LIVE, name)] == [job.id]
+            later = jobs.submit(folder, name, env.PIPELINED)
+            assert later.try_start(lambda: True) is not None
+            later.finish(jobs.CANCELLED)
+        attached = jobs.attach(folder, job.number, "a", env.PIPELINED)
+        assert attached is not None and attached.record.system == record.system, "an evaluation keeps them"
