@@ -27,6 +27,9 @@ class Performance:
         total_time: Measured training time [s], without saving.
         est_samples_per_sec: Simulated speed of a CS-2.
         suspected_input_bottleneck: Whether steps waited for input for more than a tenth of the time.
+        num_csx: CSX of the run.
+        wire_bytes_sent_per_step, wire_bytes_received_per_step: What each CSX sends and receives in a step to add up
+            gradients, measured on the first one [B]; 0 with one CSX.
     """
 
     compile_time: float
@@ -36,6 +39,9 @@ class Performance:
     total_time: float
     est_samples_per_sec: float
     suspected_input_bottleneck: bool
+    num_csx: int = 1
+    wire_bytes_sent_per_step: float = 0.0
+    wire_bytes_received_per_step: float = 0.0
 
 
 def is_input_bound(input_wait_share: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, one_csx: dict[st
     folder = tmp_path / "two"
     estimator(folder, 2, GLOBAL_BATCH // 2).train(input_fn, steps=4)
     assert weights(folder) == one_csx
+    measured = json.loads((folder / "performance" / "performance.json").read_text())
+    gradients = 8 * 4 * 4  # bytes of the gradient of w
+    assert measured["num_csx"] == 2
+    # Each of 2 groups of micro-batches of rank 0, and the mean; 2 scalars (the loss) and a moving average besides.
+    assert gradients <= measured["wire_bytes_sent_per_step"] <= 3 * gradients
     assert not list((folder / "csx").glob("*.error"))
 
 

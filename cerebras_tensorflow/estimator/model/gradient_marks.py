@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,7 +39,7 @@ def marked_gradients(graph: tf.Graph) -> Iterator[None]:
 
 def marks_of(graph: tf.Graph) -> tuple[Mark, ...]:
     """Return the marks in a graph."""
-    return tuple(graph.get_collection(_MARKS))
+    return tuple(Mark(*json.loads(text)) for text in graph.get_collection(_MARKS))
 
 
 def _variable_of(source: Any) -> str | None:
@@ -55,11 +56,16 @@ def _marked(graph: tf.Graph, gradient: Any, variable: str | None) -> Any:
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
         values, rows = _identity(gradient.values), _identity(gradient.indices)
-        graph.add_to_collection(_MARKS, Mark(variable, values.op.name, rows.op.name))
+        _add_mark(graph, variable, values.op.name, rows.op.name)
         return tf.IndexedSlices(values, rows, gradient.dense_shape)
     values = _identity(gradient)
-    graph.add_to_collection(_MARKS, Mark(variable, values.op.name))
+    _add_mark(graph, variable, values.op.name)
     return values
+
+
+def _add_mark(graph: tf.Graph, *names: str) -> None:
+    """Add the names of a Mark as text, which TensorFlow can write into a MetaGraphDef."""
+    graph.add_to_collection(_MARKS, json.dumps(names))
 
 
 def _identity(tensor: Any) -> Any:

@@ -34,6 +34,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         compiled: The compiled step.
         opened_store: The weight store of the session; None if nothing is streamed.
         programming_s: Setup time of the session [s]; 0 before it is made.
+        csx: Tells the other CSX what to do; None: there are none.
     """
 
     def __init__(self, run: PreparedRun) -> None:
@@ -43,6 +44,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         self._was_called = False
         self.compiled = run.compiled
         self.programming_s = 0.0
+        self.csx: FirstCsx | None = None
 
     def create_session(self) -> ProgramSession:
         """Make the session.
@@ -76,7 +78,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
                 model.graph, run.request.work_folder, scaffold.saver, has_files
             ).write_beside
         begin = time.perf_counter()
-        csx = self._other_csx()
+        self.csx = self._other_csx()
         session = ProgramSession(
             self.compiled.program,
             model.graph,
@@ -84,7 +86,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             self.opened_store,
             run.session_config,
             self._next_batch if run.pipeline.is_fed else None,
-            csx,
+            self.csx,
         )
         run.unused_store.pop_all()
         run.cleanup.callback(session.close)

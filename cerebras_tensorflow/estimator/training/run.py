@@ -127,6 +127,14 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
         ("time to compile", f"{creator.compiled.compile_s:.2f} s"),
         ("share of time that steps waited for input", f"{meter.input_wait_share:.0%}"),
     )
+    num_csx = creator.csx.num_csx if creator.csx is not None else 1
+    sent, received = creator.csx.wire_bytes if creator.csx is not None else (0.0, 0.0)
+    if num_csx > 1:
+        figures += (
+            ("CSX", str(num_csx)),
+            ("bytes that each CSX sends in a step, to add up gradients", f"{sent:,.0f} B"),
+            ("bytes that each CSX receives in a step", f"{received:,.0f} B"),
+        )
     record = RunRecord(watch.record.steps, watch.record.losses, watch.record.samples_per_s, figures)
     write_run_report(run.request.work_folder, creator.compiled, record, watch.timelines)
     performance.write(
@@ -139,5 +147,8 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
             total_time=meter.elapsed_s,
             est_samples_per_sec=creator.compiled.simulation.samples_per_s,
             suspected_input_bottleneck=performance.is_input_bound(meter.input_wait_share),
+            num_csx=num_csx,
+            wire_bytes_sent_per_step=sent,
+            wire_bytes_received_per_step=received,
         ),
     )

@@ -79,6 +79,9 @@ class Collectives(ABC):
         token = np.zeros(1, np.uint8)
         self._exchange([token] * self.size, [np.zeros(1, np.uint8) for _ in range(self.size)])
 
+    def check(self) -> None:  # noqa: B027 - most groups learn of a failure when they exchange bytes
+        """Raise a CollectiveError if a rank is known to have failed."""
+
     @abstractmethod
     def abort(self, reason: str) -> None:
         """End the group. Each other rank's current or next call raises an error that names this rank and the reason."""

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FI
 from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, Sign, Watch
 
 _POLL_S = 0.2
+_WATCH_S = 0.5
 _START_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0  # for an orderly end
 _KILL_LIMIT_S = 5.0
@@ -82,6 +84,8 @@ class _FirstRank(Collectives):
         self._folder = folder
         self._watch = Watch(folder, size, limit_s)
         self._failure: str | None = None
+        self._ended = threading.Event()
+        self._lock = threading.RLock()
         self._memory: Bytes = np.empty(0, np.uint8)
         self._sign = Sign(folder / FIRST_FILE)
         secret = secrets.token_bytes(32)
@@ -101,15 +105,24 @@ class _FirstRank(Collectives):
         except BaseException:
             self._end()
             raise
+        threading.Thread(target=self._watch_others, name="cs_csx_watch", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise an error if a rank failed. The other ranks have ended then."""
+        if self._failure is not None:
+            raise CollectiveError(self._failure)
 
     def abort(self, reason: str) -> None:
         """End all ranks."""
+        self._ended.set()
         self._failure = self._failure or f"rank 0 failed: {reason}"
         self._end()
 
     def close(self) -> None:
         """Let the others end, which have been told to."""
-        if self._failure is None:
+        is_orderly = self._failure is None
+        self._ended.set()
+        if is_orderly:
             self._failure = "the run has ended"
             with suppress(OSError):
                 self._link.sendall(json.dumps({"end": True}).encode())
@@ -117,9 +130,18 @@ class _FirstRank(Collectives):
                 self._process.wait(_END_LIMIT_S)
         self._end()
 
+    def _watch_others(self) -> None:
+        """End all ranks when one has ended or hangs, even while this process computes."""
+        while not self._ended.wait(_WATCH_S):
+            with self._lock:
+                failure = self._watch.failure() if not self._ended.is_set() else None
+                if failure is not None:
+                    self._ended.set()
+                    self._failure = self._failure or failure
+                    self._end()
+
     def _exchange(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
-        if self._failure is not None:
-            raise CollectiveError(self._failure)
+        self.check()
         sizes = [part.nbytes for part in outgoing], [part.nbytes for part in incoming]
         command = {"memory": 0, "outgoing": sizes[0], "incoming": sizes[1]}
         needed, fds = sum(map(sum, sizes)), []
@@ -149,7 +171,6 @@ class _FirstRank(Collectives):
             try:
                 return self._link.recv(1 << 16)
             except TimeoutError:
-                self._failure = self._watch.failure()
                 if self._failure is not None or self._process.poll() is not None:
                     return b""
 
@@ -162,9 +183,10 @@ class _FirstRank(Collectives):
         error = json.loads(answer)["error"] if answer else "the processes of MPI ended"
         if error is None:
             return
-        if self._failure is None:
-            self._failure = self._watch.failure() or f"{error}; see {self._folder / _LOG_FILE}"
-        self._end()
+        with self._lock:
+            self._ended.set()
+            self._failure = self._failure or self._watch.failure() or f"{error}; see {self._folder / _LOG_FILE}"
+            self._end()
         raise CollectiveError(self._failure)
 
     def _accepted(self, secret: bytes) -> socket.socket:

@@ -29,6 +29,10 @@ class Totals(Across):
         self._groups = share.groups
         self._absorbed = absorbed([group for groups in self._groups for group in groups])
 
+    def check(self) -> None:
+        """Raise a CollectiveError if another rank is known to have failed."""
+        self._ranks.check()
+
     def dense(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> list[np.ndarray]:
         """Return the mean of each value: flat arrays, with the dtype of the sums."""
         totals: list[np.ndarray] = []

@@ -112,6 +112,20 @@ class FirstCsx(Orders):
         self._changed = set(self._variables)
         self._num_extensions = 0
         self._is_in_step = False
+        self._steps = 0
+        self._sent = self._received = 0  # bytes of the sums of all steps
+        self._before = (0, 0)
+
+    @property
+    def num_csx(self) -> int:
+        """Number of CSX."""
+        return self._ranks.size
+
+    @property
+    def wire_bytes(self) -> tuple[float, float]:
+        """Bytes that this CSX sends and receives in a step to add up gradients, on average."""
+        steps = max(1, self._steps)
+        return self._sent / steps, self._received / steps
 
     def of_step(self, order: Order) -> Order:
         """Tell the others to compute their parts of a step; return this CSX's part."""
@@ -126,6 +140,7 @@ class FirstCsx(Orders):
         ]
         self._is_in_step = True
         send(self._ranks, messages)
+        self._before = (self._ranks.bytes_sent, self._ranks.bytes_received)
         return Order(order.wanted, order.parts[: self.share.size], order.feeds, order.counters)
 
     def before_step(self, extensions: Sequence[GraphDef], read: Callable[[str], np.ndarray]) -> None:
@@ -149,6 +164,9 @@ class FirstCsx(Orders):
         """Note the end of a run. After a write outside of a step, the next step sends all variables."""
         if is_step:
             self._is_in_step = False
+            self._steps += 1
+            self._sent += self._ranks.bytes_sent - self._before[0]
+            self._received += self._ranks.bytes_received - self._before[1]
         if may_write:
             self._changed.update(self._variables)
 

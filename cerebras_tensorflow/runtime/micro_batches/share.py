@@ -58,6 +58,9 @@ class Share:
 class Across(Protocol):
     """Completes sums across all CSX. Each CSX makes the same calls in the same order."""
 
+    def check(self) -> None:
+        """Raise a CollectiveError if another CSX is known to have failed."""
+
     def dense(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> list[np.ndarray]:
         """Return the mean of each value: flat arrays, with the dtype of the sums.
 

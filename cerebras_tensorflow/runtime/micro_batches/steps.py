@@ -216,6 +216,8 @@ class MicroBatchRuns:
         results: dict[Any, np.ndarray] = {}
         self._sums.start()
         for number, (part, taken) in enumerate(zip(parts, share.absorbed, strict=True), share.first):
+            if self._across is not None:
+                self._across.check()
             keys = [key for key in wanted if key in means or number == 0]
             run_feeds = {**counters(number), **part, **feeds}
             values = self._run([*sinks, *(wanted[key].tensor for key in keys)], run_feeds)[len(sinks) :]
