@@ -120,7 +120,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
     if watch.final_loss is not None:
         final = f"{watch.final_loss:.6g}" if run.request.is_cerebras else str(watch.final_loss)
         run_log.info("Loss for final step: %s.", final)
-    figures = (
+    figures: tuple[tuple[str, str], ...] = (
         ("samples", f"{meter.samples:,}"),
         ("training time", f"{meter.elapsed_s:.3f} s"),
         ("speed of this machine", f"{overall.samples_per_s:,.2f} samples/s"),
