@@ -21,6 +21,8 @@ from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.planner.shapes import ShapeInputs, parse_shape
 from cerebras_tensorflow.planner.variants import Variant, combinations, numbers, words
 from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE
+from cerebras_tensorflow.system.wafer.simulate import scaling
+from cerebras_tensorflow.system.wafer.summary import summary_text
 from cerebras_tensorflow.text import did_you_mean, did_you_mean_file, tell
 
 if TYPE_CHECKING:
@@ -126,6 +128,7 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--beside", metavar="FILE", help="add a recorded step's trace to --trace, --picture and --report"
     )
+    parser.add_argument("--summary", action="store_true", help="print the layers: shapes, parameters, operations")
     parser.add_argument("--report", metavar="FILE", help="write everything as one HTML page; needs plotly")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object, or one a line")
 
@@ -240,6 +243,8 @@ def _print_plan(options: argparse.Namespace, planned: StepPlan, measured: Rates 
         print(json.dumps(report.plan_values(planned, measured, line)))
     else:
         print(report.plan_text(options.model, planned, measured, line))
+    if options.summary and not options.json:
+        print(summary_text(planned.network, planned.program.mode))
     if options.report:
         _write_report(options, planned, line)
     if line is None:
@@ -265,6 +270,7 @@ def _write_report(options: argparse.Namespace, planned: StepPlan, line: Timeline
         planned=line,
         measured=next((timeline for timeline in recorded if timeline.is_measured), None),
         memory=memory_plan_rows(planned.program, planned.memory),
+        scaling=scaling(planned.network, planned.workload),
     )
     write_report(Path(options.report), content)
     tell(f"cs-plan: wrote {options.report}")

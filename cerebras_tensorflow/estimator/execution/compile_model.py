@@ -25,6 +25,7 @@ from cerebras_tensorflow.runtime.host.memory import resident_bytes
 from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.simulation import Simulation
+from cerebras_tensorflow.system.wafer.summary import summary_text
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
 _ROUNDED_TO = 64_000_000  # [B] round up the memory of the process, so that runs of one model share a Program
@@ -39,6 +40,7 @@ class Compiled:
         compile_s: Time it took [s]; 0 if it came from the cache.
         folder: Its tfcs_<checksum> folder; None if nothing was written.
         network: Its layers, for the model of the wafer.
+        workload: What the run asks of the simulated systems.
         simulation: The simulated step on a CS-2.
     """
 
@@ -46,6 +48,7 @@ class Compiled:
     compile_s: float
     folder: Path | None
     network: Network
+    workload: Workload
     simulation: Simulation
 
 
@@ -67,7 +70,8 @@ def compile_model(
     """
     network = network_of(model, step)
     workload = workload_of(model, mode, settings)
-    simulation = simulate(network, replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs))
+    workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
+    simulation = simulate(network, workload)
     options = streaming_options(model, mode, settings)
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
@@ -75,7 +79,7 @@ def compile_model(
     if program is not None:
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
-        return Compiled(program, 0.0, folder, network, simulation)
+        return Compiled(program, 0.0, folder, network, workload, simulation)
     with run_progress("Compiling"):
         program = compile_step(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
@@ -87,10 +91,11 @@ def compile_model(
             "schedule.txt": report.schedule_text(program),
             "memory_plan.txt": report.memory_plan_text(program, plan),
             "compile_report.txt": report.compile_report_text(simulation),
+            "model_summary.txt": summary_text(network, mode),
         }
         if not cache.save(folder, program, texts):
             folder = None
-    return Compiled(program, compiled_s, folder, network, simulation)
+    return Compiled(program, compiled_s, folder, network, workload, simulation)
 
 
 def _warn_of_notes(program: Program, model: Model) -> None:

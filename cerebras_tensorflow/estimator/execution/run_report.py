@@ -15,6 +15,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.html import page
 from cerebras_tensorflow.perf.html.content import Content, RunRecord
 from cerebras_tensorflow.perf.timeline import Timeline
+from cerebras_tensorflow.system.wafer.simulate import scaling
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def write_run_report(
         measured=timelines[-1] if timelines else None,
         memory=memory_plan_rows(compiled.program, plan_memory(compiled.program)),
         record=record,
+        scaling=scaling(compiled.network, compiled.workload),
     )
     try:
         page.write_report(path, content)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cerebras_tensorflow.perf.timeline import Timeline
 from cerebras_tensorflow.system.wafer.layers import Network
@@ -39,6 +39,7 @@ class Content:
         measured: Recorded timeline of this machine, None if no step was recorded.
         memory: Name, bytes and meaning of each part of the memory plan of this machine.
         record: What the run measured. None: nothing has run.
+        scaling: The simulated step for several numbers of systems.
     """
 
     title: str
@@ -48,3 +49,4 @@ class Content:
     measured: Timeline | None = None
     memory: Sequence[tuple[str, int, str]] = ()
     record: RunRecord | None = None
+    scaling: Mapping[int, Simulation] = field(default_factory=dict)

@@ -121,6 +121,9 @@ def _simulated(content: Content) -> str:
         slowest_table(simulation),
         _chart("Where their time goes", EXPLANATIONS["slowest_parts"], charts.slowest_layers(simulation)),
         _chart("Bytes by weight", EXPLANATIONS["weights"], charts.weight_bytes(content.network)),
+        _chart("More systems", EXPLANATIONS["scaling"], charts.scaling_curve(content.scaling))
+        if content.scaling
+        else "",
         "<h3>Figures of the model</h3>",
         "<ul>" + "".join(f"<li>{html.escape(text)}</li>" for text in simulation.assumptions) + "</ul>",
         "</section>",

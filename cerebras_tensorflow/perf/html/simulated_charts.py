@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind
@@ -186,4 +187,37 @@ def slowest_layers(simulation: Simulation) -> Any:
     figure.update_layout(barmode="group", height=520, legend={"orientation": "h", "y": 1.08})
     figure.update_xaxes(title="milliseconds of a step, simulated; the longest bar of a layer counts")
     figure.update_yaxes(autorange="reversed", automargin=True)
+    return figure
+
+
+def scaling_curve(steps: Mapping[int, Simulation]) -> Any:
+    """Return the speed for several numbers of systems."""
+    import plotly.graph_objects as go
+
+    counts = sorted(steps)
+    ranges = [steps[count].samples_range for count in counts]
+    ideal = steps[counts[0]].samples_per_s / counts[0]
+    band = {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    lines = [
+        go.Scatter(x=counts, y=[slow for slow, _ in ranges], **band),
+        go.Scatter(x=counts, y=[fast for _, fast in ranges], fill="tonexty", fillcolor="rgba(0,114,178,0.2)", **band),
+        go.Scatter(
+            x=counts,
+            y=[ideal * count for count in counts],
+            name="ideal",
+            mode="lines",
+            line={"dash": "dash", "color": "#999999"},
+        ),
+        go.Scatter(
+            x=counts,
+            y=[steps[count].samples_per_s for count in counts],
+            name="simulated",
+            mode="lines+markers",
+            line={"color": COLORS[0]},
+        ),
+    ]
+    figure = chart(lines)
+    figure.update_layout(height=340, legend={"orientation": "h", "y": 1.1})
+    figure.update_xaxes(title="systems", tickvals=counts)
+    figure.update_yaxes(title="samples/s, simulated", rangemode="tozero")
     return figure

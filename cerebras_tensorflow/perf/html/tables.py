@@ -6,8 +6,8 @@ import html
 from collections.abc import Sequence
 
 from cerebras_tensorflow.perf.html.content import Content
-from cerebras_tensorflow.system.wafer.layers import Layer
 from cerebras_tensorflow.system.wafer.simulation import Simulation
+from cerebras_tensorflow.system.wafer.summary import TITLES, summary_rows
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
@@ -43,28 +43,7 @@ def slowest_table(simulation: Simulation) -> str:
 
 def model_summary(content: Content) -> str:
     """Return all layers with shapes, parameters, operations, and where their weights live."""
-    titles = ("layer", "kind", "output", "parameters", "operations a sample", "its weights live")
-    rows = [
-        (
-            layer.name,
-            layer.kind,
-            layer.shape or "-",
-            f"{layer.num_own_weights:,}",
-            f"{layer.flops:.3g}",
-            weights_live(layer, content.simulation.mode),
-        )
-        for layer in content.network.layers
-    ]
-    return _table(titles, rows, numbers=(3, 4))
-
-
-def weights_live(layer: Layer, mode: str) -> str:
-    """Return where a layer's weights are between two steps."""
-    if not layer.num_weights:
-        return "-"
-    if not layer.num_own_weights:
-        return "with an earlier layer that shares them"
-    return "on the wafer" if mode == "pipelined" else "in the weight store, streamed"
+    return _table(TITLES, summary_rows(content.network, content.simulation.mode), numbers=(3, 4))
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:

@@ -34,6 +34,10 @@ EXPLANATIONS = {
     "weights": (
         "In weight streaming these bytes cross the links in each pass; in pipelined mode they stay on the wafer."
     ),
+    "scaling": (
+        "Speed with several systems, each with a batch of its own. The band is the range of the figures; the dashed "
+        "line is what one system would give times their number."
+    ),
     "loss": ("The loss at each logged step of the run."),
     "speed": (
         "Samples per second since the last logged step. Compare it with the simulated speed, not with other CPUs."

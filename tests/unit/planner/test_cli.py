@@ -110,6 +110,9 @@ def test_several_values_give_a_table_with_simulated_columns_apart(
     assert "CS-2: samples/s" in titles and "memory_budget" not in titles
     rows = [line.split()[:2] for line in lines if line[:1].isdigit()]
     assert rows == [["8", "1"], ["8", "4"], ["64", "1"], ["64", "4"]]
+    assert run(*command, "--summary") == 0
+    text = capsys.readouterr().out
+    assert "Model summary" in text and "in the weight store, streamed" in text and "6,291,456 parameters" in text
     assert run(*command, *varied, "--json", "--release", "2.1") == 0
     values = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(value["batch_size"], value["num_csx"]) for value in values] == [(8, 1), (8, 4), (64, 1), (64, 4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from cerebras_tensorflow.perf.html.content import Content, RunRecord
 from cerebras_tensorflow.perf.html.page import write_report
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, Span, Timeline
 from cerebras_tensorflow.system.wafer.schedule import GRADIENTS_OUT, WAFER, WEIGHTS_IN, held_activations, schedule
-from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
+from cerebras_tensorflow.system.wafer.simulate import Workload, scaling, simulate
 from cerebras_tensorflow.system.wafer.transformers import Transformer
 
 pytest.importorskip("plotly", reason="reports need plotly")
@@ -24,9 +25,8 @@ STEP = Timeline("step 7", True, (Span(LOAD, "w", 0.0, 0.1, 10), Span(COMPUTE, "o
 def page(mode: str, path: Path) -> str:
     simulation = simulate(NETWORK, Workload(mode, 16))
     record = RunRecord((1, 2), (3.5, 3.25), (10.0, 11.0), (("samples", "32"),))
-    write_report(
-        path, Content("toy <model>", simulation, NETWORK, measured=STEP, memory=[("all", 5, "x")], record=record)
-    )
+    content = Content("toy <model>", simulation, NETWORK, None, STEP, [("all", 5, "x")], record)
+    write_report(path, replace(content, scaling=scaling(NETWORK, Workload(mode, 16))))
     return path.read_text(encoding="utf-8")
 
 
@@ -37,6 +37,7 @@ def test_a_report_keeps_simulated_and_measured_panels_apart(mode: str, tmp_path:
     assert list(sections) == ["simulated", "planned", "measured"]
     for title in ("Floorplan", "One step over time", "Memory of the wafer", "ten slowest", "Bytes by weight", "change"):
         assert title in sections["simulated"], title
+    assert ("More systems" in sections["simulated"]) == (mode == "weight_streaming")
     assert "block_1/attention" in sections["simulated"].replace("\\u002f", "/")
     assert "Loss" in sections["measured"] and "Speed" in sections["measured"] and "step 7" in sections["measured"]
     assert "measured" not in sections["simulated"].replace("not a measurement", "")

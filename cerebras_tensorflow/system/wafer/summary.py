@@ -1,0 +1,44 @@
+"""The model summary: layers, shapes, parameters, operations, and where each weight lives."""
+
+from __future__ import annotations
+
+from tabulate import tabulate
+
+from cerebras_tensorflow.system.wafer.layers import Layer, Network
+
+TITLES = ("layer", "kind", "output", "parameters", "operations a sample", "its weights live")
+
+
+def summary_rows(network: Network, mode: str) -> list[tuple[str, ...]]:
+    """Return one row for each layer, as TITLES.
+
+    Args:
+        network: The layers.
+        mode: "pipelined" or "weight_streaming".
+    """
+    return [
+        (
+            layer.name,
+            layer.kind,
+            layer.shape or "-",
+            f"{layer.num_own_weights:,}",
+            f"{layer.flops:.3g}",
+            weights_live(layer, mode),
+        )
+        for layer in network.layers
+    ]
+
+
+def summary_text(network: Network, mode: str) -> str:
+    """Return the summary as a table, with the totals below."""
+    total = f"{len(network.layers)} layers, {network.num_weights:,} parameters, {network.flops:.3g} operations a sample"
+    return f"Model summary\n\n{tabulate(summary_rows(network, mode), TITLES, disable_numparse=True)}\n\n{total}\n"
+
+
+def weights_live(layer: Layer, mode: str) -> str:
+    """Return where a layer's weights are between two steps of the simulated system."""
+    if not layer.num_weights:
+        return "-"
+    if not layer.num_own_weights:
+        return "with an earlier layer that shares them"
+    return "on the wafer" if mode == "pipelined" else "in the weight store, streamed"
