@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from cerebras_tensorflow.estimator.execution.compile_model import (
 )
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
+from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
+from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
 from cerebras_tensorflow.graph.program import Program, Residence
@@ -33,6 +36,9 @@ from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE
 from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.simulation import Simulation
+from cerebras_tensorflow.system.wafer.sparse import sparse_network
+
+_LATE_STEP = 1_000_000  # of a schedule without an end
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class StepPlan:
         network: Its layers, for the model of the wafer.
         workload: What the run asks of the simulated systems.
         cs2: The simulated step.
+        sparse_cs2: The same without the work of masked weights, at the last target; None: no weight is sparse.
         batch_size: Samples in a step.
         num_parameters: Elements of the trained variables.
         num_flops: Floating-point operations of a step, in matrix products and convolutions.
@@ -62,6 +69,7 @@ class StepPlan:
     network: Network
     workload: Workload
     cs2: Simulation
+    sparse_cs2: Simulation | None
     batch_size: int
     num_parameters: int
     num_flops: int
@@ -137,7 +145,8 @@ def _plan_micro_batch(
     release: str = DEFAULT_RELEASE,
 ) -> StepPlan:
     """Plan a step with the micro-batches of the inputs; see plan_step."""
-    model = call_model_fn(model_fn, inputs, mode, params, run_settings(config))
+    sparsity = choice_of(params, None) if mode == ModeKeys.TRAIN else None
+    model = call_model_fn(model_fn, inputs, mode, params, run_settings(config), sparsity=sparsity)
     step = training_ops(model).step if mode == ModeKeys.TRAIN else model.step(_outputs(model))
     outputs = op_outputs(model.graph)
     op_bytes = {name: sum(output.num_bytes for output in made) for name, made in outputs.items()}
@@ -149,6 +158,7 @@ def _plan_micro_batch(
     num_csx = settings.num_csx or 1
     workload = replace(workload_of(model, execution_mode, settings), release=release, num_csx=num_csx)
     options = streaming_options(model, execution_mode, settings)
+    masked = _masked_elements(model.sparse)
     # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
     del model
     gc.collect()
@@ -164,6 +174,7 @@ def _plan_micro_batch(
         network=network,
         workload=workload,
         cs2=simulate(network, workload),
+        sparse_cs2=simulate(sparse_network(network, masked), workload) if masked else None,
         batch_size=inputs.batch_size,
         num_parameters=num_parameters,
         num_flops=num_flops,
@@ -171,6 +182,17 @@ def _plan_micro_batch(
         op_bytes=op_bytes,
         live=dict(zip(program.order, program.value_curve, strict=True)),
     )
+
+
+def _masked_elements(weights: Sequence[SparseWeight]) -> dict[str, float]:
+    """Return the masked elements of each sparse weight, at the last update of its masks."""
+    masked = {}
+    for weight in weights:
+        if weight.algorithm is not None:
+            updates = weight.algorithm.update_steps
+            last = max(updates.steps, default=(updates.stop or _LATE_STEP) - 1)
+            masked[weight.name] = math.prod(weight.shape) * float(weight.algorithm.target(last))
+    return masked
 
 
 def timeline(plan: StepPlan, rates: Rates, title: str) -> Timeline:

@@ -8,6 +8,7 @@ from cerebras_tensorflow.compiler.report import compile_report_text, memory_plan
 from cerebras_tensorflow.perf.timeline import LOAD, STORE, Timeline
 from cerebras_tensorflow.planner.plan import StepPlan, step_s
 from cerebras_tensorflow.planner.rates import Rates
+from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
@@ -47,6 +48,14 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
             "",
         ]
     parts.append(compile_report_text(plan.cs2))
+    if plan.sparse_cs2 is not None:
+        skip = facts.SPARSE_SKIP
+        parts += [
+            "Sparse weights on the simulated CS-2",
+            f"  at most  {plan.sparse_cs2.samples_per_s:.4g} samples/s instead of {plan.cs2.samples_per_s:.4g}, if "
+            f"{skip.value:.0%} {skip.unit} take no time ({skip.status}: {skip.source})",
+            "",
+        ]
     return "\n".join(parts)
 
 
@@ -70,6 +79,9 @@ def plan_values(plan: StepPlan, rates: Rates | None, line: Timeline | None) -> d
         "simulated_cs2_micro_batches": plan.cs2.micro_batches,
         "simulated_cs2_limits_s": plan.cs2.limits(),
     }
+    if plan.sparse_cs2 is not None:
+        values["simulated_sparse_cs2_step_s"] = plan.sparse_cs2.step_s
+        values["simulated_sparse_cs2_samples_per_s"] = plan.sparse_cs2.samples_per_s
     if rates is not None and line is not None:
         values["estimated_step_s"], values["estimated_compute_s"] = step_s(line)
         values["measured_rates"] = vars(rates)

@@ -66,6 +66,16 @@ GRID_COLUMNS = Fact(1000, "cores", "assumed", "as GRID_ROWS")
 WAVELETS_PER_CYCLE = Fact(1, "32-bit wavelets/link/cycle", "published", HOT_CHIPS_34)
 DATA_SHARE = Fact(0.9, "of a core's SRAM", "assumed", "weights and activations; the rest holds code and buffers")
 
+SPARSE_SKIP = Fact(
+    1.0,
+    "of the multiplications by masked weights",
+    "assumed",
+    f"cores compute only what data triggers ({HOT_CHIPS_34}); no measured step is published, so this is a bound",
+)
+SPARSE_WEIGHT_BYTES = Fact(
+    2.0, "x the bytes of a value", "assumed", "a 16-bit value and a 16-bit index for each weight in use"
+)
+
 PIPELINED_EFFICIENCY = Fact(
     0.296,
     "of the peak",
