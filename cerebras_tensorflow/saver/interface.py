@@ -288,3 +288,19 @@ def check_shape(shape: tuple[int, ...]) -> None:
     # NumPy limits the product of the other dims of an empty array too.
     if largest >= 1 << 59:
         raise ValueError(f"a shape that no tensor has: {str(shape)[:80]}")
+
+
+def target_view(
+    reader: TensorReader, name: str, entry: TensorEntry, buffer: BytesLike
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return a buffer for all bytes of a tensor as a flat uint8 array.
+
+    Raises:
+        ValueError: If the tensor holds strings, or the buffer has another size.
+    """
+    if entry.dtype.kind == "O":
+        raise holds_strings(reader, name)
+    target = flat_view(buffer)
+    if target.size != entry.num_bytes:
+        raise wrong_buffer(reader, name, entry.num_bytes, target.size)
+    return target

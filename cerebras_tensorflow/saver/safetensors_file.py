@@ -24,7 +24,7 @@ from cerebras_tensorflow.saver.interface import (
     flat_view,
     missing_tensor,
     no_rows,
-    wrong_buffer,
+    target_view,
 )
 
 SAFETENSORS_SUFFIX = ".safetensors"
@@ -89,10 +89,7 @@ class SafetensorsReader(TensorReader):
 
     def read_into(self, name: str, buffer: BytesLike) -> None:
         entry, offset = self._item(name)
-        target = flat_view(buffer)
-        if target.size != entry.num_bytes:
-            raise wrong_buffer(self, name, entry.num_bytes, target.size)
-        self._fill(name, offset, target)
+        self._fill(name, offset, target_view(self, name, entry, buffer))
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         entry, offset = self._item(name)

@@ -26,11 +26,10 @@ from cerebras_tensorflow.saver.interface import (
     TensorEntry,
     TensorReader,
     as_bytes,
-    flat_view,
     holds_strings,
     missing_tensor,
     no_rows,
-    wrong_buffer,
+    target_view,
 )
 
 # An index of a million tensors takes about 100 MB.
@@ -115,11 +114,7 @@ class BundleReader(TensorReader):
 
     def read_into(self, name: str, buffer: BytesLike) -> None:
         entry = self.entry(name)
-        if entry.dtype.kind == "O":
-            raise holds_strings(self, name)
-        target = flat_view(buffer)
-        if target.size != entry.num_bytes:
-            raise wrong_buffer(self, name, entry.num_bytes, target.size)
+        target = target_view(self, name, entry, buffer)
         record = self._record(name)
         if not record.slices:
             self._fill(name, record, target)

@@ -27,10 +27,9 @@ from cerebras_tensorflow.saver.interface import (
     TensorReader,
     as_bytes,
     flat_view,
-    holds_strings,
     missing_tensor,
     no_rows,
-    wrong_buffer,
+    target_view,
 )
 
 
@@ -105,11 +104,7 @@ class ForeignH5Reader(TensorReader):
 
     def read_into(self, name: str, buffer: BytesLike) -> None:
         item = self._item(name)
-        target = flat_view(buffer)
-        if item.entry.dtype.kind == "O":
-            raise holds_strings(self, name)
-        if target.size != item.entry.num_bytes:
-            raise wrong_buffer(self, name, item.entry.num_bytes, target.size)
+        target = target_view(self, name, item.entry, buffer)
         if item.value is not None:
             target[:] = as_bytes(item.filled())
         elif target.size:

@@ -17,11 +17,10 @@ from cerebras_tensorflow.saver.interface import (
     BytesLike,
     TensorEntry,
     TensorReader,
-    flat_view,
     holds_strings,
     missing_tensor,
     no_rows,
-    wrong_buffer,
+    target_view,
 )
 from cerebras_tensorflow.saver.objects import manifest as manifests
 from cerebras_tensorflow.saver.objects.read_ahead import ReadAhead
@@ -83,12 +82,7 @@ class ObjectReader(TensorReader):
 
     def read_into(self, name: str, buffer: BytesLike) -> None:
         record = self._record(name)
-        if record.type_name == h5_format.STRING_TYPE:
-            raise holds_strings(self, name)
-        target = flat_view(buffer)
-        if target.size != record.num_bytes:
-            raise wrong_buffer(self, name, record.num_bytes, target.size)
-        self._fill(name, record, target)
+        self._fill(name, record, target_view(self, name, record.entry(), buffer))
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         record = self._record(name)
