@@ -54,3 +54,28 @@ def test_the_minimum_budget_in_a_refusal_suffices_for_plan_and_run(
     run = started(tmp_path, sys.executable, str(SCRIPT), "run", str(budget_bytes), str(layers), str(width))
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout.splitlines()[-1])["most_bytes"] <= budget_bytes
+
+
+@pytest.mark.slow
+def test_plan_and_refusal_agree_for_gpt_j_6b(tmp_path: Path) -> None:
+    """Nothing is trained: the minimum in a refusal is accepted, and 1 % less is refused with the same figure."""
+    folder = Path(__file__).parents[2] / "reference_implementations" / "gptj"
+    shape = "int32:1x2048"
+    inputs = ["--input", f"input_ids={shape}", "--input", f"input_mask={shape}", "--labels", shape]
+    settings = ["--weight_store", "file", "--store_dir", str(tmp_path), "--no_rates", "--json"]
+    params = ["--params", str(folder / "configs" / "params_continuous_pretraining.yaml")]
+    words = [sys.executable, "-m", "cerebras_tensorflow.planner.cli", str(folder / "run.py")]
+
+    def plan(budget_bytes: int) -> subprocess.CompletedProcess[str]:
+        return started(tmp_path, *words, *params, *inputs, *settings, "--memory_budget", str(budget_bytes))
+
+    least = re.search(r"needs at least ([\d.]+ GB)", plan(1_000_000_000).stderr)
+    assert least
+    budget_bytes = parse_size(least[1])
+    accepted = plan(budget_bytes)
+    assert accepted.returncode == 0, accepted.stderr
+    values = json.loads(accepted.stdout)
+    assert values["process_bytes"] + values["planned_peak_bytes"] <= budget_bytes
+    refused = plan(budget_bytes * 99 // 100)
+    assert refused.returncode != 0
+    assert f"needs at least {least[1]}" in refused.stderr
