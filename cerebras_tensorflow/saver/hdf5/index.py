@@ -11,7 +11,7 @@ import gc
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +137,15 @@ def _parse(body: bytes, end: int, rest_crc: int) -> H5Index:
         raise ValueError("a shard's name points outside the folder")
     largest = end if not shards else None
     records = {name: record_of(name, values, largest, len(shards)) for name, values in content["tensors"].items()}
+    if largest is not None and plain_bytes(records.values()) > largest:
+        # If tensors could share bytes, reading a small file could take any amount of time and memory.
+        raise ValueError(f"its tensors have {plain_bytes(records.values())} bytes, more than the file: some overlap")
     return H5Index(records, shards, end, rest_crc)
+
+
+def plain_bytes(records: Iterable[H5Record]) -> int:
+    """Return the total size of the uncompressed tensors [B]."""
+    return sum(record.num_bytes for record in records if record.offset != NOT_CONTIGUOUS)
 
 
 def record_of(name: str, values: list[Any], end: int | None, num_shards: int) -> H5Record:

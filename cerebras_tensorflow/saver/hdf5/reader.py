@@ -178,13 +178,14 @@ class H5Reader(TensorReader):
         return num_bytes
 
     def check_complete(self) -> None:
-        shard_bytes: dict[int, int] = {}
+        by_shard: dict[int, list[H5Record]] = {}
         for name, record in self.index.records.items():
             self._check_end(name, record)
-            shard_bytes[record.shard] = shard_bytes.get(record.shard, 0) + record.num_bytes
-        for shard, num_bytes in shard_bytes.items():
+            by_shard.setdefault(record.shard, []).append(record)
+        for shard, records in by_shard.items():
             size = os.fstat(self._fd(shard)).st_size
-            if num_bytes > h5_index.most_bytes(size):
+            num_bytes = sum(record.num_bytes for record in records)
+            if num_bytes > h5_index.most_bytes(size) or h5_index.plain_bytes(records) > size:
                 raise CorruptCheckpointError(
                     f"{self._shard_path(shard)}: its tensors declare {num_bytes} bytes in a file of {size}: damaged "
                     "or hostile. Use another checkpoint."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ from cerebras_tensorflow.saver.bundle.sstable import read_table, write_table
 from cerebras_tensorflow.saver.bundle.writer import BundleWriter
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.files.checksum import crc32c, mask
+from cerebras_tensorflow.saver.hdf5 import index as h5_index
+from cerebras_tensorflow.saver.hdf5 import reader as h5_reader
 from cerebras_tensorflow.saver.hdf5 import update as h5_update
 from cerebras_tensorflow.saver.hdf5.chunk_cache import open_dataset
 from cerebras_tensorflow.saver.hdf5.foreign import ForeignH5Reader
@@ -324,3 +327,15 @@ def test_a_pipe_in_place_of_values_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(shard)
     with open_checkpoint(tmp_path / "s.h5") as reader, pytest.raises(CorruptCheckpointError, match="damaged"):
         reader.read("x")
+
+
+def test_many_names_for_the_same_bytes_are_refused(tmp_path: Path) -> None:
+    """A file of 4 MB would load as 1.2 GB."""
+    tf_h5_saver.save(tmp_path / "c.h5", {"x": np.zeros(1 << 20, np.float32)})
+    index = h5_reader.read_index(str(tmp_path / "c.h5"))
+    assert index is not None
+    records = {f"x{number}": index.records["x"] for number in range(300)}
+    data = (tmp_path / "c.h5").read_bytes()[: index.end]
+    (tmp_path / "c.h5").write_bytes(data + h5_index.encode(dataclasses.replace(index, records=records)))
+    with pytest.raises(CorruptCheckpointError, match="some overlap"):
+        open_checkpoint(tmp_path / "c.h5")
