@@ -100,6 +100,8 @@ def copy(
     Raises:
         CheckpointError, ValueError: As reader and writer.
     """
+    if selection is None:
+        reader.check_complete()  # refuses tensors that share bytes: a small file could fill the disk
     selection = selection or Selection()
     num_bytes = 0
     names = selection.names(reader)

@@ -339,3 +339,9 @@ def test_many_names_for_the_same_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.h5").write_bytes(data + h5_index.encode(dataclasses.replace(index, records=records)))
     with pytest.raises(CorruptCheckpointError, match="some overlap"):
         open_checkpoint(tmp_path / "c.h5")
+    save(tmp_path, "bundle")
+    table = dict(read_table((tmp_path / "bundle.index").read_bytes()))
+    names = {b"x%03d" % number: table[b"x"] for number in range(300)}
+    (tmp_path / "bundle.index").write_bytes(write_table(sorted({b"": table[b""], **names}.items())))
+    with pytest.raises(CorruptCheckpointError, match="some overlap"):
+        tf_h5_saver.load(tmp_path / "bundle")
