@@ -1,7 +1,8 @@
 """Copies what a run writes into its work folder (event files, graph.pbtxt, performance.json) to object storage.
 
 Only files that are new or changed since this process first used the folder are copied: older files may belong to a run
-that is no longer in the bucket. Compiled programs and the weight store stay on this machine.
+that is no longer in the bucket. Compiled programs, the weight store, and the files of processes that run together stay
+on this machine. The latter include their secret, so we list what is copied, not what stays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.locations import ObjectLocation, object_location
 from cerebras_tensorflow.saver.objects.store import Bucket
 
-_LOCAL = ("tfcs_", "weight_store", ".")  # beginnings of the names of folders and files that stay
+_FILES = ("*tfevents*", "graph.pbtxt", "*.html", "predictions.npz")  # at the top of the folder
+_FOLDERS = ("train", "eval", "eval_*", "performance", "plugins", "report", "trace")
 _Change: TypeAlias = tuple[int, int]  # size [B], time of the last change [ns]
 
 _lock = threading.Lock()
@@ -88,12 +90,18 @@ def download(url: str, folder: str, pattern: str) -> None:
 def _files(folder: str) -> Iterator[tuple[str, _Change]]:
     """Yield each file that is to be copied, as its path in the folder and its state."""
     for base, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(_LOCAL)]
+        if base == folder:
+            folders[:] = [name for name in folders if _fits(name, _FOLDERS)]
+            names = [name for name in names if _fits(name, _FILES)]
         for name in names:
             path = os.path.join(base, name)
-            if not name.startswith(_LOCAL) and os.path.isfile(path):
+            if not name.startswith(".") and os.path.isfile(path):
                 status = os.stat(path)
                 yield os.path.relpath(path, folder), (status.st_size, status.st_mtime_ns)
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _key(location: ObjectLocation, name: str) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.errors import CheckpointError, SettingsError
 from cerebras_tensorflow.estimator.export.exporters import BestExporter
 from cerebras_tensorflow.estimator.export.saved_model import build_raw_serving_input_receiver_fn
@@ -18,6 +19,7 @@ from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metr
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver import integrity, tf_h5_saver
 from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader, open_checkpoint
+from cerebras_tensorflow.saver.model_dir import uploads
 from cerebras_tensorflow.saver.objects import store as store_module
 from cerebras_tensorflow.saver.objects.store import Bucket
 from tests.unit.conftest import S3_SECRET
@@ -49,7 +51,12 @@ def test_a_run_in_a_bucket_saves_resumes_evaluates_and_exports_as_in_a_folder(
     settings = {"save_checkpoints_steps": 2, "keep_checkpoint_max": 2, "save_summary_steps": 1}
     local = tiny.estimator(tmp_path / "local", **settings).train(tiny.input_fn(), max_steps=5)
     local.train(tiny.input_fn(), max_steps=8)
-    run = tiny.estimator(URL, **settings).train(tiny.input_fn(), max_steps=5)
+    secret = Path(work_folder(URL), "csx", "secret")
+    secret.parent.mkdir(parents=True)
+    run = tiny.estimator(URL, **settings)
+    uploads.begin(URL)
+    secret.write_text("of the processes of a launch")
+    run.train(tiny.input_fn(), max_steps=5)
     assert run.model_dir == run.config.model_dir == URL
     newest = run.latest_checkpoint()
     assert newest is not None and newest.startswith(f"{URL}/model") and CheckpointReader.is_a_checkpoint(newest)
@@ -75,7 +82,7 @@ def test_a_run_in_a_bucket_saves_resumes_evaluates_and_exports_as_in_a_folder(
     assert "checkpoint" in found and "performance/performance.json" in found
     assert any(name.startswith("events.") for name in found) and any(name.startswith("eval/events.") for name in found)
     assert sum(name.endswith("manifest.json") for name in found) == 2
-    assert not any("tfcs_" in name or "weight_store" in name for name in found)
+    assert not any(part in name for name in found for part in ("tfcs_", "weight_store", "secret"))
     assert not Path("s3:").exists() and "are uploaded after each" in caplog.text and S3_SECRET not in caplog.text
 
 
