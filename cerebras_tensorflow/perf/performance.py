@@ -15,6 +15,10 @@ logger = logging.getLogger(__name__)
 _BOTTLENECK_SHARE = 0.1
 
 
+# Fields of a run on several CSX. The original has no such fields.
+_SEVERAL_CSX = ("num_csx", "wire_bytes_sent_per_step", "wire_bytes_received_per_step")
+
+
 @dataclass(frozen=True)
 class Performance:
     """The fields of performance.json, with the original's names.
@@ -27,9 +31,9 @@ class Performance:
         total_time: Measured training time [s], without saving.
         est_samples_per_sec: Simulated speed of a CS-2.
         suspected_input_bottleneck: Whether steps waited for input for more than a tenth of the time.
-        num_csx: CSX of the run.
+        num_csx: CSX of the run. The file has this field and the next two only if there are several.
         wire_bytes_sent_per_step, wire_bytes_received_per_step: What each CSX sends and receives in a step to add up
-            gradients, measured on the first one [B]; 0 with one CSX.
+            gradients, measured on the first one [B].
     """
 
     compile_time: float
@@ -57,6 +61,8 @@ def write(model_dir: str, performance: Performance) -> Path | None:
     """
     path = Path(model_dir) / "performance" / "performance.json"
     content = {**asdict(performance), "simulated": ["est_samples_per_sec"]}
+    if performance.num_csx == 1:
+        content = {name: value for name, value in content.items() if name not in _SEVERAL_CSX}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path, json.dumps(content, indent=4, sort_keys=True) + "\n")

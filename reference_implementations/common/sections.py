@@ -51,8 +51,9 @@ class RunSettings:
             if not label.partition("=")[1] or not label.partition("=")[0]:
                 raise SettingsError(f"job label {label!r}; expected key=value")
         for name in ("num_csx", "global_batch_size"):
-            if (getattr(self, name) or 1) < 1:
-                raise SettingsError(f"{name} is {getattr(self, name)}; expected at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{name} is {value}; expected at least 1")
         if self.steps is not None and self.max_steps is not None:
             raise SettingsError(
                 f"steps ({self.steps}) and max_steps ({self.max_steps}) are both given; keep max_steps to stop at that "

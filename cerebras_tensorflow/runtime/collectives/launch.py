@@ -92,7 +92,7 @@ class _FirstRank(Collectives):
         fd = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(fd, "wb") as file:
             file.write(secret)
-        # The path of a socket has at most 107 bytes, so the socket is in a short folder.
+        # The path of a socket has at most 107 bytes, so the socket is in a folder of its own, with a link to it.
         self._short = Path(tempfile.mkdtemp(prefix="cs_csx_"))
         (folder / SOCKET_FILE).unlink(missing_ok=True)
         (folder / SOCKET_FILE).symlink_to(self._short / SOCKET_FILE)

@@ -35,7 +35,7 @@ def serve(ranks: MpiRank, folder: Path) -> None:
     """
     secret = (folder / SECRET_FILE).read_bytes()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-        link.connect(str(folder / SOCKET_FILE))
+        link.connect(os.readlink(folder / SOCKET_FILE))  # a short path: a socket's has at most 107 bytes
         link.sendall(secret)
         memory = np.empty(0, np.uint8)
         while True:

@@ -35,6 +35,8 @@ def is_running(pid: int) -> bool:
 
 
 def test_two_runs_of_one_process_exchange_bytes(tmp_path: Path) -> None:
+    tmp_path /= "x" * 100  # longer than the path of a socket may be
+    tmp_path.mkdir()
     for _ in range(2):
         ranks = started(tmp_path, "orderly")
         assert numbers(ranks) == [0, 1, 2]
