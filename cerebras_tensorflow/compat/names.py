@@ -283,6 +283,7 @@ def _estimator_modules() -> Iterator[Name]:
         ("run_config", _OURS + "config.run_config", "RunConfig"),
         ("training", _OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate"),
         ("exporter", _OURS + "export.exporters", _EXPORTERS),
+        ("extenders", _OURS + "add_metrics", "add_metrics"),
         ("early_stopping", _OURS + "training.early_stopping", _EARLY_STOPPING),
         ("hooks.hooks", _OURS + "in_memory_evaluator", "InMemoryEvaluatorHook"),
         ("hooks.hooks", _OURS + "training.early_stopping", "make_stop_at_checkpoint_step_hook"),

@@ -135,10 +135,11 @@ def train_and_evaluate(
         _train_with_evaluations(estimator, train_spec, eval_spec)
     elif task in ("chief", "worker"):
         server = join_cluster(estimator.config)  # noqa: F841 - lives as long as the training
-        _train(estimator, train_spec, train_spec.saving_listeners if task == "chief" else ())
+        _train(estimator, train_spec, train_spec.saving_listeners if task == "chief" else None)
     else:
         raise ValueError(
-            f"Task type {task} is not supported. Supported task types are chief, evaluator, master, ps, worker"
+            f"Task type {task} is not supported. Supported task types are "
+            "['chief', 'evaluator', 'master', 'ps', 'worker']"
         )
     return None
 
@@ -163,13 +164,15 @@ def _train_with_evaluations(
         estimator.config.save_checkpoints_steps, estimator.config.save_checkpoints_secs,
     )  # fmt: skip
     listener = _Evaluations(Evaluator(estimator, eval_spec, train_spec.max_steps), eval_spec.throttle_secs)
-    _train(estimator, train_spec, [*train_spec.saving_listeners, listener])
+    _train(estimator, train_spec, (*train_spec.saving_listeners, listener))
     last = listener.last
     return (last.metrics, last.exports) if last is not None else (None, None)
 
 
-def _train(estimator: CerebrasEstimator, spec: TrainSpec, listeners: Sequence[Any]) -> None:
-    estimator.train(spec.input_fn, hooks=list(spec.hooks), max_steps=spec.max_steps, saving_listeners=list(listeners))
+def _train(estimator: CerebrasEstimator, spec: TrainSpec, listeners: Sequence[Any] | None) -> None:
+    estimator.train(
+        input_fn=spec.input_fn, hooks=list(spec.hooks), max_steps=spec.max_steps, saving_listeners=listeners
+    )
 
 
 class _Evaluations(tf.compat.v1.train.CheckpointSaverListener):

@@ -88,8 +88,9 @@ class Evaluator:
     def _evaluate(self, path: str, is_last: bool) -> Evaluation:
         spec = self._spec
         metrics = self._estimator.evaluate(
-            spec.input_fn, steps=spec.steps, hooks=list(spec.hooks), checkpoint_path=path, name=spec.name
+            input_fn=spec.input_fn, steps=spec.steps, hooks=list(spec.hooks), checkpoint_path=path, name=spec.name
         )
+        _check_metrics(metrics)
         is_last = is_last or self.is_end(int(metrics["global_step"]))
         folder = os.path.join(self._estimator.model_dir, "export")
         exports = [
@@ -105,6 +106,18 @@ class Evaluator:
         if self._warned_at is None or now - self._warned_at > _WARN_EVERY_S:
             run_log.warning("%s", text)
             self._warned_at = now
+
+
+def _check_metrics(metrics: Any) -> None:
+    """Check what an estimator's evaluate returned; programs have estimators of their own."""
+    if not metrics:
+        raise ValueError("Internal error: `Estimator.evaluate` should never return empty metrics.")
+    if not isinstance(metrics, dict):
+        raise TypeError(f"`Estimator.evaluate` should return dict. Given {type(metrics)}.")
+    if "global_step" not in metrics:
+        raise ValueError(
+            f"Internal error: `Estimator.evaluate` result should have `global_step` in result. Given {metrics}"
+        )
 
 
 def evaluate_until_the_end(estimator: Any, spec: Any, max_steps: int | None) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cerebras_tensorflow.estimator.training.early_stopping import read_eval_metrics
 from cerebras_tensorflow.estimator.user_functions import parameters_of
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.objects.store import Bucket
+
+_TIMESTAMP = re.compile(r"\d{10}")  # name of an export
 
 
 class Exporter:
@@ -124,12 +126,12 @@ def loss_is_smaller(best_eval_result: Mapping[str, Any], current_eval_result: Ma
 
 
 class BestExporter(Exporter):
-    """Exports after an evaluation that is better than all earlier ones, including those of earlier runs.
+    """Exports after the first evaluation of a process, and after each one that is better than all before it.
 
     Args:
         name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep: As LatestExporter.
-        event_file_pattern: Event files of evaluations, relative to model_dir. A restarted run finds the best result
-            there.
+        event_file_pattern: Without effect. TensorFlow 2.15 reads the event files of earlier runs, but exports after the
+            first evaluation whatever they say.
         compare_fn: compare_fn(best_eval_result, current_eval_result) -> whether the current one is better. Default:
             lower loss.
 
@@ -150,13 +152,11 @@ class BestExporter(Exporter):
         self._name = name
         self._exported = _Exported(serving_input_receiver_fn, assets_extra, as_text)
         self._keep = _checked_keep(exports_to_keep, "a positive number")
-        self._pattern = event_file_pattern
         if compare_fn is None:
             raise ValueError("`compare_fn` must not be None.")
         _check_compare_fn(compare_fn)
         self._is_better = compare_fn
-        self._best: dict[str, Any] | None = None
-        self._has_read_events = False
+        self._best: Any = None
 
     @property
     def name(self) -> str:
@@ -166,26 +166,14 @@ class BestExporter(Exporter):
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Any, is_the_final_export: bool
     ) -> Any:
-        """Export if the result is the best so far; see Exporter.export."""
-        if self._best is None and not self._has_read_events and self._pattern:
-            self._best = self._best_before(os.path.join(estimator.model_dir, self._pattern), eval_result)
-            self._has_read_events = True
+        """Export if the result is the best since this exporter was made; see Exporter.export."""
         if self._best is not None and not self._is_better(best_eval_result=self._best, current_eval_result=eval_result):
             return None
         run_log.info("Performing best model export.")
-        self._best = dict(eval_result)
+        self._best = eval_result
         path = self._exported.write(estimator, export_path, checkpoint_path)
         _retire(export_path, self._keep)
         return path
-
-    def _best_before(self, pattern: str, current: Mapping[str, Any]) -> dict[str, Any] | None:
-        best: dict[str, Any] | None = None
-        for step, metrics in read_eval_metrics(os.path.dirname(pattern), os.path.basename(pattern)).items():
-            if step >= current.get("global_step", step + 1):
-                continue  # the event files already have the current evaluation
-            if best is None or self._is_better(best_eval_result=best, current_eval_result=metrics):
-                best = dict(metrics)
-        return best
 
 
 def _checked_keep(number: int | None, expected: str = "positive number") -> int | None:
@@ -232,7 +220,7 @@ def _retire(folder: str, keep: int | None) -> None:
     location = object_location(folder)
     bucket = None if location is None else Bucket(location)
     entries = os.listdir(folder) if location is None or bucket is None else bucket.children(location.key)[0]
-    for entry in sorted((entry for entry in entries if entry.isdigit()), key=int)[:-keep]:
+    for entry in sorted(entry for entry in entries if _TIMESTAMP.fullmatch(entry))[:-keep]:
         if location is None or bucket is None:
             shutil.rmtree(os.path.join(folder, entry))
         else:

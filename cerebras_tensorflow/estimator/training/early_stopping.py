@@ -32,11 +32,13 @@ def make_early_stopping_hook(
         run_every_steps: Steps between two calls.
 
     Raises:
-        TypeError: If estimator is not an estimator.
+        TypeError: If estimator is not an estimator, or should_stop_fn is not callable.
         ValueError: If both or neither of the intervals are given.
     """
     if not hasattr(estimator, "model_dir") or not hasattr(estimator, "train"):
         raise TypeError(f"`estimator` must have type `tf.estimator.Estimator`. Got: {type(estimator)}")
+    if not callable(should_stop_fn):
+        raise TypeError(f"`should_stop_fn` must be callable. Got: {should_stop_fn}")
     if run_every_secs is not None and run_every_steps is not None:
         raise ValueError("Only one of `run_every_secs` and `run_every_steps` must be set.")
     if run_every_secs is None and run_every_steps is None:

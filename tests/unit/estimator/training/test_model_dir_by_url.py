@@ -98,10 +98,6 @@ def test_evaluation_beside_training_finds_its_best_result_and_exports_in_the_buc
     assert len(exports) == 1
     metrics = read_eval_metrics(run.eval_dir())
     assert 6 in metrics
-    # A new exporter learns the best result from the event files in the bucket: a worse one is not exported.
-    worse = {"loss": metrics[6]["loss"] + 1, "global_step": 7}
-    again = BestExporter("best", receiver_fn, exports_to_keep=1)
-    assert again.export(run, f"{URL}/export/best", str(run.latest_checkpoint()), worse, False) is None
 
 
 def test_a_damaged_or_unfinished_checkpoint_is_not_resumed_from(
