@@ -270,7 +270,7 @@ def test_a_task_without_a_cluster_trains_and_evaluates(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("kind", ["LatestExporter", "BestExporter"])
 @pytest.mark.parametrize("keep", [0, -1])
 def test_exports_to_keep_must_be_positive(kind: str, keep: int) -> None:
-    with pytest.raises(ValueError, match="`exports_to_keep`, if provided, must be (a )?positive number"):
+    with pytest.raises(ValueError, match=r"`exports_to_keep`, if provided, must be (a )?positive number"):
         getattr(tf.estimator, kind)("name", models.serving, exports_to_keep=keep)
 
 
