@@ -137,7 +137,9 @@ def memory_curve(simulation: Simulation, is_training: bool) -> Any:
         name="held on the wafer",
     )
     figure = chart([line])
-    figure.add_hline(y=capacity, line_dash="dash", annotation_text=f"{capacity:.1f} GB: all cores together")
+    figure.add_hline(
+        y=capacity, line_dash="dash", line_color="#888888", annotation_text=f"{capacity:.1f} GB: all cores together"
+    )
     figure.update_layout(height=320, showlegend=False)
     figure.update_xaxes(title="milliseconds, simulated")
     figure.update_yaxes(title="GB on the wafer", rangemode="tozero")
@@ -197,7 +199,7 @@ def scaling_curve(steps: Mapping[int, Simulation]) -> Any:
     counts = sorted(steps)
     ranges = [steps[count].samples_range for count in counts]
     ideal = steps[counts[0]].samples_per_s / counts[0]
-    band = {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    band = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     lines = [
         go.Scatter(x=counts, y=[slow for slow, _ in ranges], **band),
         go.Scatter(x=counts, y=[fast for _, fast in ranges], fill="tonexty", fillcolor="rgba(0,114,178,0.2)", **band),

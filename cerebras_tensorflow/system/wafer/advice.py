@@ -7,7 +7,7 @@ from cerebras_tensorflow.system.wafer.placement import ROWS
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.system.wafer.times import vector_share
 
-_FEW = 0.5  # share of cycles with useful work, below which a larger batch pays
+_FEW = 0.6  # share of cycles with useful work, below which a larger batch pays
 _MUCH = 0.1  # share of the step that is worth a sentence
 
 
