@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cerebras_tensorflow.errors import SettingsError
 from reference_implementations.common import run as run_module
 from reference_implementations.common.run import ReferenceModel, load_params, run, with_port
 from reference_implementations.gptj.settings import SECTIONS
@@ -112,3 +113,15 @@ def test_a_model_dir_that_is_a_url_exits_with_status_2_and_makes_no_folder(
     assert run(MODEL, ["-p", str(TINY), "--model_dir", "hdfs://host/run"]) == 2
     assert "hdfs:// cannot be read or written here" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_section_sparsity_is_checked_and_passed_on(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    for section, expected in (("{sparsity: 0.5}", {"sparsity": 0.5}), ("{sparsty: 0.5}", None)):
+        path.write_text(f"{TINY.read_text()}\nsparsity: {section}\n")
+        options = run_module._parser().parse_args(["-p", str(path)])
+        if expected is not None:
+            assert load_params(options, SECTIONS)["sparsity"] == expected
+            continue
+        with pytest.raises(SettingsError, match=r"params\.yaml: unknown key 'sparsty' .* did you mean 'sparsity'"):
+            load_params(options, SECTIONS)
