@@ -10,7 +10,7 @@
 | file | those that are not zero in a mask file |
 | static, gmp, rigl | as in cerebras_tensorflow.sparsity, which the docs page "Sparsity" describes |
 
-Biases, scales, embeddings and normalizations stay dense.
+Biases, scales, embeddings, normalizations and output heads stay dense, as in cerebras_tensorflow.sparsity.
 
 topk and balanced-topk choose once: a removed weight is zero at the next choice, so it is among the smallest and is
 removed again. "gmp" and "rigl" change their choice each n_iter steps, as "set" does.
@@ -27,9 +27,9 @@ from typing_extensions import override
 
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.sparsity.algorithms import GMP, RigL, Static
+from cerebras_tensorflow.sparsity.configure import is_sparse_by_default
 from cerebras_tensorflow.sparsity.schedules import read_schedule
 
-DENSE_PARTS = ("embedding", "norm")  # parts of the names of variables that stay dense
 DISTRIBUTIONS = ("uniform", "er", "erk")
 
 
@@ -90,7 +90,7 @@ class Sparsifier:
 
     def should_sparsify_weight(self, name: str, weight: np.ndarray) -> bool:
         """Whether a variable may become sparse."""
-        return weight.ndim > 1 and not any(part in name.lower() for part in DENSE_PARTS)
+        return is_sparse_by_default(name, weight.shape)
 
     def get_masked_weights(
         self, step: int, weights_dict: Mapping[str, np.ndarray], sparse_val: float | None = None

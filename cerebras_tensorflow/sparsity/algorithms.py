@@ -15,23 +15,26 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.sparsity.initialization import INIT_METHODS, RANDOM_GROWTH, noise
+from cerebras_tensorflow.sparsity.initialization import BALANCED_METHODS, INIT_METHODS, RANDOM_GROWTH, noise
 from cerebras_tensorflow.sparsity.schedules import Schedule, UpdateSteps, read_schedule, read_update_steps
 from cerebras_tensorflow.sparsity.selection import Balance, Mask, drop_and_grow, keep_largest
 from cerebras_tensorflow.text import did_you_mean
 
 Array = NDArray[np.generic]
 
+_NO_SPARSITY = "sparsity is missing; expected a number in [0, 1), or a schedule. Only static from_zeros needs none."
+
 
 class SparsityAlgorithm:
     """Chooses the weights that are in use. Base of all methods; alone it never changes the first choice.
 
     Args:
-        sparsity: Share of the weights that are zero: a number in [0, 1), a list, or a schedule {"type": ...}.
+        sparsity: Share of the weights that are zero: a number in [0, 1), a list, or a schedule {"type": ...}. A method
+            that never changes its choice may lack it if init_method is from_zeros.
         init_method: How the first mask is made: random, topk, balanced-topk, from_zeros, checkerboard, or a function
             of (weight, sparsity) that returns a mask.
         seed: Seed of random choices.
-        in_groups: Number of groups of inputs that keep the same number of weights each.
+        in_groups: Number of groups of inputs that keep the same number of weights each. Only with random and topk.
         out_groups: The same for outputs.
 
     Raises:
@@ -48,7 +51,7 @@ class SparsityAlgorithm:
     ) -> None:
         is_free = sparsity is None and init_method == "from_zeros"
         if sparsity is None and not is_free:
-            raise SettingsError("sparsity is missing; expected a number in [0, 1), or a schedule")
+            raise SettingsError(_NO_SPARSITY)
         self.sparsity: Schedule = read_schedule("sparsity", 0.0 if is_free else sparsity, 1.0)
         if not callable(init_method) and init_method not in INIT_METHODS:
             raise SettingsError(
@@ -59,7 +62,7 @@ class SparsityAlgorithm:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise SettingsError(f"seed is {seed!r}; expected a whole number, 0 or more")
         self.seed = seed
-        self.balance = _balance(in_groups, out_groups)
+        self.balance = _balance(in_groups, out_groups, init_method)
 
     @property
     def update_steps(self) -> UpdateSteps:
@@ -133,6 +136,8 @@ class DynamicSparsityAlgorithm(SparsityAlgorithm):
     """
 
     def __init__(self, sparsity: Any = None, update: Any = None, **settings: Any) -> None:
+        if sparsity is None:
+            raise SettingsError(_NO_SPARSITY)
         super().__init__(sparsity, **settings)
         self._update_steps = read_update_steps(update)
         self._takes = set(inspect.signature(self.update_mask).parameters) - {"p", "mask", "sparsity"}
@@ -206,7 +211,7 @@ class SET(DynamicSparsityAlgorithm):
     def update_mask(  # type: ignore[override]  # `next_mask` passes what the method names
         self, p: Array, mask: Mask, sparsity: np.float32, step: int, noise: Callable[[], NDArray[np.float32]]
     ) -> Mask:
-        dropped = self.drop_fraction.at(step, self.update_steps.num_before(step))
+        dropped = self.drop_fraction.level(step, self.update_steps.num_before(step))
         return drop_and_grow(np.abs(p), noise(), mask, dropped, sparsity, self.balance)
 
 
@@ -230,7 +235,7 @@ class RigL(DynamicSparsityAlgorithm):
     ) -> None:
         super().__init__(sparsity, **settings)
         self.drop_fraction = read_schedule("drop_fraction", drop_fraction, 1.0, is_limit_included=True)
-        balance = _balance(balance_in_groups, balance_out_groups)
+        balance = _balance(balance_in_groups, balance_out_groups, self.init_method)
         if balance is not None and self.balance is not None:
             raise SettingsError("in_groups or out_groups is given twice; keep balance_in_groups or balance_out_groups")
         self.balance = balance or self.balance
@@ -239,16 +244,21 @@ class RigL(DynamicSparsityAlgorithm):
     def update_mask(  # type: ignore[override]  # `next_mask` passes what the method names
         self, p: Array, mask: Mask, sparsity: np.float32, step: int, gradient: Array
     ) -> Mask:
-        dropped = self.drop_fraction.at(step, self.update_steps.num_before(step))
+        dropped = self.drop_fraction.level(step, self.update_steps.num_before(step))
         return drop_and_grow(np.abs(p), np.abs(gradient), mask, dropped, sparsity, self.balance)
 
 
-def _balance(in_groups: Any, out_groups: Any) -> Balance | None:
+def _balance(in_groups: Any, out_groups: Any, init_method: Any) -> Balance | None:
     if in_groups is not None and out_groups is not None:
         raise SettingsError("groups of inputs and of outputs are both given; keep one")
     for name, count in (("in_groups", in_groups), ("out_groups", out_groups)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise SettingsError(f"{name} is {count!r}; expected a number of groups, 1 or more")
+        if count is not None and init_method not in BALANCED_METHODS:
+            raise SettingsError(
+                f"init_method {init_method!r} does not make {name}; expected {' or '.join(BALANCED_METHODS)}, or no "
+                "groups"
+            )
     if in_groups is not None:
         return Balance(-2, in_groups)
     return Balance(-1, out_groups) if out_groups is not None else None

@@ -28,6 +28,15 @@ def is_sparse_by_default(name: str, shape: Sequence[int]) -> bool:
     return len(shape) > 1 and not any(part in name.lower() for part in DENSE_PARTS)
 
 
+def first_names(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the names of weights for a message, at most eight.
+
+    >>> first_names({"a": (2,), "b": (2,)})
+    'a, b'
+    """
+    return ", ".join(list(shapes)[:8]) + (" ..." if len(shapes) > 8 else "")
+
+
 @dataclass(frozen=True)
 class Group:
     """Weights with one algorithm.
@@ -66,10 +75,9 @@ class SparseGroups:
         for group in self.groups:
             named = [name for name, shape in shapes.items() if group.takes(name, shape)]
             if not named:
-                names = ", ".join(list(shapes)[:8]) + (" ..." if len(shapes) > 8 else "")
                 raise SettingsError(
                     f"sparsity: {group.filter} matches no weight of the model, so nothing would be sparse. Its weights "
-                    f"are {names}."
+                    f"are {first_names(shapes)}."
                 )
             for name in named:
                 if name not in chosen:

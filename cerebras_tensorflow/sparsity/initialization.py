@@ -64,6 +64,8 @@ def _checkerboard(
     """Evenly distributed places: place i stays if floor((i + 1) d) > floor(i d), for d = 1 - s, shifted by row."""
     columns = weight.shape[-1]
     density = 1 - float(sparsity)
+    if density <= 0:
+        return np.zeros(weight.shape, bool)
     rows = np.arange(weight.size // columns)[:, None]
     places = np.arange(columns)[None, :] + rows * int(np.floor(1 / density - 1e-5)) + 1
     steps = np.floor(places * density + 1e-5) != np.floor((places - 1) * density + 1e-5)
@@ -81,3 +83,6 @@ INIT_METHODS: Mapping[str, InitMethod] = {
     "checkerboard": _checkerboard,
 }
 """Value of init_method -> its function."""
+
+BALANCED_METHODS = ("random", "topk")
+"""Those that keep the same number of weights in each group of inputs or outputs."""

@@ -16,7 +16,7 @@ from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.sparsity.algorithms import SparsityAlgorithm
-from cerebras_tensorflow.sparsity.configure import Group, SparseGroups, configure, is_sparse_by_default
+from cerebras_tensorflow.sparsity.configure import Group, SparseGroups, configure, first_names, is_sparse_by_default
 from cerebras_tensorflow.sparsity.selection import Mask
 
 
@@ -54,8 +54,18 @@ class CallerSparsifier:
         return ask is None or bool(ask(name, np.broadcast_to(np.float32(0), tuple(shape))))
 
     def choose(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, None]:
-        """Return the weights that it may mask."""
-        return {name: None for name, shape in shapes.items() if self.takes(name, shape)}
+        """Return the weights that it may mask.
+
+        Raises:
+            SettingsError: If there is none.
+        """
+        taken = {name: None for name, shape in shapes.items() if self.takes(name, shape)}
+        if not taken:
+            raise SettingsError(
+                "the sparsifier takes no weight of the model, so nothing would be sparse: its should_sparsify_weight "
+                f"returns False for each. The weights are {first_names(shapes)}."
+            )
+        return taken
 
     def apply_sparsity(self, step: int) -> bool:
         """Whether the object chooses at a step."""

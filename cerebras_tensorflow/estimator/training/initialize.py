@@ -65,9 +65,12 @@ def set_initial_values(session: ProgramSession, model: Model, names: Set[str]) -
 def initial_rows(model: Model, settings: WarmStartSettings | None) -> Iterator[NamedValue]:
     """Like `initial_values` with the same bits, but make large values in slices if their initializers allow it.
 
-    Drawing a large embedding at once takes several times its size in memory.
+    Drawing a large embedding at once takes several times its size in memory. Masks of sparse weights are left out,
+    unless the warm start has them: they do not exist yet.
     """
     made = _initializers(model, settings)
+    masks = {weight.mask for weight in model.sparse}
+    made = replace(made, variables={name: one for name, one in made.variables.items() if name not in masks})
     slices, bounds = _slices(made)
     with _session_of(replace(made, graph_def=slices.graph_def)) as session:
         for name, cuts in bounds.items():

@@ -156,8 +156,9 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             set_initial_values(session, run.model, set(run.model.saved_names()) - set(keys))
         elif run.initial is not None:
             written = {name: key for name, key in run.model.checkpoint_keys().items() if name not in self._new}
+            written = checkpoints.without_missing(run.initial, written, {weight.mask for weight in run.model.sparse})
             checkpoints.restore(session, run.initial, written)
-            set_initial_values(session, run.model, self._new)
+            set_initial_values(session, run.model, set(run.model.saved_names()) - set(written))
         else:
             initialize(session, run.model, run.request.warm_start)
 

@@ -3,7 +3,8 @@
 In the step itself, the compiled graph keeps masked weights at zero (model/sparse_weights.py). Masks are variables
 `<weight>_mask` of the run, so checkpoints hold them and a resumed run continues with them. A run that starts from a
 checkpoint without masks makes them. If about as many weights are already zero as the target asks for, these are the
-masked ones.
+masked ones. The checkpoint of step 0 that weight streaming writes before the session has no masks, so a run that
+dies before it makes them makes them when it starts again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cerebras_tensorflow.sparsity.algorithms import DynamicSparsityAlgorithm
 from cerebras_tensorflow.sparsity.selection import Mask
 
 SessionRunHook: Any = tf.compat.v1.train.SessionRunHook
-_SHARE_TOLERANCE = 0.05  # between the share of zeros in a checkpoint without masks and the target
+_SHARE_TOLERANCE = 0.1  # between zeros of a checkpoint without masks and the target, relative to what is rarer
 
 
 class SparsityHook(SessionRunHook):
@@ -56,7 +57,7 @@ class SparsityHook(SessionRunHook):
         for weight in self._weights.values():
             if weight.mask not in saved:
                 self._start(session, weight)
-            elif self._run.start is None:  # the warm start's weights may not be masked yet
+            elif self._run.start is None or self._step == 0:  # the warm start's weights may not be masked yet
                 self._set(session, weight, session.read(weight.mask), session.read(weight.name))
             else:
                 self._report.count(weight, session.read(weight.mask), self._step)
@@ -126,12 +127,14 @@ class SparsityHook(SessionRunHook):
         self._set(session, weight, mask, value)
 
     def _zeros_of(self, weight: SparseWeight, value: np.ndarray) -> Mask | None:
-        """Return the mask of a sparse checkpoint without masks; None if it is dense."""
+        """Return the mask of a sparse checkpoint without masks; None if it is dense.
+
+        A weight of zeros only is dense: its initializer made them.
+        """
         if self._run.start is None and self._run.request.warm_start is None:
             return None
         target = self._caller.target(weight) if self._caller else float(weight.algorithm.target(self._step))  # type: ignore[union-attr]
-        share = 1 - np.count_nonzero(value) / max(1, value.size)
-        return value != 0 if target > 0 < share and abs(share - target) <= _SHARE_TOLERANCE else None
+        return zeros_as_mask(value, target)
 
     def _update(self, session: ProgramSession, weight: SparseWeight, step: int, fetched: Any) -> None:
         assert isinstance(weight.algorithm, DynamicSparsityAlgorithm)
@@ -167,6 +170,19 @@ class SparsityHook(SessionRunHook):
             if np.any(old[~mask]):
                 session.load(name, np.where(mask, old, np.zeros((), old.dtype)))
         self._report.count(weight, mask, self._step)
+
+
+def zeros_as_mask(value: np.ndarray, target: float) -> Mask | None:
+    """Return the mask of a weight that has about as many zeros as the target asks for; None if it has not.
+
+    Args:
+        value: The weight.
+        target: Share of zeros, from 0 to 1.
+    """
+    num_zeros = value.size - np.count_nonzero(value)
+    allowed = max(1.0, _SHARE_TOLERANCE * min(target, 1 - target) * value.size)
+    is_sparse = target > 0 and 0 < num_zeros < value.size and abs(num_zeros - target * value.size) <= allowed
+    return np.asarray(value != 0) if is_sparse else None
 
 
 def _dense(gradients: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:

@@ -69,6 +69,11 @@ def test_the_first_group_that_matches_wins() -> None:
         ("0.5", r"sparsity is '0.5'"),
         ([], "empty list"),
         ({}, "sparsity is missing"),
+        ({"algorithm": "set", "init_method": "from_zeros"}, "sparsity is missing.* Only static"),
+        ({"sparsity": 0.5, "out_groups": 2, "init_method": "checkerboard"}, "'checkerboard' does not make out_groups"),
+        ({"sparsity": 0.5, "in_groups": 2, "init_method": lambda w, s: w > s}, "does not make in_groups"),
+        ({"algorithm": "rigl", "sparsity": 0.5, "balance_in_groups": 2, "init_method": "balanced-topk"},
+         "'balanced-topk' does not make in_groups"),
         ({"algorithm": "rigle", "sparsity": 0.5}, "unknown sparsity algorithm 'rigle'; did you mean 'rigl'?"),
         ({"sparsty": 0.5}, "unknown key 'sparsty' in section sparsity; did you mean 'sparsity'?"),
         ({"sparsity": 0.5, "drop_fraction": 0.1}, "unknown key 'drop_fraction'"),
@@ -87,7 +92,7 @@ def test_the_first_group_that_matches_wins() -> None:
         ({"sparsity": 0.5, "param_filter": "no*"}, "param_filter 'no\\*' matches no weight .* fc1/kernel, fc1/bias"),
         ({"sparsity": 0.5, "param_name_patterns": "("}, "expected regular expressions"),
     ],
-)
+)  # fmt: skip
 def test_errors_name_the_key_and_what_was_expected(config: Any, words: str) -> None:
     with pytest.raises(SettingsError, match=words.replace("?", r"\?") if "did you" in words else words):
         chosen(config)

@@ -44,6 +44,22 @@ def test_first_masks_have_the_target_sparsity(method: str) -> None:
         assert (mask != Static(0.75, seed=2).first_mask("w", WEIGHT, seed=1)).any()
 
 
+def test_a_checkerboard_of_a_schedule_that_has_reached_1_keeps_nothing() -> None:
+    algorithm = GMP({"type": "linear", "init": 0.5, "slope": 0.25}, init_method="checkerboard")
+    assert not algorithm.first_mask("w", WEIGHT, step=9).any()
+
+
+@pytest.mark.parametrize("slope, num_replaced", [(0.5, 128), (-0.5, 0)])
+@pytest.mark.parametrize("method", [SET, RigL])
+def test_a_drop_fraction_that_leaves_0_to_1_keeps_the_sparsity(method: type, slope: float, num_replaced: int) -> None:
+    algorithm = method(0.75, drop_fraction={"type": "linear", "init": 0.3, "slope": slope})
+    mask = algorithm.first_mask("w", WEIGHT)
+    new = algorithm.next_mask("w", WEIGHT * mask, mask, 9, np.where(mask, 0, np.abs(WEIGHT) + 1))
+    assert new.sum() == 128
+    if method is RigL:
+        assert (new & ~mask).sum() == num_replaced
+
+
 def test_from_zeros_takes_the_zeros() -> None:
     weight = np.where(WEIGHT > 0, WEIGHT, 0)
     np.testing.assert_array_equal(Static(init_method="from_zeros").first_mask("w", weight), WEIGHT > 0)

@@ -13,6 +13,8 @@ import tensorflow as tf
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.compat.sparsify import SPARSIFIER_MAP, get_AdamW_aware_sparsifier_class
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
+from cerebras_tensorflow.estimator.training.caller_sparsifier import CallerSparsifier
+from cerebras_tensorflow.estimator.training.sparsity import SparsityHook, zeros_as_mask
 from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
@@ -178,6 +180,39 @@ def test_a_sparsifier_that_returns_another_shape_is_refused(tmp_path: Path) -> N
 
     with pytest.raises(CerebrasError, match=r"returned w in the shape \(1, 64\); it is \(4, 64\)"):
         tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=1, sparsifier=Wrong())
+
+
+@pytest.mark.usefixtures("streaming")
+def test_a_run_that_dies_before_its_first_masks_makes_them_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying, pytest.raises(KeyboardInterrupt):
+        dying.setattr(SparsityHook, "after_create_session", die)
+        tiny.estimator(tmp_path).train(tiny.input_fn(), max_steps=2, sparsifier=0.75)
+    assert (tmp_path / "model-ckpt-0.index").exists()
+    estimator = tiny.estimator(tmp_path)
+    estimator.train(tiny.input_fn(), max_steps=2, sparsifier=0.75)
+    assert {name: int(zero.sum()) for name, zero in zeros(estimator).items()} == {"w": 192, "out": 48}
+
+
+def test_zeros_of_a_checkpoint_are_masked_only_if_there_are_as_many_as_the_target() -> None:
+    def of(num_zeros: int, size: int, target: float) -> bool:
+        return zeros_as_mask(np.arange(size) >= num_zeros, target) is not None
+
+    assert not of(16, 16, 0.95)  # a zero-initialised layer
+    assert not of(0, 16, 0.05)
+    assert not of(980, 1000, 0.95)
+    assert of(15, 16, 0.9)
+    assert of(953, 1000, 0.95)
+    np.testing.assert_array_equal(zeros_as_mask(np.array([0.0, 2.0]), 0.5), [False, True])
+
+
+def test_a_sparsifier_that_takes_no_weight_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"takes no weight of the model.* The weights are bias"):
+        CallerSparsifier(SPARSIFIER_MAP["topk"](n_iter=1)).choose({"bias": (4,)})
 
 
 def test_a_sparsifier_works_in_pipelined_mode_too(tmp_path: Path) -> None:
