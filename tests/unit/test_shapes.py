@@ -1,4 +1,4 @@
-"""The sizes that code may have: CONTRIBUTING.md and docs/design.md name them."""
+"""The sizes that code may have; CONTRIBUTING.md names them."""
 
 from __future__ import annotations
 
