@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SystemNotFoundError, SystemStateError
-from cerebras_tensorflow.system import database, facts, jobs, remote
+from cerebras_tensorflow.system import database, facts, jobs, remote, systems_table
 from cerebras_tensorflow.system.database import LOCKED, REFUSED, UNUSABLE, RecordsError
 from cerebras_tensorflow.system.interface import System
 from cerebras_tensorflow.system.state import BOOTING, SystemState, check_admits
@@ -237,13 +236,13 @@ def create(home: Path, name: str, address: str | None = None, execution_mode: st
         raise ValueError(f"unknown execution mode {execution_mode!r}: expected one of {', '.join(env.EXECUTION_MODES)}")
     state = SystemState(name, normal_address(address or name), execution_mode, is_mode_pinned=True)
     with database.transaction(systems_file(home)) as connection:
-        for other in _read_all(connection):
+        for other in systems_table.read_all(connection):
             if other.name == name:
                 raise ValueError(f"there is a system {name} at {other.address} already; see `cs-system list`")
             if other.address == state.address:
                 raise ValueError(f"{state.address} belongs to the system {other.name} already; see `cs-system list`")
-        _insert(connection, state)
-        _note(connection, name, f"created at {state.address}, {execution_mode}")
+        systems_table.insert(connection, state)
+        systems_table.note(connection, name, f"created at {state.address}, {execution_mode}")
     return state
 
 
@@ -294,7 +293,7 @@ def _change(
             f"SELECT number, id, user FROM jobs WHERE {jobs.TAKES_SYSTEM} AND phase = 'RUNNING'", (name,)
         ).fetchone()
         with database.transaction(systems_file(home)) as connection:
-            before = _read_one(connection, name)
+            before = systems_table.read_one(connection, name)
             after = transition(before)
             if busy is not None:
                 raise SystemStateError(
@@ -304,8 +303,8 @@ def _change(
             if after is None:
                 connection.execute("DELETE FROM systems WHERE name = ?", (name,))
             else:
-                _update(connection, after)
-            _note(connection, name, what, who)
+                systems_table.update(connection, after)
+            systems_table.note(connection, name, what, who)
     return after
 
 
@@ -317,14 +316,14 @@ def read(home: Path, name: str) -> SystemState:
     """
     _ensure_embedded(home)
     with database.opened(systems_file(home)) as connection:
-        return _read_one(connection, name)
+        return systems_table.read_one(connection, name)
 
 
 def listed(home: Path) -> list[SystemState]:
     """Return all systems, the embedded one first."""
     _ensure_embedded(home)
     with database.opened(systems_file(home)) as connection:
-        return _read_all(connection)
+        return systems_table.read_all(connection)
 
 
 def changes(home: Path, name: str, limit: int = 100) -> list[Change]:
@@ -352,10 +351,10 @@ def admit(home: Path, name: str, execution_mode: str) -> bool:
     if state.execution_mode != execution_mode:
         try:
             with database.transaction(systems_file(home)) as connection:
-                state = _read_one(connection, name)
+                state = systems_table.read_one(connection, name)
                 check_admits(state, execution_mode)
-                _update(connection, replace(state, execution_mode=execution_mode))
-                _note(connection, name, f"execution mode follows the run: {execution_mode}")
+                systems_table.update(connection, replace(state, execution_mode=execution_mode))
+                systems_table.note(connection, name, f"execution mode follows the run: {execution_mode}")
         except RecordsError as exc:
             # No administrator has set a mode, so the run can start even if this change cannot be recorded.
             logger.info("The execution mode of %s cannot be recorded: %s", name, exc)
@@ -399,58 +398,5 @@ def _ensure_embedded(home: Path) -> None:
             return
     with database.transaction(systems_file(home)) as connection:
         if not connection.execute("SELECT 1 FROM systems WHERE name = ?", (EMBEDDED_NAME,)).fetchone():
-            _insert(connection, EMBEDDED)
-            _note(connection, EMBEDDED_NAME, f"created at {EMBEDDED_ADDRESS}")
-
-
-def _read_all(connection: sqlite3.Connection) -> list[SystemState]:
-    return [_state(row) for row in connection.execute("SELECT * FROM systems ORDER BY created_at, name")]
-
-
-def _read_one(connection: sqlite3.Connection, name: str) -> SystemState:
-    row = connection.execute("SELECT * FROM systems WHERE name = ?", (name,)).fetchone()
-    if row is None:
-        known = ", ".join(state.name for state in _read_all(connection))
-        raise SystemNotFoundError(f"there is no system {name!r}; known here: {known}")
-    return _state(row)
-
-
-def _state(row: sqlite3.Row) -> SystemState:
-    return SystemState(
-        name=row["name"],
-        address=row["address"],
-        execution_mode=row["execution_mode"],
-        is_mode_pinned=bool(row["is_mode_pinned"]),
-        is_standby=bool(row["is_standby"]),
-        boot_ends_at=row["boot_ends_at"],
-        software_version=row["software_version"],
-    )
-
-
-def _insert(connection: sqlite3.Connection, state: SystemState) -> None:
-    values = {**asdict(state), "created_at": time.time()}
-    connection.execute(
-        f"INSERT INTO systems ({', '.join(values)}) VALUES ({', '.join('?' for _ in values)})", tuple(values.values())
-    )
-
-
-def _update(connection: sqlite3.Connection, state: SystemState) -> None:
-    connection.execute(
-        "UPDATE systems SET execution_mode = ?, is_mode_pinned = ?, is_standby = ?, boot_ends_at = ?, "
-        "software_version = ? WHERE name = ?",
-        (
-            state.execution_mode,
-            state.is_mode_pinned,
-            state.is_standby,
-            state.boot_ends_at,
-            state.software_version,
-            state.name,
-        ),
-    )
-
-
-def _note(connection: sqlite3.Connection, system: str, what: str, who: str | None = None) -> None:
-    connection.execute(
-        "INSERT INTO changes (system, at, who, what) VALUES (?, ?, ?, ?)",
-        (system, time.time(), who or jobs.user_name(), what),
-    )
+            systems_table.insert(connection, EMBEDDED)
+            systems_table.note(connection, EMBEDDED_NAME, f"created at {EMBEDDED_ADDRESS}")
