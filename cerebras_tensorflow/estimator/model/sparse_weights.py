@@ -11,6 +11,7 @@ training/sparsity.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT
-from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.errors import CompileError, SettingsError
 from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
-from cerebras_tensorflow.estimator.model.zero_proof import ZeroProof, root_handle
+from cerebras_tensorflow.estimator.model.slots import slots_of
+from cerebras_tensorflow.estimator.model.zero_proof import ZeroProof, is_positive, root_handle
 from cerebras_tensorflow.graph.variables import is_write
 from cerebras_tensorflow.sparsity.algorithms import SparsityAlgorithm
 
@@ -32,6 +34,10 @@ MASK_SUFFIX = "_mask"
 """Ending of the name of a weight's mask in checkpoints, as in the published 2.x releases."""
 _SCOPE = "cs_sparsity"
 _ASSIGNS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+# These divide by a sum of a slot and the input before the gradient, epsilon.
+_EPSILON_DIVIDERS = frozenset(
+    {"ResourceApplyAdam", "ResourceApplyAdagradV2", "ResourceApplyRMSProp", "ResourceApplyAdadelta"}
+)
 # Adagrad divides by the root of its slot, which is zero where the weight is masked.
 _ZERO_DIVIDERS = frozenset({"ResourceApplyAdagrad"})
 
@@ -126,12 +132,13 @@ class SparseGraph:
         """Mask what the train op writes. Return the sparse weights, and the spec with its train op.
 
         Raises:
-            SettingsError: If a filter matches no weight.
+            SettingsError: If a filter matches no weight, or the model uses the name of a mask.
             CompileError: If an algorithm needs a gradient that model_fn does not compute where we see it.
         """
         names = {name: variable for variable in _trainable(self._graph) if (name := _name_of(variable)) is not None}
         chosen = self._choice.choose({name: tuple(variable.shape.as_list()) for name, variable in names.items()})
-        slots = self._slots(names)
+        train_ops = _ancestors(self._graph, spec.train_op)
+        slots = slots_of(self._graph, names, train_ops)
         late: list[_Late] = []
         weights = []
         for name, algorithm in chosen.items():
@@ -145,14 +152,15 @@ class SparseGraph:
             weights.append(
                 SparseWeight(
                     name=name,
-                    mask=name + MASK_SUFFIX,
+                    mask=checkpoint_key(masked.mask),
                     shape=tuple(names[name].shape.as_list()),
                     slots=tuple(checkpoint_key(slot) for slot in slots.get(name, ())),
                     algorithm=algorithm,
                     gradients=tuple(masked.gradients) if needs_gradient else (),
                 )
             )
-            late += self._mask_writes(masked, slots.get(name, []), spec.train_op)
+            late += self._mask_writes(masked, slots.get(name, []), train_ops)
+        self._check_mask_names()
         return tuple(weights), _with_late_masks(self._graph, spec, late)
 
     def _mask_gradient(self, gradient: Any, source: Any) -> Any:
@@ -189,33 +197,33 @@ class SparseGraph:
             self._masked[key] = _Masked(variable, mask)
         return self._masked[key]
 
-    def _slots(self, names: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Return weight -> its slots: variables of its shape whose name contains the weight's name."""
-        slots: dict[str, list[Any]] = {}
+    def _check_mask_names(self) -> None:
+        """Refuse a model that has a name of a mask: TensorFlow would save one of the two under another name."""
         masks = {id(masked.mask) for masked in self._masked.values()}
-        trainable = {variable.handle.op.name for variable in names.values()}
-        for variable in self._graph.get_collection("variables"):
-            own = _name_of(variable)
-            if own is None or id(variable) in masks or variable.handle.op.name in trainable:
-                continue
-            owners = [name for name in names if f"/{name}/" in f"/{own}/" and names[name].shape == variable.shape]
-            if owners:
-                slots.setdefault(max(owners, key=len), []).append(variable)
-        return slots
+        own = [checkpoint_key(one) for one in self._graph.get_collection("variables") if id(one) not in masks]
+        for masked in self._masked.values():
+            weight = _name_of(masked.variable)
+            wanted = f"{weight}{MASK_SUFFIX}"
+            numbered = re.compile(rf"{re.escape(wanted)}(_\d+)?")  # the later one of two names gets a number
+            if checkpoint_key(masked.mask) != wanted or any(numbered.fullmatch(name) for name in own):
+                raise SettingsError(
+                    f"sparsity: the mask of {weight} needs the name {wanted}, which a variable or op of the model has. "
+                    "Rename it, or exclude the weight by param_filter."
+                )
 
-    def _mask_writes(self, masked: _Masked, slots: Sequence[Any], train_op: Any) -> list[_Late]:
+    def _mask_writes(self, masked: _Masked, slots: Sequence[Any], train_ops: Sequence[Any]) -> list[_Late]:
         """Mask what the train op writes to a weight and its slots. Return what must be masked after the train op."""
         family = {variable.handle.op.name: variable for variable in (masked.variable, *slots)}
         proof = ZeroProof(masked.variable.shape, masked.zero, family)
         late: dict[str, _Late] = {}
-        for op in _ancestors(self._graph, train_op):
+        for op in train_ops:
             handles = [root_handle(tensor).name for tensor in op.inputs if tensor.dtype == tf.resource]
             written = [handle for handle in handles if handle in family] if is_write(op.type) else []
             if not written:
                 continue
             if op.type in _ASSIGNS:
                 self._mask_input(masked, proof, op, 1)
-            elif op.type in GRADIENT_INPUT and op.type not in _ZERO_DIVIDERS:
+            elif op.type in GRADIENT_INPUT and op.type not in _ZERO_DIVIDERS and _has_finite_update(op):
                 self._mask_input(masked, proof, op, GRADIENT_INPUT[op.type])
             else:
                 late |= {handle: _Late(masked, family[handle]) for handle in written}
@@ -229,6 +237,11 @@ class SparseGraph:
             return
         with self._graph.as_default(), tf.name_scope(f"{_SCOPE}/"):
             tf_private.set_input(op, index, _select(masked, value))
+
+
+def _has_finite_update(op: Any) -> bool:
+    """Whether an optimizer's op surely writes a finite value where its gradient and slots are zero."""
+    return op.type not in _EPSILON_DIVIDERS or is_positive(op.inputs[GRADIENT_INPUT[op.type] - 1])
 
 
 def _select(masked: _Masked, value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Proves that a tensor of an optimizer is zero wherever its weight is masked, so that no mask need be applied to it.
 
-The weight, its slots and its masked gradient are zero there. The proof follows element-wise ops from these.
+The weight, its slots and its masked gradient are zero there. The proof follows element-wise ops from these. It knows
+the ops in the lists below; a result of any other op is not proved, so it gets a mask.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ _UNARY = frozenset({"Identity", "Neg", "Cast", "Square", "Sqrt", "Abs", "Sign", 
 _ALL = frozenset({"Add", "AddV2", "Sub", "AddN", "Maximum", "Minimum", "Merge"})
 _DIVISIONS = frozenset({"RealDiv", "Div"})
 _POLES = frozenset({"Rsqrt", "Reciprocal", "Inv"})  # not finite at 0
+# Finite where all inputs are finite. Overflow is not considered: the loss shows it.
+_FINITE = frozenset(
+    {
+        *("Abs", "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "ClipByValue", "DivNoNan", "Identity", "Max"),
+        *("Maximum", "Mean", "Merge", "Min", "Minimum", "Mul", "Neg", "OnesLike", "Relu", "Reshape", "Sigmoid", "Sign"),
+        *("Square", "SquaredDifference", "StopGradient", "Sub", "Sum", "Switch", "Tanh", "ZerosLike"),
+    }
+)
+_WIDE = frozenset({tf.float32, tf.float64, tf.bfloat16})  # a cast to others may turn a small number into 0
 _NOT_NEGATIVE = frozenset({"Sqrt", "Square", "Abs", "Relu"})
 
 
@@ -33,6 +43,7 @@ class ZeroProof:
         self._zero = zero
         self._handles = handles
         self._known: dict[str, bool] = {}
+        self._known_finite: dict[str, bool] = {}
 
     def is_zero(self, tensor: Any) -> bool:
         """Whether a tensor is surely zero where the weight is masked."""
@@ -55,10 +66,35 @@ class ZeroProof:
             return all(self.is_zero(value) for value in op.inputs)
         if op.type == "Mul":
             one, other = op.inputs
-            return (self.is_zero(one) and _is_finite(other)) or (self.is_zero(other) and _is_finite(one))
+            return (self.is_zero(one) and self._is_finite(other)) or (self.is_zero(other) and self._is_finite(one))
         if op.type in _DIVISIONS:
-            return self.is_zero(op.inputs[0]) and (op.inputs[1].shape.rank == 0 or _is_positive(op.inputs[1]))
+            return self.is_zero(op.inputs[0]) and self._is_divisor(op.inputs[1])
         return op.type == "DivNoNan" and self.is_zero(op.inputs[0])
+
+    def _is_finite(self, tensor: Any) -> bool:
+        """Whether a factor is surely finite where the weight is masked."""
+        if tensor.name not in self._known_finite:
+            self._known_finite[tensor.name] = False  # a loop proves nothing
+            self._known_finite[tensor.name] = self._prove_finite(tensor)
+        return self._known_finite[tensor.name]
+
+    def _prove_finite(self, tensor: Any) -> bool:
+        op = tensor.op
+        if tensor.shape.rank == 0:
+            return True  # one number for all elements: if it is not finite, the weights in use show it
+        if op.type in ("ReadVariableOp", "Const") or self.is_zero(tensor):
+            return True
+        if op.type == "Sqrt":
+            return _is_not_negative(op.inputs[0]) and self._is_finite(op.inputs[0])
+        if op.type in _POLES:
+            return self._is_divisor(op.inputs[0])
+        if op.type in _DIVISIONS:
+            return self._is_finite(op.inputs[0]) and self._is_divisor(op.inputs[1])
+        return op.type in _FINITE and all(self._is_finite(value) for value in op.inputs)
+
+    def _is_divisor(self, tensor: Any) -> bool:
+        """Whether 0 divided by a tensor is 0."""
+        return tensor.shape.rank == 0 or (is_positive(tensor) and self._is_finite(tensor))
 
 
 def root_handle(tensor: Any) -> Any:
@@ -69,35 +105,22 @@ def root_handle(tensor: Any) -> Any:
     return op
 
 
-def _is_finite(tensor: Any) -> bool:
-    """Whether no op on the way to a factor has a pole at zero. Overflow is not considered: the loss shows it."""
-    op = tensor.op
-    if op.type in _POLES:
-        return _is_positive(op.inputs[0])
-    if op.type in _DIVISIONS:
-        return op.inputs[1].shape.rank == 0 or _is_positive(op.inputs[1])
-    if op.type in ("Mul", "Identity", "Neg", "Cast"):
-        return all(_is_finite(value) for value in op.inputs)
-    return True
-
-
-def _is_positive(tensor: Any) -> bool:
-    """Whether all elements are more than 0: a sum of something not negative and a positive constant, or its root."""
-    op = tensor.op
-    if op.type in ("Identity", "Sqrt", "Cast"):
-        return _is_positive(op.inputs[0])
+def is_positive(tensor: Any) -> bool:
+    """Whether all elements are more than 0 or NaN: a positive constant plus something not negative, or its root."""
     constant = tf.get_static_value(tensor) if tensor.shape.rank == 0 else None
     if constant is not None:
         return bool(constant > 0)
+    op = tensor.op
+    if op.type in ("Identity", "Sqrt") or (op.type == "Cast" and tensor.dtype in _WIDE):
+        return is_positive(op.inputs[0])
     if op.type in ("Add", "AddV2"):
         one, other = op.inputs
-        return (_is_positive(one) and _is_not_negative(other)) or (_is_positive(other) and _is_not_negative(one))
-    return op.type == "Maximum" and any(_is_positive(value) for value in op.inputs)
+        return (is_positive(one) and _is_not_negative(other)) or (is_positive(other) and _is_not_negative(one))
+    return op.type == "Maximum" and any(is_positive(value) for value in op.inputs)
 
 
 def _is_not_negative(tensor: Any) -> bool:
     op = tensor.op
     if op.type in ("Identity", "Cast"):
         return _is_not_negative(op.inputs[0])
-    # A slot of squares may be read directly: Sqrt of a negative one would be NaN for the unmasked weights too.
-    return op.type in _NOT_NEGATIVE or _is_positive(tensor)
+    return op.type in _NOT_NEGATIVE or is_positive(tensor)
