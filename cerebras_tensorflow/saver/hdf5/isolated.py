@@ -11,16 +11,16 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
+from cerebras_tensorflow.saver.hdf5.frames import DONE, FAILED, FRAME
 from cerebras_tensorflow.saver.hdf5.limits import MAX_CPU_S
 
-_FRAME = struct.Struct("<4sQ")
 _MAX_JSON_BYTES = 1 << 30
 _CLOSE_TIMEOUT_S = 10.0
 _MODULE = "cerebras_tensorflow.saver.hdf5.process"
@@ -72,9 +72,14 @@ class _Starter:
 
     def _end(self) -> None:
         if self._control is not None:
-            self._control.close()
+            with self._control, contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)  # a fork of this process may have the socket too
         if self._process is not None:
-            self._process.wait()
+            try:
+                self._process.wait(_CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
         self._control = self._process = None
 
 
@@ -90,7 +95,7 @@ def _started(path: str, fd: int) -> socket.socket:
         try:
             with other:
                 _starter.send(fd, other.fileno())
-            if mine.recv(_FRAME.size, socket.MSG_WAITALL):
+            if mine.recv(FRAME.size, socket.MSG_WAITALL):
                 return mine
         except OSError as exc:
             reason = str(exc)
@@ -117,6 +122,8 @@ class IsolatedH5:
         self._path = path
         self._lock = threading.Lock()
         self._connection = _started(path, fd)
+        self._owner = os.getpid()
+        self._is_answered = True  # no part of an answer is left in the connection
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """Return the answer to a call of `process.py`, as decoded JSON.
@@ -126,12 +133,12 @@ class IsolatedH5:
             CorruptCheckpointError: If the file is damaged, or crashed the process.
             OSError: If HDF5 reports an error.
         """
-        with self._lock:
-            self._request(call, arguments)
+        with self._answer(call, arguments):
             _, size = self._frame()
             if size > _MAX_JSON_BYTES:
                 raise self._gone("it sent a list that is too long")
             content = self._received(size)
+            self._is_answered = True
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as exc:
@@ -145,11 +152,10 @@ class IsolatedH5:
             CorruptCheckpointError: As `ask`.
         """
         done = 0
-        with self._lock:
-            self._request(call, arguments)
+        with self._answer(call, arguments):
             while True:
                 kind, size = self._frame()
-                if kind == b"DONE":
+                if kind == DONE:
                     break
                 if done + size > target.nbytes:
                     raise self._gone(f"it has more than the {target.nbytes} bytes of its type and shape")
@@ -161,11 +167,10 @@ class IsolatedH5:
     def read_all(self, call: str, max_bytes: int, **arguments: Any) -> bytes:
         """Return the bytes that a call returns. Raises: As `read_into`."""
         parts: list[bytes] = []
-        with self._lock:
-            self._request(call, arguments)
+        with self._answer(call, arguments):
             while True:
                 kind, size = self._frame()
-                if kind == b"DONE":
+                if kind == DONE:
                     return b"".join(parts)
                 max_bytes -= size
                 if max_bytes < 0:
@@ -173,16 +178,41 @@ class IsolatedH5:
                 parts.append(self._received(size))
 
     def close(self) -> None:
-        """End the file's process, and wait for it: it holds HDF5's lock on the file."""
+        """End the file's process, and wait for it: it holds HDF5's lock on the file.
+
+        In a fork of the process that opened the file, the file's process goes on.
+        """
+        if self._owner != os.getpid():
+            self._connection.close()
+            return
         with self._lock, self._connection, contextlib.suppress(OSError):
             self._connection.settimeout(_CLOSE_TIMEOUT_S)
             self._connection.shutdown(socket.SHUT_WR)
             while self._connection.recv(1 << 16):
                 pass
 
+    @contextlib.contextmanager
+    def _answer(self, call: str, arguments: dict[str, Any]) -> Iterator[None]:
+        """Send a call, and let the caller receive its answer.
+
+        An exception before the end of the answer, such as KeyboardInterrupt, closes the connection. What is left of the
+        answer would be taken for the answer to the next call.
+        """
+        if self._owner != os.getpid():
+            raise CheckpointError(f"{self._path}: another process opened this reader. Open the file in this process.")
+        with self._lock:
+            try:
+                self._request(call, arguments)
+                yield
+            finally:
+                if not self._is_answered:
+                    self._connection.close()
+
     def _request(self, call: str, arguments: dict[str, Any]) -> None:
         if self._connection.fileno() < 0:
-            raise CheckpointError(f"{self._path}: this reader is closed")
+            ended = "closed" if self._is_answered else "closed: a read ended in an error, or was interrupted"
+            raise CheckpointError(f"{self._path}: this reader is {ended}. Open the file again.")
+        self._is_answered = False
         try:
             self._connection.sendall(json.dumps({"call": call, **arguments}).encode() + b"\n")
         except OSError as exc:
@@ -190,10 +220,12 @@ class IsolatedH5:
 
     def _frame(self) -> tuple[bytes, int]:
         """Return the kind and size of what follows; raise an error that the process reports."""
-        kind, size = _FRAME.unpack(self._received(_FRAME.size))
-        if kind != b"FAIL":
+        kind, size = FRAME.unpack(self._received(FRAME.size))
+        if kind != FAILED:
+            self._is_answered = kind == DONE
             return kind, size
         how, text = json.loads(self._received(size))
+        self._is_answered = True
         if how == "hdf5":
             raise OSError(text.replace("/proc/self/fd/", "file descriptor "))
         raise (CorruptCheckpointError if how == "damaged" else CheckpointError)(text)

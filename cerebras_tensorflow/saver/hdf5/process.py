@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 from typing import Any
 
@@ -24,12 +23,10 @@ from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.hdf5 import blocks as h5_blocks
 from cerebras_tensorflow.saver.hdf5.chunk_cache import open_dataset
 from cerebras_tensorflow.saver.hdf5.contents import Contents, load_filters
+from cerebras_tensorflow.saver.hdf5.frames import DATA, DONE, FAILED, FRAME, JSON, READY
 from cerebras_tensorflow.saver.hdf5.limits import limit_time
 from cerebras_tensorflow.saver.hdf5.values import attribute_text, object_bytes
 
-# Kind and size of what follows.
-FRAME = struct.Struct("<4sQ")
-READY, JSON, DATA, DONE, FAILED = b"REDY", b"JSON", b"DATA", b"DONE", b"FAIL"
 # Large enough for libraries, a chunk cache of 1 GiB and a string tensor; small enough for a machine to survive.
 _MAX_ADDRESS_SPACE = 16 << 30
 
@@ -72,21 +69,27 @@ class _Server:
     def answer_read(self, link: str, stored: str, selection: list[list[int]] | None) -> None:
         """Send part of a dataset, or all of it in blocks, as elements of a type."""
         dataset = self._opened_dataset(link)
-        if selection is not None:
-            parts = iter([tuple(slice(*bounds) for bounds in selection)])
-        else:
-            parts = h5_blocks.blocks(dataset.shape, dataset.chunks, dataset.dtype.itemsize)
+        bounds = selection if selection is not None else [[0, dim] for dim in dataset.shape]
+        shape = tuple(stop - start for start, stop in bounds)
         most_bytes = max(dataset.id.get_access_plist().get_chunk_cache()[1], h5_blocks.BLOCK_BYTES)
-        for part in parts:
+        for part in h5_blocks.blocks(shape, dataset.chunks, dataset.dtype.itemsize):
             limit_time(most_bytes)
-            values = np.asarray(dataset[part]).astype(stored, copy=False)
+            moved = (
+                slice(start + axis.start, start + axis.stop) for axis, (start, _) in zip(part, bounds, strict=True)
+            )
+            values = np.asarray(dataset[tuple(moved)]).astype(stored, copy=False)
             self._send(DATA, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
         self._send(DONE)
 
     def answer_strings(self, link: str) -> None:
         """Send a dataset of strings as a bundle stores it."""
-        values = np.asarray(self._opened_dataset(link)[()], object)
-        self._send(DATA, string_tensor.encode(string_tensor.to_elements(values))[0])
+        dataset = self._opened_dataset(link)
+        elements: list[bytes] = []
+        for part in h5_blocks.blocks(dataset.shape, dataset.chunks, dataset.dtype.itemsize):
+            limit_time(h5_blocks.BLOCK_BYTES)
+            elements += string_tensor.to_elements(np.asarray(dataset[part], object))
+        limit_time(sum(map(len, elements)))
+        self._send(DATA, string_tensor.encode(elements)[0])
         self._send(DONE)
 
     def answer_attribute(self, name: str) -> None:

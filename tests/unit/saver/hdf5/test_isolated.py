@@ -91,3 +91,57 @@ def test_links_to_one_large_tensor_are_limited(tmp_path: Path) -> None:
             file[f"soft{number}"] = h5py.SoftLink("/w")
     with pytest.raises(CorruptCheckpointError, match="so many links lead to the same tensors"):
         open_checkpoint(tmp_path / "c.h5")
+
+
+def test_an_interrupted_read_never_answers_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        for name in ("a", "b"):
+            file.create_dataset(name, data=np.full(2 << 20, ord(name), np.float32), chunks=(1 << 20,), compression=1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_checkpoint(tmp_path / "c.h5") as reader:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(isolated.IsolatedH5, "_fill", interrupt)
+            reader.read("a")
+        with pytest.raises(CheckpointError, match="a read ended in an error, or was interrupted"):
+            reader.read("b")
+    with open_checkpoint(tmp_path / "c.h5") as reader:
+        assert reader.read("b")[0] == ord("b")
+
+
+def test_a_fork_does_not_use_the_readers_of_its_parent(tmp_path: Path, starter: int) -> None:
+    with open_checkpoint(tmp_path / "first.h5") as reader:
+        child = os.fork()
+        if child == 0:
+            try:
+                reader.read("packed")
+            except CheckpointError as error:
+                reader.close()
+                os._exit(7 if "another process opened this reader" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert reader.read("packed").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_process_ends_even_if_a_fork_still_has_its_socket(starter: int) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        isolated._starter.end()
+        assert not Path(f"/proc/{starter}").exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_slice_is_read_in_pieces(tmp_path: Path) -> None:
+    values = np.arange(3 << 20, dtype=np.float32).reshape(-1, 3)
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file.create_dataset("packed", data=values, chunks=(1000, 2), compression=1)
+        file["text"] = [f"row {number}" for number in range(700_000)]
+    with open_checkpoint(tmp_path / "c.h5") as reader:
+        assert np.array_equal(reader.read_slice("packed", 17, 1_000_003), values[17:1_000_003])
+        assert reader.read("text")[-1] == b"row 699999"
