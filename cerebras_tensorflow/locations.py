@@ -89,15 +89,14 @@ def local_path(path: AnyLocation) -> str:
     scheme = match[1].lower()
     if scheme in _OBJECT_SCHEMES:
         raise SettingsError(
-            f"{text}: {scheme}:// cannot be read or written here: only checkpoints can be in object storage; expected "
-            "a path or a file:// URL. Use a local folder, and copy its checkpoints with tensorflow-to-h5 or "
-            "h5-to-tensorflow."
+            f"{text}: {scheme}:// cannot be used here; expected a path or a file:// URL. Object storage takes whole "
+            "checkpoints, model_dir and exports; nothing in it is changed in place."
         )
     if scheme != "file":
         known = ", ".join(f"{name}://" for name in _OBJECT_SCHEMES)
         raise SettingsError(
-            f"{text}: {scheme}:// cannot be read or written here; expected a path or a file:// URL (for checkpoints "
-            f"also {known}). If you mean a folder with the name '{match[1]}:', write ./{text}."
+            f"{text}: {scheme}:// cannot be read or written here; expected a path or a file:// URL (for checkpoints, "
+            f"model_dir and exports also {known}). If you mean a folder with the name '{match[1]}:', write ./{text}."
         )
     url = urlsplit(text)
     if url.netloc not in ("", "localhost"):

@@ -70,7 +70,8 @@ def is_part(name: str, other: str) -> bool:
     root, extension = (match[1], match[3]) if match else os.path.splitext(base)
     shard = _SHARD.fullmatch(other)
     is_shard = shard is not None and (shard[1], shard[3]) == (root, extension)
-    return other == name or is_shard or other == name + ".index" or other.startswith(name + ".data-")
+    bundle = name.removesuffix(".index")
+    return other == name or is_shard or other == bundle + ".index" or other.startswith(bundle + ".data-")
 
 
 def _head(path: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cerebras_tensorflow.converter.sharded import is_part
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.locations import ObjectLocation, local_path, object_location
-from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX
+from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX, parse_data_path
 from cerebras_tensorflow.saver.checkpoint_reader import exists, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.convert import copy
@@ -121,8 +121,14 @@ def _upload(folder: str, target: ObjectLocation) -> None:
                 open_writer(f"{target}/{name.removesuffix(INDEX_SUFFIX)}") as writer,
             ):
                 copy(reader, writer)
-        elif ".data-" not in os.path.basename(path):
+        elif not _is_data_of_bundle(path):
             bucket.put_file(f"{target.key}/{name}".lstrip("/"), path)
+
+
+def _is_data_of_bundle(path: str) -> bool:
+    """Whether a file belongs to a TensorFlow checkpoint, whose `.index` stands for all of its files."""
+    parsed = parse_data_path(path)
+    return parsed is not None and os.path.isfile(parsed[0] + INDEX_SUFFIX)
 
 
 def _is_hdf5(path: str) -> bool:

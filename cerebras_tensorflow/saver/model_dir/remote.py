@@ -104,8 +104,10 @@ def _without_removed(state: CheckpointState | None) -> CheckpointState | None:
     """Return a state without the checkpoints that are gone."""
     if state is None:
         return None
-    stamps = state.all_model_checkpoint_timestamps or (0.0,) * len(state.all_model_checkpoint_paths)
-    kept = [pair for pair in zip(state.all_model_checkpoint_paths, stamps, strict=False) if _exists(pair[0])]
+    stamps = state.all_model_checkpoint_timestamps
+    if len(stamps) != len(state.all_model_checkpoint_paths):
+        stamps = (0.0,) * len(state.all_model_checkpoint_paths)  # from another writer; nobody knows whose they are
+    kept = [pair for pair in zip(state.all_model_checkpoint_paths, stamps, strict=True) if _exists(pair[0])]
     paths, times = tuple(path for path, _ in kept), tuple(stamp for _, stamp in kept)
     return CheckpointState(state.model_checkpoint_path, paths, times, state.last_preserved_timestamp)
 

@@ -1,29 +1,32 @@
 """Copies what a run writes into its work folder (event files, graph.pbtxt, performance.json) to object storage.
 
-Only files that are new or changed since this process first used the folder are copied: older files may belong to a run
-that is no longer in the bucket. Compiled programs, the weight store, and the files of processes that run together stay
-on this machine. The latter include their secret, so we list what is copied, not what stays.
+Only files that are new or changed are copied. A list in the work folder tells them, also to the next process: it copies
+what a killed one has left, and nothing of a run that is no longer in the bucket. Compiled programs, the weight store, and
+the files of processes that run together stay on this machine. The latter include their secret, so we list what is copied,
+not what stays.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.locations import ObjectLocation, object_location
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 _FILES = ("*tfevents*", "graph.pbtxt", "*.html", "predictions.npz")  # at the top of the folder
 _FOLDERS = ("train", "eval", "eval_*", "performance", "plugins", "report", "trace")
+_LIST = ".uploaded.json"  # of a work folder: path in it -> its state when it was copied or first seen
 _Change: TypeAlias = tuple[int, int]  # size [B], time of the last change [ns]
 
 _lock = threading.Lock()
-_copied: dict[str, dict[str, _Change]] = {}  # work folder -> path in it -> its state when it was copied or first seen
 
 
 def begin(model_dir: str) -> str:
@@ -33,8 +36,8 @@ def begin(model_dir: str) -> str:
     if object_location(model_dir) is None:
         return folder
     with _lock:
-        if folder not in _copied:
-            _copied[folder] = dict(_files(folder))
+        if _read_list(folder) is None:
+            _write_list(folder, dict(_files(folder)))
     return folder
 
 
@@ -50,11 +53,12 @@ def upload(model_dir: str) -> None:
     folder = begin(model_dir)
     bucket = Bucket(location)
     with _lock:
-        copied = _copied[folder]
-        for name, change in _files(folder):
-            if copied.get(name) != change:
-                bucket.put_file(_key(location, name), os.path.join(folder, name))
-                copied[name] = change
+        copied = _read_list(folder) or {}
+        changed = {name: change for name, change in _files(folder) if copied.get(name) != change}
+        for name, change in changed.items():
+            bucket.put_file(_key(location, name), os.path.join(folder, name))
+            copied[name] = change
+            _write_list(folder, copied)
 
 
 def upload_export(folder: str, url: str) -> None:
@@ -102,6 +106,19 @@ def _files(folder: str) -> Iterator[tuple[str, _Change]]:
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _read_list(folder: str) -> dict[str, _Change] | None:
+    """Return the list of a work folder; None if it has none that can be read."""
+    try:
+        with open(os.path.join(folder, _LIST), encoding="utf-8") as file:
+            return {str(name): (int(size), int(time_ns)) for name, (size, time_ns) in json.load(file).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _write_list(folder: str, copied: dict[str, _Change]) -> None:
+    files.write_text(os.path.join(folder, _LIST), json.dumps(copied))
 
 
 def _key(location: ObjectLocation, name: str) -> str:

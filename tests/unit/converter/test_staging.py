@@ -10,9 +10,13 @@ import pytest
 
 from cerebras_tensorflow.converter import api
 from cerebras_tensorflow.converter.sharded import open_any
+from cerebras_tensorflow.converter.staging import staged
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.interface import TensorEntry
+from cerebras_tensorflow.saver.model_dir import uploads
 from cerebras_tensorflow.saver.objects.store import Bucket
 from cerebras_tensorflow.saver.safetensors_file import SafetensorsWriter
 from tests.unit.faulty_proxy import FaultyProxy
@@ -71,3 +75,40 @@ def test_a_model_goes_from_hugging_face_to_the_reference_model_and_back_within_a
 def test_a_missing_input_in_a_bucket_is_named(proxy: FaultyProxy) -> None:
     with pytest.raises(CheckpointError, match=r"s3://bucket/none\.bin: there is no such object"):
         api.convert_checkpoint_from_file("gptj", "hf", "cs-1.8", "s3://bucket/none.bin", "config.json")
+
+
+def bucket_of(url: str) -> Bucket:
+    location = object_location(url)
+    assert location is not None
+    return Bucket(location)
+
+
+def test_all_files_of_a_checkpoint_are_fetched_and_published(tmp_path: Path, proxy: FaultyProxy) -> None:
+    with open_writer(str(tmp_path / "model.ckpt-5")) as writer:
+        writer.add("w", np.arange(3))
+    bucket = bucket_of("s3://bucket/in")
+    for path in tmp_path.iterdir():
+        bucket.put_file(f"in/{path.name}", str(path))
+    with staged("s3://bucket/in/model.ckpt-5.index", "", "s3://bucket/out") as files:
+        assert files.output_dir is not None
+        with open_checkpoint(files.checkpoint.removesuffix(".index")) as reader:
+            assert reader.read("w").tolist() == [0, 1, 2]
+        result = Path(files.output_dir) / "gpt.data-v2_to_hf.bin"
+        result.write_bytes(b"weights")
+        assert files.publish(str(result)) == ("s3://bucket/out/gpt.data-v2_to_hf.bin",)
+    assert [item.key for item in bucket.list("out")] == ["out/gpt.data-v2_to_hf.bin"]
+
+
+def test_a_process_copies_the_files_that_a_killed_one_has_left(
+    tmp_path: Path, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url = f"s3://bucket/{tmp_path.name}"
+    bucket = bucket_of(url)
+    Path(uploads.begin(url), "events.out.tfevents.1").write_text("1")
+    uploads.upload(url)
+    Path(uploads.begin(url), "events.out.tfevents.2").write_text("2")  # the process is killed here
+    bucket.delete([f"{tmp_path.name}/events.out.tfevents.1"])  # somebody emptied the bucket
+    uploads.begin(url)
+    uploads.upload(url)
+    assert [item.key for item in bucket.list(tmp_path.name)] == [f"{tmp_path.name}/events.out.tfevents.2"]

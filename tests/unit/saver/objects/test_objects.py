@@ -368,7 +368,7 @@ def test_errors_name_what_to_do_and_never_credentials(
         open_writer("az://account")
     with pytest.raises(SettingsError, match=r"without empty parts, '\.' or '\.\.'"):
         open_checkpoint("s3://bucket/run/../c")
-    with pytest.raises(SettingsError, match="only checkpoints can be in object storage"):
+    with pytest.raises(SettingsError, match="nothing in it is changed in place"):
         tf_h5_saver.update("s3://bucket/c", {})
     monkeypatch.setattr(store_module, "_RETRY_TIMEOUT_S", 0)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
