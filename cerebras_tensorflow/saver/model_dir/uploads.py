@@ -1,9 +1,9 @@
 """Copies what a run writes into its work folder (event files, graph.pbtxt, performance.json) to object storage.
 
 Only files that are new or changed are copied. A list in the work folder tells them, also to the next process: it copies
-what a killed one has left, and nothing of a run that is no longer in the bucket. Compiled programs, the weight store, and
-the files of processes that run together stay on this machine. The latter include their secret, so we list what is copied,
-not what stays.
+what a killed one has left, and nothing of a run that is no longer in the bucket. Compiled programs, the weight store,
+and the files of processes that run together stay on this machine. The latter include their secret, so we list what is
+copied, not what stays.
 """
 
 from __future__ import annotations
