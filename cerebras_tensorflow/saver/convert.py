@@ -101,7 +101,7 @@ def copy(
         CheckpointError, ValueError: As reader and writer.
     """
     if selection is None:
-        reader.check_complete()  # refuses tensors that share bytes: a small file could fill the disk
+        reader.check_places()
     selection = selection or Selection()
     num_bytes = 0
     names = selection.names(reader)

@@ -150,6 +150,13 @@ class TensorReader(ABC):
             CorruptCheckpointError: If one is missing or too short; names it.
         """
 
+    def check_places(self) -> None:  # noqa: B027 (most formats cannot have such tensors)
+        """Refuse tensors that together have more bytes than their files: a small file could fill memory or disk.
+
+        Raises:
+            CorruptCheckpointError: If there are such tensors.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Release the files. Reading afterwards is an error."""

@@ -177,7 +177,7 @@ def load(
     """
     with open_checkpoint(path) as reader, mapped.Maps() as maps:
         if names is None:
-            reader.check_complete()  # refuses tensors that share bytes: a small file could fill the memory
+            reader.check_places()
         wanted = reader.names() if names is None else names
         return {name: maps.read(reader, name) if is_mapped else reader.read(name) for name in wanted}
 

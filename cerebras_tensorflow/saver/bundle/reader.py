@@ -189,6 +189,9 @@ class BundleReader(TensorReader):
             os.close(fd)
         self._fds = {}
 
+    def check_places(self) -> None:
+        self.check_complete()
+
     def check_complete(self) -> None:
         self._all_pieces()
 

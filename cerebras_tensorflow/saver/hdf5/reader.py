@@ -177,6 +177,9 @@ class H5Reader(TensorReader):
             self._verify_rest(path, index)
         return num_bytes
 
+    def check_places(self) -> None:
+        self.check_complete()
+
     def check_complete(self) -> None:
         by_shard: dict[int, list[H5Record]] = {}
         for name, record in self.index.records.items():
