@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.errors import CollectiveError, CompileError, SettingsError
+from cerebras_tensorflow.errors import CollectiveError, CompileError, SettingsError, StoreError
+from cerebras_tensorflow.estimator.execution import several_csx
+from cerebras_tensorflow.graph.micro_batches import MicroBatches
+from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 v1 = tf.compat.v1
@@ -74,6 +78,12 @@ def one_csx(tmp_path: Path) -> dict[str, bytes]:
 def test_two_processes_train_the_weights_of_one(tmp_path: Path, one_csx: dict[str, bytes]) -> None:
     pytest.importorskip("mpi4py")
     folder = tmp_path / "two"
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (folder / "csx").mkdir(parents=True)  # of a model_dir of somebody else
+    for name in ("secret", "mpi.log", "first"):
+        (folder / "csx" / name).symlink_to(mine)
+    os.mkfifo(folder / "csx" / "run.json")
     estimator(folder, 2, GLOBAL_BATCH // 2).train(input_fn, steps=4)
     assert weights(folder) == one_csx
     measured = json.loads((folder / "performance" / "performance.json").read_text())
@@ -82,6 +92,19 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, one_csx: dict[st
     # Each of 2 groups of micro-batches of rank 0, and the mean; 2 scalars (the loss) and a moving average besides.
     assert gradients <= measured["wire_bytes_sent_per_step"] <= 3 * gradients
     assert not list((folder / "csx").glob("*.error"))
+    assert mine.read_text() == "precious"
+    assert (folder / "csx").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_in_place_of_the_folder_of_the_processes_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "mine"
+    (target / "program").mkdir(parents=True)
+    (tmp_path / "csx").symlink_to(target)
+    program = Program("pipelined", v1.GraphDef(), "step", (), (), micro_batches=MicroBatches(4, (), (), num_csx=2))
+    request = several_csx.CsxRequest(program, "train", "setup", v1.ConfigProto(), CSConfig(), str(tmp_path), 1)
+    with pytest.raises(StoreError, match=r"csx is not a folder of this user.*choose another model_dir"):
+        several_csx.start(request)
+    assert (target / "program").exists()
 
 
 @pytest.mark.slow
@@ -99,7 +122,6 @@ def test_a_run_resumes_on_another_number_of_csx(
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_and_nothing_half_saved_is_left(tmp_path: Path) -> None:
-    import os
     import signal
 
     class Killer(v1.train.SessionRunHook):  # type: ignore[misc]

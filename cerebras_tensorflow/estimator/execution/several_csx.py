@@ -6,11 +6,14 @@ import base64
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.compiler import cache
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CompileError, SettingsError, StoreError
@@ -146,16 +149,13 @@ def start(request: CsxRequest) -> FirstCsx | None:
         SettingsError: If MPI is not installed.
         CollectiveError: If the processes do not start.
         CompileError: If the model calls Python functions.
-        StoreError: If the Program cannot be written for them.
+        StoreError: If their folder cannot be made, or the Program cannot be written for them.
     """
     plan = request.program.micro_batches
     if plan is None or plan.num_csx == 1:
         return None
     check_program(request.program)
-    folder = Path(request.folder).resolve() / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    os.chmod(folder, 0o700)
-    shutil.rmtree(folder / PROGRAM_FOLDER, ignore_errors=True)
+    folder = _new_folder(Path(request.folder).resolve() / FOLDER)
     if not cache.save(folder / PROGRAM_FOLDER, request.program, {}):
         raise StoreError(f"num_csx: the compiled program cannot be written to {folder / PROGRAM_FOLDER}: see the log")
     stores = request.settings.weight_store_dir
@@ -165,8 +165,29 @@ def start(request: CsxRequest) -> FirstCsx | None:
         "session_config": base64.b64encode(request.session_config.SerializeToString()).decode(),
         "stores": stores or str(folder),
     }
-    (folder / SETTINGS_FILE).write_text(json.dumps(described), encoding="utf-8")
+    files.write_text(folder / SETTINGS_FILE, json.dumps(described), 0o600, is_durable=False)
     run_log.info("Starting %d CSX; the logs of the others are %s.", plan.num_csx, folder / "rank-*.log")
     module = "cerebras_tensorflow.estimator.execution.csx_member"
     ranks = launch.start(plan.num_csx, module, folder, env.read().csx_timeout_s)
     return FirstCsx(ranks, request.program, request.batches_per_step)
+
+
+def _new_folder(folder: Path) -> Path:
+    """Make the private folder of the processes anew: what is in it may come from somebody else's model_dir.
+
+    Raises:
+        StoreError: If it is a link or belongs to another user, or cannot be made.
+    """
+    try:
+        with suppress(FileNotFoundError):
+            found = os.lstat(folder)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                raise StoreError(
+                    f"num_csx: {folder} is not a folder of this user, or is a link: its files are not touched. "
+                    "Remove it, or choose another model_dir."
+                )
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise StoreError(f"num_csx: {folder} cannot be made: {error}") from error
+    return folder
