@@ -21,7 +21,7 @@ from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.estimator.training.caller_sparsifier import CallerSparsifier
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.sparsity_report import SparsityReport
-from cerebras_tensorflow.estimator.training.warm_start import checkpoint_of
+from cerebras_tensorflow.estimator.training.warm_start import masks_of_warm_start
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
@@ -105,12 +105,10 @@ class SparsityHook(SessionRunHook):
     def _saved_masks(self) -> set[str]:
         """Return the masks that the run has loaded from a checkpoint."""
         run = self._run
-        path = run.start
-        if path is None:
-            path = checkpoint_of(run.request.warm_start) if run.request.warm_start is not None else None
-        if path is None:
-            return set()
-        with open_checkpoint(path) as reader:
+        if run.start is None:
+            settings = run.request.warm_start
+            return masks_of_warm_start(run.model, settings) if settings is not None else set()
+        with open_checkpoint(run.start) as reader:
             return {weight.mask for weight in self._weights.values() if weight.mask in reader}
 
     def _start(self, session: ProgramSession, weight: SparseWeight) -> None:

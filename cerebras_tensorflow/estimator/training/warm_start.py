@@ -130,11 +130,27 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
         MissingCheckpointError: If there is no checkpoint.
         CheckpointError: If the checkpoint cannot be read, or a lenient start finds no matching variable.
     """
-    variables = model.saved_names()
     path = checkpoint_of(settings)
     if not checkpoints.exists(path):
         raise MissingCheckpointError(path)
     run_log.info("Warm-starting from: %s", path)
+    if settings.vars_to_warm_start is None or isinstance(settings.vars_to_warm_start, str):
+        run_log.info("Warm-starting variables only in TRAINABLE_VARIABLES.")
+    plan, problems = _plan(model, settings)
+    run_log.info("Warm-started %d variables.", len(plan.sources) + len(plan.by_vocabulary))
+    for problem in problems:
+        run_log.info("Not warm-started: %s", problem)
+    return plan
+
+
+def masks_of_warm_start(model: Model, settings: WarmStartSettings) -> set[str]:
+    """Return the masks of sparse weights that a warm start sets. Raises what `plan_warm_start` raises."""
+    return {weight.mask for weight in model.sparse} & set(_plan(model, settings)[0].sources)
+
+
+def _plan(model: Model, settings: WarmStartSettings) -> tuple[WarmStart, list[str]]:
+    """Return the plan, and why a lenient start leaves out variables."""
+    variables, path = model.saved_names(), checkpoint_of(settings)
     wanted = _selected(model, settings)
     by_vocabulary = [name for name in settings.var_name_to_vocab_info if name in variables]
     _check_all_used("var_name_to_prev_var_name", settings.var_name_to_prev_var_name, [*wanted, *by_vocabulary])
@@ -169,10 +185,7 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
             raise ValueError(f"{problems[0]} {shapes}" if lacks else problems[0])
     if wanted and not sources and settings.is_lenient:
         raise CheckpointError(f"cannot warm-start from {path}: it shares no variable with the model")
-    run_log.info("Warm-started %d variables.", len(sources) + len(by_vocabulary))
-    for problem in problems:
-        run_log.info("Not warm-started: %s", problem)
-    return WarmStart(sources, by_vocabulary)
+    return WarmStart(sources, by_vocabulary), problems
 
 
 def _names_of_objects(reader: TensorReader) -> dict[str, str]:
@@ -186,7 +199,6 @@ def _names_of_objects(reader: TensorReader) -> dict[str, str]:
 def _selected(model: Model, settings: WarmStartSettings) -> list[str]:
     wanted = settings.vars_to_warm_start
     if wanted is None or isinstance(wanted, str):
-        run_log.info("Warm-starting variables only in TRAINABLE_VARIABLES.")
         trainable = [variable_name(variable) for variable in model.graph.get_collection("trainable_variables")]
         return [name for name in trainable if wanted is not None and re.match(wanted, f"{name}:0")]
     if not isinstance(wanted, (list, tuple)):

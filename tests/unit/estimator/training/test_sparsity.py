@@ -15,6 +15,7 @@ from cerebras_tensorflow.compat.sparsify import SPARSIFIER_MAP, get_AdamW_aware_
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.estimator.training.caller_sparsifier import CallerSparsifier
 from cerebras_tensorflow.estimator.training.sparsity import SparsityHook, zeros_as_mask
+from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
 from tests.unit.estimator import tiny
 
 v1 = tf.compat.v1
@@ -195,6 +196,15 @@ def test_a_run_that_dies_before_its_first_masks_makes_them_when_it_starts_again(
     assert (tmp_path / "model-ckpt-0.index").exists()
     estimator = tiny.estimator(tmp_path)
     estimator.train(tiny.input_fn(), max_steps=2, sparsifier=0.75)
+    assert {name: int(zero.sum()) for name, zero in zeros(estimator).items()} == {"w": 192, "out": 48}
+
+
+def test_a_warm_start_without_a_weight_makes_the_mask_of_this_weight(tmp_path: Path) -> None:
+    tiny.estimator(tmp_path / "first").train(tiny.input_fn(), max_steps=1, sparsifier=0.75)
+    estimator = tiny.estimator(
+        tmp_path / "second", warm_start_from=WarmStartSettings(str(tmp_path / "first"), vars_to_warm_start="out")
+    )
+    estimator.train(tiny.input_fn(), max_steps=1, sparsifier=0.75)
     assert {name: int(zero.sum()) for name, zero in zeros(estimator).items()} == {"w": 192, "out": 48}
 
 
