@@ -22,7 +22,7 @@ from cerebras_tensorflow.saver.objects.store import Bucket
 
 _THREADS = 8
 # Pieces in memory: those being requested and those kept.
-_KEPT = 12
+_KEPT = 10
 _READS = 4
 
 

@@ -27,16 +27,16 @@ from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_byte
 from cerebras_tensorflow.saver.objects import manifest as manifests
 from cerebras_tensorflow.saver.objects.store import Bucket, ConflictError, Version, sizes_of
 
-# One connection to a bucket carries some 50 MB/s, so the rate depends on the number of requests at a time: ten small
-# objects, or five large ones.
+# One connection to a bucket carries some 50 MB/s, so the rate depends on the number of requests at a time: eight small
+# objects, or four large ones.
 _SMALLEST_BYTES = 16 << 20
 _LARGEST_BYTES = 32 << 20
 # After every so many objects, the size of an object grows by the smallest size, up to the largest. So a terabyte takes
 # about 30,000 objects.
 _OBJECTS_OF_A_SIZE = 1000
 # Content being sent, in addition to the object that is being filled.
-_SENDING_BYTES = 160 << 20
-_THREADS = 10
+_SENDING_BYTES = 128 << 20
+_THREADS = 8
 
 
 class ObjectWriter(TensorWriter):
