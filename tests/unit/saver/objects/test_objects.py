@@ -344,7 +344,7 @@ def test_saves_and_loads_survive_a_network_that_fails(
     monkeypatch.setattr(store_module, "_FIRST_PAUSE_MS", 1)
     rng = np.random.default_rng(1)
     proxy.rate, proxy.faults = 0.25, (fault,)
-    for step in range(4):
+    for step in range(6):
         values = {"w": rng.normal(size=100_000), "step": np.int64(step)}
         tf_h5_saver.save(f"s3://bucket/run/model-ckpt-{step}", values)
         check(f"s3://bucket/run/model-ckpt-{step}", values)
