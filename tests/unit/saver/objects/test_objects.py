@@ -107,7 +107,7 @@ def test_many_small_tensors_take_few_requests_in_the_order_of_the_stream(proxy: 
     tf_h5_saver.save("s3://bucket/run/c", values)
     before = proxy.num_requests
     check("s3://bucket/run/c", values)
-    assert proxy.num_requests - before == 3  # the manifest, the size of the object, its content
+    assert proxy.num_requests - before == 2  # the manifest, and one object
     before = proxy.num_requests
     with open_checkpoint("s3://bucket/run/c") as reader:
         for name in ("w150", "w003", "w199"):
@@ -344,11 +344,11 @@ def test_saves_and_loads_survive_a_network_that_fails(
     monkeypatch.setattr(store_module, "_FIRST_PAUSE_MS", 1)
     rng = np.random.default_rng(1)
     proxy.rate, proxy.faults = 0.25, (fault,)
-    for step in range(6):
+    for step in range(4):
         values = {"w": rng.normal(size=100_000), "step": np.int64(step)}
         tf_h5_saver.save(f"s3://bucket/run/model-ckpt-{step}", values)
         check(f"s3://bucket/run/model-ckpt-{step}", values)
-    assert proxy.given[fault] >= 3
+    assert proxy.given[fault] > 3
     proxy.rate = 0.0
     for key in keys():
         assert key.endswith(manifests.NAME) or key.rsplit("/", 1)[0] + "/" + manifests.NAME in keys()
