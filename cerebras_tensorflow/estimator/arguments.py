@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -48,14 +49,31 @@ def make_model_dir(path: str) -> None:
     """Make the folder of a run; for a URL, check that the bucket can be read, and make the work folder.
 
     Raises:
-        SettingsError: If the folder cannot be written.
+        SettingsError: If the folder cannot be written, or a folder in it is a link that leads out of it.
         CheckpointError: If the bucket cannot be read.
     """
     try:
-        with tempfile.TemporaryFile(dir=uploads.begin(path)):
-            pass
+        folder = uploads.begin(path)
+        with tempfile.TemporaryFile(dir=folder):
+            _check_links(folder)
     except OSError as error:
         raise SettingsError(f"model_dir {path} cannot be written ({error}). Choose another with model_dir.") from error
     if object_location(path) is not None:
         with contextlib.suppress(CorruptCheckpointError):  # a run replaces a damaged one
             read_state(path)
+
+
+def _check_links(folder: str) -> None:
+    """Check that the folders that a run writes are in its model_dir: it may come from somebody else.
+
+    Raises:
+        SettingsError: If one is a link that leads out of it.
+    """
+    root = os.path.realpath(folder)
+    for name in filter(uploads.is_written_folder, os.listdir(folder)):
+        real = os.path.realpath(os.path.join(root, name))
+        if os.path.commonpath([root, real]) != root:
+            raise SettingsError(
+                f"model_dir {folder}: {name} is a link to {real}, and a run writes only inside its model_dir. "
+                "Remove the link, or put a folder in its place."
+            )

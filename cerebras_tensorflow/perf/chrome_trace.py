@@ -18,6 +18,7 @@ from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, Span, Timeline, 
 
 _LANES_EACH = 1000  # thread numbers reserved for each stream
 _MICROSECONDS = 1e6
+_MAX_BYTES = 1 << 30  # of a file that is read
 _BINS = 2000  # of a step's time; each shows the layer that takes most of it
 
 
@@ -40,10 +41,13 @@ def read_chrome_trace(path: Path) -> list[Timeline]:
         SettingsError: If the file cannot be read, or is not such a trace.
     """
     try:
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        events = json.loads(files.read_regular(path, _MAX_BYTES))["traceEvents"]
         titles = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-        return [_timeline(title, [event for event in events if event["pid"] == pid]) for pid, title in titles.items()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        processes: dict[Any, list[dict[str, Any]]] = {process: [] for process in titles}
+        for event in events:
+            processes[event["pid"]].append(event)
+        return [_timeline(title, processes[process]) for process, title in titles.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{path} is not a trace that this program wrote: {error!r}") from error
 
 

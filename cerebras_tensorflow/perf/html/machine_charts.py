@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cerebras_tensorflow.perf.html.content import RunRecord
-from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind
+from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind, shown
 from cerebras_tensorflow.perf.layers import layer_spans
 from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, Timeline
 from cerebras_tensorflow.units import format_bytes, format_seconds
@@ -28,7 +28,7 @@ def step_timeline(timeline: Timeline) -> Any:
             spans = [(item.layer or "other", item.begin_s, item.end_s, 0) for item in merged]
         spans = sorted(spans, key=lambda span: span[1] - span[2])[:_MOST_SPANS]
         texts = [
-            f"{name}<br>{format_seconds(end - begin)}" + (f"<br>{format_bytes(size)}" if size else "")
+            f"{shown(name)}<br>{format_seconds(end - begin)}" + (f"<br>{format_bytes(size)}" if size else "")
             for name, begin, end, size in spans
         ]
         bars.append(
@@ -45,7 +45,7 @@ def step_timeline(timeline: Timeline) -> Any:
         )
     figure = chart(bars)
     figure.update_layout(barmode="overlay", height=280, showlegend=False)
-    figure.update_xaxes(title=f"milliseconds, {timeline.label}")
+    figure.update_xaxes(title=f"milliseconds, {shown(timeline.label)}")
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
 
@@ -62,8 +62,8 @@ def memory_curve(timeline: Timeline) -> Any:
     )
     figure = chart([line])
     figure.update_layout(height=280)
-    figure.update_xaxes(title=f"milliseconds, {timeline.label}")
-    figure.update_yaxes(title=f"MB: {timeline.memory_label.split('[')[0].strip()}", rangemode="tozero")
+    figure.update_xaxes(title=f"milliseconds, {shown(timeline.label)}")
+    figure.update_yaxes(title=f"MB: {shown(timeline.memory_label.split('[')[0].strip())}", rangemode="tozero")
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind
+from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind, shown
 from cerebras_tensorflow.system.wafer.layers import KINDS, Network
 from cerebras_tensorflow.system.wafer.placement import COLUMNS, CORE_DATA_BYTES, ROWS
 from cerebras_tensorflow.system.wafer.schedule import WAFER, held_activations, schedule
@@ -53,8 +53,8 @@ def _rectangles(kind: str, simulation: Simulation) -> Any:
 
 def _hover(placed: PlacedLayer, cores: str) -> str:
     return (
-        f"<b>{placed.layer.name}</b><br>{placed.layer.kind}<br>{cores}<br>{format_bytes(placed.num_bytes)} in their "
-        f"memory<br>{format_seconds(placed.time.seconds)} of a step, limited by {placed.time.limit}"
+        f"<b>{shown(placed.layer.name)}</b><br>{placed.layer.kind}<br>{cores}<br>{format_bytes(placed.num_bytes)} in "
+        f"their memory<br>{format_seconds(placed.time.seconds)} of a step, limited by {placed.time.limit}"
     )
 
 
@@ -67,7 +67,7 @@ def _memory_areas(simulation: Simulation) -> list[Any]:
     widest = max(simulation.layers, key=lambda placed: placed.num_bytes)
     areas = [
         ("activations kept for the backward pass", simulation.kept_bytes, f"of {samples:g} samples"),
-        ("activations of the layer at work", widest.num_bytes, f"the widest: {widest.layer.name}"),
+        ("activations of the layer at work", widest.num_bytes, f"the widest: {shown(widest.layer.name)}"),
     ]
     areas.append(
         ("free", max(0.0, capacity - sum(size for _, size, _ in areas)), "weights pass through, layer by layer")
@@ -104,16 +104,18 @@ def step_timeline(simulation: Simulation, is_training: bool) -> Any:
         go.Bar(
             name=group,
             orientation="h",
-            y=[item.lane for item in items],
+            y=[shown(item.lane) for item in items],
             base=[item.begin_s * 1000 for item in items],
             x=[(item.end_s - item.begin_s) * 1000 for item in items],
             marker={"color": of_kind(group), "line": {"width": 0}},
-            hovertext=[f"{item.name}<br>{item.part}<br>{format_seconds(item.end_s - item.begin_s)}" for item in items],
+            hovertext=[
+                f"{shown(item.name)}<br>{item.part}<br>{format_seconds(item.end_s - item.begin_s)}" for item in items
+            ],
             hoverinfo="text",
         )
         for group, items in groups.items()
     ]
-    lanes = list(dict.fromkeys(item.lane for item in work))
+    lanes = list(dict.fromkeys(shown(item.lane) for item in work))
     figure = chart(bars)
     figure.update_layout(
         barmode="overlay", height=max(260, 120 + 22 * len(lanes)), legend={"orientation": "h", "y": 1.15}
@@ -151,20 +153,20 @@ def weight_bytes(network: Network) -> Any:
     import plotly.graph_objects as go
 
     owners = sorted((layer for layer in network.layers if layer.num_own_weights), key=lambda layer: -layer.weight_bytes)
-    shown = owners[:_MOST_WEIGHTS]
-    names, sizes = [layer.name for layer in shown], [layer.weight_bytes for layer in shown]
+    largest = owners[:_MOST_WEIGHTS]
+    names, sizes = [shown(layer.name) for layer in largest], [layer.weight_bytes for layer in largest]
     total = format_bytes(sum(layer.weight_bytes for layer in owners))
     bar = go.Bar(
         orientation="h",
         y=names,
         x=[size / 1e6 for size in sizes],
-        marker={"color": [of_kind(layer.kind) for layer in shown]},
+        marker={"color": [of_kind(layer.kind) for layer in largest]},
         hovertext=[f"{name}<br>{format_bytes(size)}" for name, size in zip(names, sizes, strict=True)],
         hoverinfo="text",
     )
     figure = chart([bar])
     figure.update_layout(height=max(240, 90 + 22 * len(names)))
-    figure.update_xaxes(title=f"MB of weights: the largest {len(shown)} of {len(owners)}, which are {total} together")
+    figure.update_xaxes(title=f"MB of weights: the largest {len(largest)} of {len(owners)}, which are {total} together")
     figure.update_yaxes(autorange="reversed", automargin=True)
     return figure
 
@@ -179,7 +181,7 @@ def slowest_layers(simulation: Simulation) -> Any:
         go.Bar(
             name={"io": "links", "fill": "fill and drain"}.get(part, part),
             orientation="h",
-            y=[placed.layer.name for placed in slowest],
+            y=[shown(placed.layer.name) for placed in slowest],
             x=[getattr(placed.time, f"{part}_s") * 1000 for placed in slowest],
             marker={"color": COLORS[number]},
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
@@ -47,3 +48,8 @@ def chart(traces: list[Any]) -> Any:
     figure.update_xaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False)
     figure.update_yaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False)
     return figure
+
+
+def shown(name: str) -> str:
+    """Return a name of the model for a chart's texts, in which plotly reads tags."""
+    return html.escape(name, quote=False)

@@ -91,6 +91,11 @@ def download(url: str, folder: str, pattern: str) -> None:
             bucket.get_file(item.key, os.path.join(folder, name))
 
 
+def is_written_folder(name: str) -> bool:
+    """Return whether a run writes a folder of this name in its model_dir."""
+    return _fits(name, _FOLDERS)
+
+
 def _files(folder: str) -> Iterator[tuple[str, _Change]]:
     """Yield each file that is to be copied, as its path in the folder and its state."""
     for base, folders, names in os.walk(folder):

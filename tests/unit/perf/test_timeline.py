@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,15 @@ def test_the_picture_is_a_png_that_marks_planned_and_measured_timelines(tmp_path
     assert b"step 7: measured" in two
     height = [int.from_bytes(content[20:24], "big") for content in (one, two)]
     assert height[1] == pytest.approx(2 * height[0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"traceEvents": {"a": 1}}', '{"traceEvents": [{"pid": 1, "name": 1}]}']
+)
+def test_a_hostile_trace_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(content)
+    with pytest.raises(SettingsError, match="is not a trace that this program wrote"):
+        read_chrome_trace(tmp_path / "trace.json")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match="not a regular file"):
+        read_chrome_trace(tmp_path / "pipe")

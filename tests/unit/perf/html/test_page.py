@@ -65,3 +65,16 @@ def test_activations_grow_forward_and_are_given_back() -> None:
     step = simulate(NETWORK, Workload("weight_streaming", 16))
     held = [size for _, size in held_activations(step, is_training=True)]
     assert held[-1] == 0 and max(held) >= step.kept_bytes > held[0]
+
+
+@pytest.mark.parametrize("mode", ["pipelined", "weight_streaming"])
+def test_names_of_a_model_are_no_markup(mode: str, tmp_path: Path) -> None:
+    evil = '<a href="https://evil.example">w</a></script><script>alert(1)</script>'
+    network = replace(NETWORK, layers=tuple(replace(layer, name=evil + layer.name) for layer in NETWORK.layers))
+    step = Timeline(evil, True, (Span(LOAD, evil, 0.0, 0.1, 10), Span(COMPUTE, evil, 0.1, 0.4)), ((0.0, 5),), evil)
+    record = RunRecord((1,), (3.5,), (10.0,), ((evil, evil),))
+    simulation = simulate(network, Workload(mode, 16))
+    write_report(tmp_path / "page", Content(evil, simulation, network, step, step, [(evil, 5, evil)], record))
+    body = (tmp_path / "page").read_text().partition("<body>")[2]
+    assert "<script>alert" not in body and body.count("&lt;a href=") > 10
+    assert "\\u003ca href" not in body  # plotly makes a link of it
