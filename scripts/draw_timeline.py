@@ -48,7 +48,7 @@ def planned() -> Any:
     settings = CSConfig(weight_store="file", stream_window_bytes=WINDOW_BYTES, memory_budget="100GB")
     plan = plan_step(model_fn, inputs, params, CSRunConfig(), "train", WEIGHT_STREAMING, settings)
     rates = Rates(GFLOPS_PER_S * 1e9, MEMORY_GB_PER_S * 1e9, READ_GB_PER_S * 1e9, WRITE_GB_PER_S * 1e9)
-    return timeline(plan, rates, False, f"{BLOCKS} blocks of GPT-2 small, batch {BATCH}, {SEQUENCE} tokens")
+    return timeline(plan, rates, f"{BLOCKS} blocks of GPT-2 small, batch {BATCH}, {SEQUENCE} tokens")
 
 
 def figures(line: Any) -> dict[str, Any]:
