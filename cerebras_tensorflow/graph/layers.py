@@ -7,7 +7,7 @@ belongs to the layer of the op whose gradient it computes.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,7 +203,7 @@ class _Finder:
             return EMBEDDING
         if kind in _NORMS:
             return NORM
-        if kind in _LOSSES:
+        if kind in _LOSSES and "/moments" not in operation.name:  # tf.nn.moments is part of a norm
             return LOSS
         return None
 
@@ -303,13 +303,23 @@ class _Finder:
                     source.shape = source.shape or _shape(tensor)
 
     def _slots(self) -> float:
-        """Return how many values the optimizer keeps for each trained weight."""
-        sizes: dict[bool, float] = defaultdict(float)
-        trainable = {id(variable) for variable in self._graph.get_collection("trainable_variables")}
-        for variable in self._graph.get_collection("variables"):
-            count = variable.shape.num_elements() if variable.shape.is_fully_defined() else 0
-            sizes[id(variable) in trainable] += count or 0
-        return round(sizes[False] / sizes[True], 2) if sizes[True] else 0.0
+        """Return how many values the optimizer keeps for each trained weight.
+
+        A slot has the shape of its weight, and its name: dense/kernel/Adam, Adam/dense/kernel/m. So masks, statistics
+        of batch norm and counters are none.
+        """
+        trained = {one.op.name: one for one in self._graph.get_collection("trainable_variables")}
+        others = [one for one in self._graph.get_collection("variables") if one.op.name not in trained]
+        num_weights = sum(one.shape.num_elements() or 0 for one in trained.values() if one.shape.is_fully_defined())
+        num_slots = 0
+        for variable in others:
+            parts = variable.op.name.split("/")
+            ranges = itertools.combinations(range(len(parts) + 1), 2)
+            owners = [trained.get("/".join(parts[start:stop])) for start, stop in ranges]
+            if variable.dtype.base_dtype.is_floating and variable.shape.is_fully_defined():
+                is_slot = any(one is not None and one.shape == variable.shape for one in owners)
+                num_slots += is_slot * variable.shape.num_elements()
+        return round(num_slots / num_weights, 2) if num_weights else 0.0
 
     def _layer(self, draft: _Draft, trainable: set[str], seen: set[str]) -> Layer:
         count = self._batch_size

@@ -109,7 +109,8 @@ def _add_systems(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--release",
         default=DEFAULT_RELEASE,
-        help="release of the software on the simulated systems, such as 1.7.1, 1.8 or 2.1 (default: %(default)s)",
+        help="release of the software on the simulated systems, such as 1.7.1, 1.8 or 2.1, for weight "
+        "streaming (default: %(default)s)",
     )
     parser.add_argument(
         "--allow_oversize",

@@ -11,7 +11,7 @@ from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.errors import MemoryBudgetError
+from cerebras_tensorflow.errors import CerebrasError, MemoryBudgetError
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
@@ -68,10 +68,9 @@ def compile_model(
     Raises:
         PlacementError: If the model does not fit on the wafer, is_for_cs, and csconfig has no allow_oversize.
     """
-    network = network_of(model, step)
     workload = workload_of(model, mode, settings)
     workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
-    simulation = simulate(network, workload)
+    network, simulation = _simulated(model, step, workload)
     options = streaming_options(model, mode, settings)
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
@@ -96,6 +95,19 @@ def compile_model(
         if not cache.save(folder, program, texts):
             folder = None
     return Compiled(program, compiled_s, folder, network, workload, simulation)
+
+
+def _simulated(model: Model, step: Step, workload: Workload) -> tuple[Network, Simulation]:
+    """Return the layers of a step, and its simulation. An estimate that fails does not cost a run."""
+    try:
+        network = network_of(model, step)
+        return network, simulate(network, workload)
+    except CerebrasError:
+        raise
+    except Exception as exc:  # noqa: BLE001 (any fault of the estimate)
+        run_log.warning("The simulated speed of this step is unknown (%s: %s).", type(exc).__name__, exc)
+        unknown = Network((), step.train_node is not None, 0.0)
+        return unknown, simulate(unknown, workload)
 
 
 def _warn_of_notes(program: Program, model: Model) -> None:

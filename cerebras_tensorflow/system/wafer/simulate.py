@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cerebras_tensorflow.config.env import PIPELINED
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.system.facts import Fact
@@ -12,8 +13,6 @@ from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.pipelined import simulate_pipelined
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.system.wafer.weight_streaming import simulate_weight_streaming
-
-PIPELINED = "pipelined"
 
 
 @dataclass(frozen=True)

@@ -70,3 +70,21 @@ def test_products_without_scopes_are_named_by_their_weights_and_shared_weights_c
     assert [layer.name for layer in found.layers] == ["shared", "shared_2", "last"]
     assert [layer.num_own_weights for layer in found.layers] == [64, 0, 64]
     assert found.flops == 3 * 2 * 64
+
+
+def test_a_norm_of_moments_is_no_loss_and_only_slots_count_as_slots() -> None:
+    with tf.Graph().as_default() as graph:
+        v1 = tf.compat.v1
+        x = v1.placeholder(tf.float32, [4, 8])
+        with v1.variable_scope("block"):
+            kernel = v1.get_variable("kernel", [8, 8], use_resource=True)
+            v1.get_variable("kernel_mask", [8, 8], trainable=False, use_resource=True)
+            v1.get_variable("moving_mean", [8], trainable=False, use_resource=True)
+            y = tf.matmul(x, kernel)
+            mean, variance = tf.nn.moments(y, [1], keepdims=True, name="norm/moments")
+            y = tf.multiply(y - mean, tf.math.rsqrt(variance + 1e-5), name="norm/scaled")
+        loss = tf.reduce_mean(tf.math.squared_difference(y, x))
+        train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    found = find_network(graph, step_of(graph, [loss.op, train]), 4, 128, True)
+    assert [layer.kind for layer in found.layers] == [MATRIX_PRODUCT, NORM, LOSS]
+    assert found.slots == 1.0

@@ -1,0 +1,29 @@
+"""Compilation of a model: what may end it, and what may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.estimator.execution import compile_model
+from cerebras_tensorflow.estimator.spec import EstimatorSpec
+from cerebras_tensorflow.estimator.tf_estimator import Estimator
+
+
+def test_a_fault_of_the_simulated_speed_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def model_fn(features: Any, mode: str) -> Any:
+        step = tf.compat.v1.train.get_global_step()
+        return EstimatorSpec(mode, loss=tf.reduce_sum(features), train_op=tf.compat.v1.assign_add(step, 1))
+
+    def fail(*_: object) -> None:
+        raise IndexError("no such row")
+
+    monkeypatch.setattr(compile_model, "network_of", fail)
+    Estimator(model_fn, str(tmp_path)).train(lambda: tf.data.Dataset.from_tensors([[1.0], [1.0]]), steps=1)
+    assert (tmp_path / "model.ckpt-1.index").is_file()
+    assert "The simulated speed of this step is unknown (IndexError: no such row)." in caplog.text
