@@ -154,7 +154,8 @@ def test_a_recorded_step_is_a_trace_with_every_stream(start: Start, tmp_path: Pa
     path = tmp_path / "trace" / "step_3.json"
     assert f"Trace of step 3: {path}" in output
     events = json.loads(path.read_text())["traceEvents"]
-    assert {event["cat"] for event in events if event["ph"] == "X"} == {"load", "compute", "update", "store"}
+    kinds = {event["cat"] for event in events if event["ph"] == "X"}
+    assert kinds == {"step", "layers", "load", "compute", "update", "store"}
     moved = {event["name"] for event in events if event["ph"] == "X" and event["cat"] == "store"}
     assert {"wide", "narrow", "wide/Adam", "narrow/Adam_1"} <= moved
     assert any(event["name"] == "process_name" and event["args"]["name"] == "step 3: measured" for event in events)

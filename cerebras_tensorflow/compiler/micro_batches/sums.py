@@ -14,10 +14,12 @@ from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 def num_partials(count: int, num_csx: int = 1) -> int:
     """Return how many partial sums one CSX has at most while `count` micro-batches are added in a balanced tree.
 
+    One CSX does not keep its last micro-batch. Of several, each keeps all its partial sums until they are exchanged.
+
     >>> [num_partials(count) for count in (1, 2, 3, 4, 5, 7, 8)]
     [0, 1, 1, 2, 2, 2, 3]
     >>> num_partials(4, 4), num_partials(12, 2), num_partials(8, 3)
-    (1, 2, 2)
+    (1, 3, 2)
     """
     if num_csx == 1:
         return count.bit_length() - 1
