@@ -24,7 +24,7 @@ from cerebras_tensorflow.estimator.distributed.strategies import check_no_system
 from cerebras_tensorflow.estimator.evaluation import prediction as prediction_run
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
 from cerebras_tensorflow.estimator.execution import restrictions
-from cerebras_tensorflow.estimator.execution.several_csx import note_one_csx, num_csx_of
+from cerebras_tensorflow.estimator.execution.several_csx import check_settings, note_one_csx, num_csx_of
 from cerebras_tensorflow.estimator.execution.target import Target, choose_target, held
 from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -148,7 +148,8 @@ class CerebrasEstimator:
 
         Raises:
             ValueError: If steps and max_steps are both given, or one is not positive.
-            SettingsError: If the settings of sparsity are wrong, before anything is written.
+            SettingsError: If the settings of sparsity or num_csx are wrong, or num_csx needs MPI, which is not
+                installed. It comes before anything is written.
             NanLossDuringTrainingError: If the loss is not finite.
             SystemExit: 130 or 143 after Ctrl-C or SIGTERM, after the step has ended and is saved.
         """
@@ -158,6 +159,11 @@ class CerebrasEstimator:
         show_run_lines()
         target = self._target(use_cs, ModeKeys.TRAIN)
         sparsity = choice_of(self._params if self._is_cerebras else None, sparsifier)
+        is_distributed = distributed_training.is_distributed(self._settings)
+        if is_distributed:
+            check_no_system("train_distribute", target.is_cs or num_csx_of(self._settings.cs) > 1)
+        else:
+            check_settings(self._settings.cs, self._params)
         make_model_dir(self._model_dir)
         run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
         tell_of_work_folder(self._model_dir)
@@ -176,8 +182,7 @@ class CerebrasEstimator:
             is_cerebras=self._is_cerebras,
             sparsity=sparsity,
         )
-        if distributed_training.is_distributed(self._settings):
-            check_no_system("train_distribute", target.is_cs or num_csx_of(self._settings.cs) > 1)
+        if is_distributed:
             distributed_training.train(request)
             return self
         with held(target, f"train {self._model_dir}", num_csx_of(self._settings.cs)):

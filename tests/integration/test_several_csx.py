@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,40 @@ def test_a_killed_rank_ends_the_run_and_nothing_half_saved_is_left(tmp_path: Pat
     assert estimator(tmp_path, 1, GLOBAL_BATCH).latest_checkpoint() == str(tmp_path / "model.ckpt-0")
 
 
+@pytest.mark.parametrize(
+    ("missing", "params", "message"),
+    [
+        (True, {}, r"pip install cerebras_tensorflow\[mpi\]"),
+        (False, {"train_input": {"global_batch_size": "12"}}, "global_batch_size is '12': expected a number"),
+    ],
+)
+def test_what_needs_no_graph_is_refused_before_model_fn_and_before_anything_is_written(
+    missing: bool, params: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing:
+        monkeypatch.setitem(sys.modules, "mpi4py", None)
+
+    def never(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> Any:
+        raise AssertionError("model_fn was called")
+
+    config = CSRunConfig(cs_config=CSConfig(num_csx=2))
+    with pytest.raises(SettingsError, match=message):
+        CerebrasEstimator(never, str(tmp_path / "new"), config=config, params=params).train(input_fn, steps=1)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_setting_without_effect_on_several_csx_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(several_csx.launch, "mpiexec", lambda: ["mpiexec"])
+    lines: list[str] = []
+    monkeypatch.setattr(several_csx.run_log, "info", lambda text, *values: lines.append(text % values))
+    several_csx.check_settings(CSConfig(num_csx=1, num_workers_per_csx=5), {})
+    assert lines == []
+    several_csx.check_settings(CSConfig(num_csx=2, num_workers_per_csx=5), {})
+    assert lines == ["num_workers_per_csx=5 has no effect: this process reads the input for all CSX."]
+
+
 def by_python(folder: Path) -> CerebrasEstimator:
     return estimator(folder, 2, 6, python=True)
 
@@ -157,6 +192,7 @@ def wrong_size(folder: Path) -> CerebrasEstimator:
 def test_a_run_that_several_csx_cannot_share_is_refused(
     make: Callable[[Path], CerebrasEstimator], kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
+    pytest.importorskip("mpi4py")
     with pytest.raises(kind, match=message):
         make(tmp_path).train(input_fn, steps=1)
     assert not (tmp_path / "csx").exists()
@@ -166,5 +202,6 @@ def test_tensors_as_input_are_refused(tmp_path: Path) -> None:
     def tensors(params: dict[str, Any]) -> Any:
         return tf.ones([6, 8]), tf.zeros([6], tf.int64)
 
+    pytest.importorskip("mpi4py")
     with pytest.raises(SettingsError, match="num_csx is 2, but input_fn returns tensors"):
         estimator(tmp_path, 2, 6).train(tensors, steps=1)

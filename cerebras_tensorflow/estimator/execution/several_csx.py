@@ -55,6 +55,25 @@ def num_csx_of(settings: CSConfig) -> int:
     return asked or own
 
 
+def check_settings(settings: CSConfig, params: Any) -> None:
+    """Check what a training run on several CSX needs, as far as that takes no model and no input.
+
+    It comes before model_fn and before the first write. It also logs the settings that have no effect.
+
+    Raises:
+        SettingsError: If MPI is not installed, or global_batch_size is not a positive number.
+    """
+    global_batch_size(params, ModeKeys.TRAIN)
+    if num_csx_of(settings) == 1:
+        return
+    launch.mpiexec()
+    if settings.num_workers_per_csx is not None:
+        run_log.info(
+            "num_workers_per_csx=%d has no effect: this process reads the input for all CSX.",
+            settings.num_workers_per_csx,
+        )
+
+
 def note_one_csx(settings: CSConfig, what: str) -> None:
     """Log that evaluation or prediction runs on one CSX, if the run has several."""
     if num_csx_of(settings) > 1:
