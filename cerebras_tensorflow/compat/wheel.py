@@ -90,6 +90,10 @@ def _import_for_wheel(name: str, globals: Any = None, locals: Any = None, fromli
     """Import as Python does, except: tensorflow has Keras 2, and modules that it has dropped get stand-ins."""
     if name == "tensorflow" and not fromlist:
         return tensorflow()
+    if name in DROPPED and fromlist and importlib.util.find_spec(name) is None:
+        shown = ModuleType(name)
+        shown.__dict__.update({item: _dropped_class(name, item) for item in fromlist})
+        return shown
     module = builtins.__import__(name, globals, locals, fromlist, level)
     dropped = [item for item in fromlist or () if f"{name}.{item}" in DROPPED and not hasattr(module, item)]
     if not dropped:
@@ -126,6 +130,15 @@ class _Dropped(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{self.__name__}.{name} does not exist: TensorFlow 2.16 dropped its module")
+
+
+def _dropped_class(module: str, name: str) -> type:
+    """Return a class in place of one of a dropped module. Nothing is an instance of it."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - any arguments
+        raise NotImplementedError(f"{module}.{name} does not exist: TensorFlow 2.16 dropped its module")
+
+    return type(name, (), {"__new__": refuse, "__module__": module})
 
 
 class _Overlay(ModuleType):

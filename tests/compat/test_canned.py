@@ -135,6 +135,7 @@ from tensorflow.python.estimator.canned.head import _regression_head
 import tensorflow.python.estimator.estimator
 import tensorflow.python.training.tracking.util
 from tensorflow.python.tpu import tpu_config, tpu_estimator
+from tensorflow_estimator.python.estimator.tpu import _tpu_estimator_embedding, tpu_context
 from tensorflow.python.training import training_ops
 from tensorflow.python.training.tracking import base, graph_view
 import tensorflow_estimator as wheel
@@ -146,6 +147,13 @@ assert estimator_lib.maybe_overwrite_model_dir_and_session_config
 assert head_lib._regression_head is _regression_head
 assert tpu_estimator.TPUEstimator is tf.estimator.tpu.TPUEstimator
 assert tpu_config.RunConfig is tf.estimator.tpu.RunConfig
+assert tpu_context.TPUContext and _tpu_estimator_embedding.EmbeddingConfigSpec
+try:
+    _tpu_estimator_embedding.AdamParameters(0.1)
+except NotImplementedError as error:
+    assert "tpu_embedding.AdamParameters does not exist" in str(error)
+else:
+    raise AssertionError("AdamParameters of a dropped module was made")
 assert training_ops.resource_apply_adam and base.Trackable and graph_view.ObjectGraphView
 assert wheel.estimator.DNNClassifier is dnn.DNNClassifier
 with tf.Graph().as_default():
