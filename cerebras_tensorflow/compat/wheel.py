@@ -135,7 +135,7 @@ class _Dropped(ModuleType):
 def _dropped_class(module: str, name: str) -> type:
     """Return a class in place of one of a dropped module. Nothing is an instance of it."""
 
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - any arguments
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{module}.{name} does not exist: TensorFlow 2.16 dropped its module")
 
     return type(name, (), {"__new__": refuse, "__module__": module})

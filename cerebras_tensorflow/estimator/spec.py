@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.estimator.host_call import validate_host_call
+from cerebras_tensorflow.estimator.keras_metric import keras_metric
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 
 FIELDS = (
@@ -57,7 +58,8 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
             predictions: Tensor or dict of tensors; required in PREDICT.
             loss: Scalar, or of shape (1,); required in TRAIN and EVAL.
             train_op: Op of one training step; required in TRAIN.
-            eval_metric_ops: Name -> (value tensor, update op), or a Keras metric.
+            eval_metric_ops: Name -> (value tensor, update op), or a Keras metric. The spec holds the pair of a Keras
+                metric in a graph; it holds the metric itself under a tf.distribute strategy.
             export_outputs: Signature -> ExportOutput.
             training_chief_hooks: Hooks of training on the chief.
             training_hooks: Hooks of training.
@@ -205,7 +207,9 @@ def _checked_metrics(metrics: Any) -> dict[str, Any]:
         else:
             _check_metric(key, value)
     _check_graph({"eval_metric_ops": metrics})
-    return dict(metrics)
+    if tf.executing_eagerly() or tf.distribute.has_strategy():
+        return dict(metrics)
+    return {key: value if isinstance(value, tuple) else keras_metric(value) for key, value in metrics.items()}
 
 
 def _check_metric(key: Any, metric: Any) -> None:

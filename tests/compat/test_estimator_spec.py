@@ -178,11 +178,18 @@ def test_every_streaming_metric_is_taken(name: str) -> None:
     assert "m" in complete("eval", eval_metric_ops={"m": metric}).eval_metric_ops
 
 
-def test_a_metric_of_tf_keras_is_taken() -> None:
+def test_a_metric_of_tf_keras_becomes_a_value_and_an_update() -> None:
     tf_keras = pytest.importorskip("tf_keras")
     metric = tf_keras.metrics.Mean()
-    metric.update_state(tf.constant([1.0]))
-    assert complete("eval", eval_metric_ops={"m": metric}).eval_metric_ops["m"] is metric
+    metric.update_state(tf.constant([1.0, 4.0]))
+    spec = complete("eval", eval_metric_ops={"m": metric})
+    value, update = spec.eval_metric_ops["m"]
+    assert spec._replace(predictions={}).eval_metric_ops["m"] == (value, update)
+    assert len(tf.compat.v1.get_collection("metric_variables")) == 2
+    with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.local_variables_initializer())
+        session.run(update)
+        assert session.run(value) == 2.5
 
 
 @pytest.mark.parametrize("field", HOOK_FIELDS)

@@ -18,7 +18,6 @@ from cerebras_tensorflow.estimator.evaluation.run import (
     InferenceRequest,
     check_metric_names,
     checkpoint_of,
-    keras_metric,
     log_results,
 )
 from cerebras_tensorflow.estimator.evaluation.summary import write_evaluation
@@ -85,18 +84,10 @@ def _metrics(model: GraphModel) -> tuple[Any, dict[str, Any]]:
     check_metric_names(given)
     if getattr(model.spec, "host_call", None) is not None:
         raise ValueError("host_call cannot be used with eval_distribute or an evaluation_master: use eval_metric_ops.")
-    metrics = {name: _pair(name, metric, model) for name, metric in given.items()}
+    for name, metric in given.items():
+        if not isinstance(metric, tuple):  # EstimatorSpec makes no pair of it under a strategy
+            raise ValueError(f"Metric {name} is a Keras metric. With eval_distribute use one of tf.compat.v1.metrics.")
+    metrics = dict(given)
     metrics["loss"] = model.on_each_replica(tf.compat.v1.metrics.mean, model.spec.loss)
     updates = [model.group(update) for _, update in metrics.values()]
     return tf.group(updates), {name: model.first(value) for name, (value, _) in metrics.items()}
-
-
-def _pair(name: str, metric: Any, model: GraphModel) -> tuple[Any, Any]:
-    """Return the value and the update op of a metric."""
-    if not isinstance(metric, tuple):
-        if model.strategy is not None:
-            raise ValueError(f"Metric {name} is a Keras metric. With eval_distribute use one of tf.compat.v1.metrics.")
-        update, value = keras_metric(tf.compat.v1.get_default_graph(), metric)
-        return value, update
-    value, update = metric
-    return value, update

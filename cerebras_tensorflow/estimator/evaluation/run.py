@@ -34,7 +34,6 @@ from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.session import ProgramSession
 
 train_v1 = tf.compat.v1.train
-_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 @dataclass(frozen=True)
@@ -159,10 +158,7 @@ def evaluation_ops(model: Model) -> EvaluationOps:
     check_metric_names(metrics)
     with model.graph.as_default(), graph_semantics():
         for key, metric in metrics.items():
-            if hasattr(metric, "result"):
-                updates[key], values[key] = keras_metric(model.graph, metric)
-            else:
-                values[key], updates[key] = metric
+            values[key], updates[key] = metric
         values["loss"], updates["loss"] = tf.compat.v1.metrics.mean(model.spec.loss)
     return EvaluationOps(updates, values, HostMetrics(host_call) if host_call is not None else None)
 
@@ -176,29 +172,6 @@ def check_metric_names(metrics: Iterable[str]) -> None:
                 f"Metric with name {shown} is not allowed, because Estimator already defines a default metric with the "
                 "same name. Rename it in eval_metric_ops."
             )
-
-
-def keras_metric(graph: tf.Graph, metric: Any) -> tuple[Any, Any]:
-    """Return the update op and the value of a Keras metric, and make its variables local.
-
-    A run initializes local variables. Keras 3 keeps no list of its updates, so we take all assignments to the metric's
-    variables except the initializers.
-    """
-    inner = [(variable, getattr(variable, "value", None)) for variable in metric.variables]
-    variables: list[Any] = [own if isinstance(own, tf.Variable) else variable for variable, own in inner]
-    for variable in variables:
-        for collection in ("local_variables", "metric_variables"):
-            graph.add_to_collection(collection, variable)
-    handles = {variable.handle.op.name for variable in variables}
-    initializers = {variable.initializer.name for variable in variables}
-    updates = [
-        operation
-        for operation in graph.get_operations()
-        if operation.type in _ASSIGNMENTS
-        and operation.inputs[0].op.name in handles
-        and operation.name not in initializers
-    ]
-    return tf.group(updates), tf.convert_to_tensor(metric.result())
 
 
 @contextmanager
