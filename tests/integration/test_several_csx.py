@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from cerebras_tensorflow.errors import CollectiveError, CompileError, SettingsEr
 from cerebras_tensorflow.estimator.execution import several_csx
 from cerebras_tensorflow.graph.micro_batches import MicroBatches
 from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 v1 = tf.compat.v1
@@ -76,7 +79,9 @@ def one_csx(tmp_path: Path) -> dict[str, bytes]:
     return weights(tmp_path / "one")
 
 
-def test_two_processes_train_the_weights_of_one(tmp_path: Path, one_csx: dict[str, bytes]) -> None:
+def test_two_processes_train_the_weights_of_one(
+    tmp_path: Path, one_csx: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mpi4py")
     folder = tmp_path / "two"
     mine = tmp_path / "mine"
@@ -85,7 +90,17 @@ def test_two_processes_train_the_weights_of_one(tmp_path: Path, one_csx: dict[st
     for name in ("secret", "mpi.log", "first"):
         (folder / "csx" / name).symlink_to(mine)
     os.mkfifo(folder / "csx" / "run.json")
-    estimator(folder, 2, GLOBAL_BATCH // 2).train(input_fn, steps=4)
+    short = tmp_path / "short"
+    short.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    left: list[list[Path]] = []
+
+    class Looker(v1.train.SessionRunHook):  # type: ignore[misc]
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            left.append(list(short.glob("cs_csx_*")))
+
+    estimator(folder, 2, GLOBAL_BATCH // 2).train(input_fn, hooks=[Looker()], steps=4)
+    assert left == [[]] * 4  # a kill of this process would leave nothing outside model_dir
     assert weights(folder) == one_csx
     measured = json.loads((folder / "performance" / "performance.json").read_text())
     gradients = 8 * 4 * 4  # bytes of the gradient of w
@@ -104,8 +119,26 @@ def test_a_link_in_place_of_the_folder_of_the_processes_is_refused(tmp_path: Pat
     program = Program("pipelined", v1.GraphDef(), "step", (), (), micro_batches=MicroBatches(4, (), (), num_csx=2))
     request = several_csx.CsxRequest(program, "train", "setup", v1.ConfigProto(), CSConfig(), str(tmp_path), 1)
     with pytest.raises(StoreError, match=r"csx is not a folder of this user.*choose another model_dir"):
-        several_csx.start(request)
+        several_csx.start(request, ExitStack())
     assert (target / "program").exists()
+
+
+def test_a_second_run_leaves_the_folder_of_a_living_one_and_replaces_that_of_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program("pipelined", v1.GraphDef(), "step", (), (), micro_batches=MicroBatches(4, (), (), num_csx=2))
+    request = several_csx.CsxRequest(program, "train", "setup", v1.ConfigProto(), CSConfig(), str(tmp_path), 1)
+    monkeypatch.setattr(several_csx.launch, "start", lambda *_: make_group(1)[0])
+    mine = tmp_path / "csx" / "rank-1.log"
+    with ExitStack() as first:
+        several_csx.start(request, first)
+        mine.write_text("the first run's")
+        with pytest.raises(StoreError, match=rf"csx is in use by another run \(process {os.getpid()} on .*model_dir"):
+            several_csx.start(request, ExitStack())
+        assert mine.read_text() == "the first run's"
+    with ExitStack() as second:  # what the first run left has no lock, as after a kill
+        several_csx.start(request, second)
+        assert not mine.exists()
 
 
 @pytest.mark.slow

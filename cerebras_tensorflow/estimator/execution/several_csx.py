@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,9 +24,11 @@ from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
+from cerebras_tensorflow.runtime.weight_store import owner
 
 KEY = "global_batch_size"
 FOLDER, SETTINGS_FILE, PROGRAM_FOLDER = "csx", "run.json", "program"
+_FOLDER_USE = owner.FolderUse("num_csx: the folder of the processes", "model_dir")
 _PYTHON_CALLS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _OWN_CALLS = b"cs_"  # start of the tokens of our own calls
 
@@ -161,20 +163,24 @@ class CsxRequest:
     batches_per_step: int
 
 
-def start(request: CsxRequest) -> FirstCsx | None:
+def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
     """Start the processes of the other CSX; return None if the Program is for one CSX.
+
+    Args:
+        request: What they need.
+        cleanup: Gets callbacks that end them and release their folder.
 
     Raises:
         SettingsError: If MPI is not installed.
         CollectiveError: If the processes do not start.
         CompileError: If the model calls Python functions.
-        StoreError: If their folder cannot be made, or the Program cannot be written for them.
+        StoreError: If another run uses their folder, it cannot be made, or the Program cannot be written for them.
     """
     plan = request.program.micro_batches
     if plan is None or plan.num_csx == 1:
         return None
     check_program(request.program)
-    folder = _new_folder(Path(request.folder).resolve() / FOLDER)
+    folder = _new_folder(Path(request.folder).resolve() / FOLDER, cleanup)
     if not cache.save(folder / PROGRAM_FOLDER, request.program, {}):
         raise StoreError(f"num_csx: the compiled program cannot be written to {folder / PROGRAM_FOLDER}: see the log")
     stores = request.settings.weight_store_dir
@@ -188,25 +194,47 @@ def start(request: CsxRequest) -> FirstCsx | None:
     run_log.info("Starting %d CSX; the logs of the others are %s.", plan.num_csx, folder / "rank-*.log")
     module = "cerebras_tensorflow.estimator.execution.csx_member"
     ranks = launch.start(plan.num_csx, module, folder, env.read().csx_timeout_s)
-    return FirstCsx(ranks, request.program, request.batches_per_step)
+    first = FirstCsx(ranks, request.program, request.batches_per_step)
+    cleanup.callback(first.close)
+    return first
 
 
-def _new_folder(folder: Path) -> Path:
+def _new_folder(folder: Path, cleanup: ExitStack) -> Path:
     """Make the private folder of the processes anew: what is in it may come from somebody else's model_dir.
 
+    The run holds a lock on the folder until `cleanup`, so that another run does not remove its files.
+
     Raises:
-        StoreError: If it is a link or belongs to another user, or cannot be made.
+        StoreError: If another run uses it, it is a link or belongs to another user, or it cannot be made.
     """
     try:
-        with suppress(FileNotFoundError):
-            found = os.lstat(folder)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-                raise StoreError(
-                    f"num_csx: {folder} is not a folder of this user, or is a link: its files are not touched. "
-                    "Remove it, or choose another model_dir."
-                )
-            shutil.rmtree(folder)
-        folder.mkdir(mode=0o700)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise StoreError(
+                f"num_csx: {folder} is not a folder of this user, or is a link: its files are not touched. "
+                "Remove it, or choose another model_dir."
+            )
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(directory, 0o700)
+            lock, _ = owner.take_lock(directory, folder, _FOLDER_USE)
+        finally:
+            os.close(directory)
+        cleanup.callback(os.close, lock)
+        _empty(folder)
+        owner.write_owner(lock, 0, made_folder=True)
     except OSError as error:
         raise StoreError(f"num_csx: {folder} cannot be made: {error}") from error
     return folder
+
+
+def _empty(folder: Path) -> None:
+    """Remove all that is in a folder, except its lock."""
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name != owner.OWNER:
+                os.unlink(entry.path)

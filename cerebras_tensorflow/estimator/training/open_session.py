@@ -108,7 +108,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
     def _other_csx(self) -> FirstCsx | None:
         run = self._run
         assert run.model.train_node is not None, "a training run has a train op"
-        csx = several_csx.start(
+        return several_csx.start(
             several_csx.CsxRequest(
                 program=self.compiled.program,
                 train_node=run.model.train_node,
@@ -117,11 +117,9 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
                 settings=run.request.settings.cs,
                 folder=run.request.work_folder,
                 batches_per_step=run.pipeline.batches_per_step,
-            )
+            ),
+            run.cleanup,
         )
-        if csx is not None:
-            run.cleanup.callback(csx.close)
-        return csx
 
     def _take_over_from_hooks(self) -> None:
         """Compile the step again if hooks have made variables, since checkpoints hold them too."""

@@ -105,6 +105,8 @@ class _FirstRank(Collectives):
         except BaseException:
             self._end()
             raise
+        finally:  # both ends are connected: if this process is killed later, nothing is left
+            shutil.rmtree(self._short, ignore_errors=True)
         threading.Thread(target=self._watch_others, name="cs_csx_watch", daemon=True).start()
 
     def check(self) -> None:
@@ -228,7 +230,6 @@ class _FirstRank(Collectives):
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        shutil.rmtree(self._short, ignore_errors=True)
 
 
 def mmap_page() -> int:

@@ -1,4 +1,4 @@
-"""owner.json: the lock that shows which run uses a weight store's folder.
+"""owner.json: the lock that shows which run uses a folder, of a weight store or of the processes of several CSX.
 
 A run holds a lock (flock) on the file while it lives. The system releases the lock of a killed run. So an owner.json
 without a lock is stale, whatever its content is.
@@ -16,6 +16,7 @@ import os
 import socket
 import stat
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from cerebras_tensorflow.errors import StoreError
 
 OWNER = "owner.json"
 SAFE_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_WHAT_TO_DO = "Look at it and remove it, or choose another folder with weight_store_dir."
 _TITLE = "Scratch space of a training run, not a checkpoint."
 _ABOUT = (
     f"{_TITLE} The run holds a lock on this file while it lives. If nothing "
@@ -31,29 +31,51 @@ _ABOUT = (
 )
 
 
-def take_lock(directory: int, folder: Path) -> tuple[int, dict[str, Any]]:
+@dataclass(frozen=True)
+class FolderUse:
+    """What a run uses a folder for, for messages.
+
+    Attributes:
+        name: What is in the folder.
+        setting: The setting that chooses another folder.
+    """
+
+    name: str
+    setting: str
+
+    @property
+    def what_to_do(self) -> str:
+        """What to do about a file that no run of this user made."""
+        return f"Look at it and remove it, or choose another folder with {self.setting}."
+
+
+WEIGHT_STORE = FolderUse("the weight store", "weight_store_dir")
+
+
+def take_lock(directory: int, folder: Path, use: FolderUse = WEIGHT_STORE) -> tuple[int, dict[str, Any]]:
     """Lock owner.json, making it if it is missing.
 
     Args:
         directory: Descriptor of the folder.
         folder: Its path, for messages.
+        use: What the folder is for.
 
     Returns:
         The file's descriptor, which holds the lock until it is closed, and the content that a killed run left, or {}.
 
     Raises:
-        StoreError: If another run holds the lock, or the file is not a weight store's.
+        StoreError: If another run holds the lock, or the file is not a run's.
         OSError: If the file cannot be made.
     """
     while True:
-        lock = _open(directory, folder)
+        lock = _open(directory, folder, use)
         if lock is None:
             continue  # the last run removed the file between two of our calls
         try:
-            refuse_foreign(os.fstat(lock), folder / OWNER)
-            _lock(lock, folder)
+            refuse_foreign(os.fstat(lock), folder / OWNER, use)
+            _lock(lock, folder, use)
             if is_same_file(lock, directory):
-                return lock, _read(lock, folder)
+                return lock, _read(lock, folder, use)
         except BaseException:
             os.close(lock)
             raise
@@ -95,8 +117,8 @@ def is_same_file(file: int, directory: int, name: str = OWNER) -> bool:
         return False
 
 
-def refuse_foreign(status: os.stat_result, path: Path) -> None:
-    """Refuse an existing file that this user did not make for a store.
+def refuse_foreign(status: os.stat_result, path: Path, use: FolderUse = WEIGHT_STORE) -> None:
+    """Refuse an existing file that this user did not make for a run.
 
     Raises:
         StoreError: If it is a link, is not a regular file, belongs to another user, or has a second name.
@@ -109,10 +131,10 @@ def refuse_foreign(status: os.stat_result, path: Path) -> None:
         what = "is a hard link to another file"
     else:
         return
-    raise StoreError(f"the weight store does not use {path}: it {what}. {_WHAT_TO_DO}")
+    raise StoreError(f"{use.name} does not use {path}: it {what}. {use.what_to_do}")
 
 
-def _open(directory: int, folder: Path) -> int | None:
+def _open(directory: int, folder: Path, use: FolderUse) -> int | None:
     """Open owner.json or make it. None if it vanished between the two attempts."""
     try:
         return os.open(OWNER, SAFE_OPEN | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
@@ -125,27 +147,25 @@ def _open(directory: int, folder: Path) -> int | None:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise StoreError(
-            f"the weight store does not use {folder / OWNER}: it is a symbolic link. {_WHAT_TO_DO}"
-        ) from None
+        raise StoreError(f"{use.name} does not use {folder / OWNER}: it is a symbolic link. {use.what_to_do}") from None
 
 
-def _lock(lock: int, folder: Path) -> None:
+def _lock(lock: int, folder: Path, use: FolderUse) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = described(_read(lock, folder))
+        owner = described(_read(lock, folder, use))
         raise StoreError(
-            f"the weight store {folder} is in use by another run ({owner}). Wait for it, stop it, "
-            "or give this run a folder of its own with weight_store_dir."
+            f"{use.name} {folder} is in use by another run ({owner}). Wait for it, stop it, "
+            f"or give this run a folder of its own with {use.setting}."
         ) from None
 
 
-def _read(lock: int, folder: Path) -> dict[str, Any]:
+def _read(lock: int, folder: Path, use: FolderUse) -> dict[str, Any]:
     """Return the content of owner.json, {} if it is empty.
 
     Raises:
-        StoreError: If a weight store did not write it.
+        StoreError: If no run wrote it.
     """
     content = os.pread(lock, 1 << 16, 0)
     if not content:
@@ -156,6 +176,6 @@ def _read(lock: int, folder: Path) -> dict[str, Any]:
         owner = None
     if not isinstance(owner, dict) or not str(owner.get("about")).startswith(_TITLE):
         raise StoreError(
-            f"the weight store does not overwrite {folder / OWNER}: no weight store wrote this file. {_WHAT_TO_DO}"
+            f"{use.name} does not overwrite {folder / OWNER}: {use.name} did not write this file. {use.what_to_do}"
         )
     return owner
