@@ -28,7 +28,7 @@ from cerebras_tensorflow.runtime.weight_store import owner
 
 KEY = "global_batch_size"
 FOLDER, SETTINGS_FILE, PROGRAM_FOLDER = "csx", "run.json", "program"
-_FOLDER_USE = owner.FolderUse("num_csx: the folder of the processes", "model_dir")
+_FOLDER_USE = owner.FolderUse("num_csx: the folder of the processes", "run on several CSX", "model_dir")
 _PYTHON_CALLS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _OWN_CALLS = b"cs_"  # start of the tokens of our own calls
 

@@ -37,10 +37,12 @@ class FolderUse:
 
     Attributes:
         name: What is in the folder.
+        writer: What writes its files.
         setting: The setting that chooses another folder.
     """
 
     name: str
+    writer: str
     setting: str
 
     @property
@@ -49,7 +51,7 @@ class FolderUse:
         return f"Look at it and remove it, or choose another folder with {self.setting}."
 
 
-WEIGHT_STORE = FolderUse("the weight store", "weight_store_dir")
+WEIGHT_STORE = FolderUse("the weight store", "weight store", "weight_store_dir")
 
 
 def take_lock(directory: int, folder: Path, use: FolderUse = WEIGHT_STORE) -> tuple[int, dict[str, Any]]:
@@ -176,6 +178,6 @@ def _read(lock: int, folder: Path, use: FolderUse) -> dict[str, Any]:
         owner = None
     if not isinstance(owner, dict) or not str(owner.get("about")).startswith(_TITLE):
         raise StoreError(
-            f"{use.name} does not overwrite {folder / OWNER}: {use.name} did not write this file. {use.what_to_do}"
+            f"{use.name} does not overwrite {folder / OWNER}: no {use.writer} wrote this file. {use.what_to_do}"
         )
     return owner
