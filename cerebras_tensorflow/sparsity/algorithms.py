@@ -30,7 +30,7 @@ class SparsityAlgorithm:
 
     Args:
         sparsity: Share of the weights that are zero: a number in [0, 1), a list, or a schedule {"type": ...}. A method
-            that never changes its choice may lack it if init_method is from_zeros.
+            that never changes its choice may omit it if init_method is from_zeros.
         init_method: How the first mask is made: random, topk, balanced-topk, from_zeros, checkerboard, or a function
             of (weight, sparsity) that returns a mask.
         seed: Seed of random choices.

@@ -15,7 +15,7 @@ RANDOM_INIT, RANDOM_GROWTH = 0, 1
 
 
 def noise(seed: int, purpose: int, step: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return uniform noise in [0, 1): a function of its arguments, so a resumed run draws the same.
+    """Return uniform noise in [0, 1). It depends only on the arguments, so a resumed run draws the same.
 
     Args:
         seed: Seed of the run.

@@ -58,9 +58,9 @@ def num_csx_of(settings: CSConfig) -> int:
 
 
 def check_settings(settings: CSConfig, params: Any) -> None:
-    """Check what a training run on several CSX needs, as far as that takes no model and no input.
+    """Check the needs of a training run on several CSX that do not depend on the model or the input.
 
-    It comes before model_fn and before the first write. It also logs the settings that have no effect.
+    It runs before model_fn and before the first write. It also logs the settings that have no effect.
 
     Raises:
         SettingsError: If MPI is not installed, or global_batch_size is not a positive number.
@@ -86,7 +86,7 @@ def share_batches(inputs: SharedBatches, settings: CSConfig, params: Any) -> Non
     """Let the CSX of a training run share the batches of its input.
 
     Raises:
-        SettingsError: If they cannot share them, or the batches do not fit to global_batch_size.
+        SettingsError: If the CSX cannot share the batches, or the batches do not match global_batch_size.
     """
     num_csx, size = num_csx_of(settings), global_batch_size(params, ModeKeys.TRAIN)
     if num_csx == 1 and size is None:

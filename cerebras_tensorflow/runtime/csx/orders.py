@@ -53,7 +53,7 @@ class Orders:
 
     Attributes:
         share: The micro-batches that this CSX computes.
-        across: Adds the sums of the other CSX; None: there are none.
+        across: Adds the sums of the other CSX; None: there are no others.
         batches_per_step: Batches of the input in a step. Each has the same number of micro-batches.
     """
 
@@ -184,7 +184,7 @@ class FirstCsx(Orders):
 
 
 class OtherCsx(Orders):
-    """Another CSX than the first. `use` gives it the message of the next step.
+    """A CSX other than the first one. `use` gives it the message of the next step.
 
     Args:
         ranks: The group of all CSX.

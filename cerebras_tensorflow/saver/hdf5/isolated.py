@@ -195,8 +195,8 @@ class IsolatedH5:
     def _answer(self, call: str, arguments: dict[str, Any]) -> Iterator[None]:
         """Send a call, and let the caller receive its answer.
 
-        An exception before the end of the answer, such as KeyboardInterrupt, closes the connection. What is left of the
-        answer would be taken for the answer to the next call.
+        An exception before the end of the answer, such as KeyboardInterrupt, closes the connection. Otherwise the
+        next call would read the rest of this answer.
         """
         if self._owner != os.getpid():
             raise CheckpointError(f"{self._path}: another process opened this reader. Open the file in this process.")

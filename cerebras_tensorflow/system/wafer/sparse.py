@@ -1,6 +1,6 @@
 """What sparse weights would save on the wafer: multiplications by zero, and zeros on the links.
 
-The cores compute only what data triggers, and no data is sent for a zero (Hot Chips 34). No measurement of a sparse
+A core computes only when data arrives, and no data is sent for a zero (Hot Chips 34). No measurement of a sparse
 training step on a CS-2 is published, so the result is a bound. facts.SPARSE_SKIP is the share of skipped work.
 """
 
@@ -18,8 +18,8 @@ def sparse_network(network: Network, masked: Mapping[str, float]) -> Network:
 
     Args:
         network: The dense network.
-        masked: Name of each sparse weight -> number of its elements that are zero. A weight belongs to the layer whose
-            name its own begins with.
+        masked: Name of each sparse weight -> number of its elements that are zero. The layer's name is a prefix of
+            the names of its weights.
     """
     return replace(network, layers=tuple(_sparse_layer(layer, masked) for layer in network.layers))
 

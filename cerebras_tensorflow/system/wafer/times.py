@@ -21,7 +21,7 @@ _ELEMENTS_PER_LINK_S = (
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Where the time of a layer in one step goes [s]. The four first ones overlap.
+    """Where the time of a layer in one step goes [s]. The first four overlap.
 
     Attributes:
         compute_s, memory_s, fabric_s, io_s: Time of each resource.

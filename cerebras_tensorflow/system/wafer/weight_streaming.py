@@ -1,4 +1,4 @@
-"""Weight streaming: each layer has the whole wafer, one after another; weights arrive and gradients leave."""
+"""Weight streaming: layers take turns on the whole wafer; weights arrive and gradients leave."""
 
 from __future__ import annotations
 
