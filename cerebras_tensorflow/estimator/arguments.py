@@ -45,6 +45,15 @@ def check_listeners(listeners: Sequence[Any] | None) -> None:
             raise TypeError(f"saving_listeners must be a list of CheckpointSaverListener, given: {listener}")
 
 
+def check_training(
+    steps: int | None, max_steps: int | None, hooks: Sequence[Any] | None, listeners: Sequence[Any] | None
+) -> None:
+    """Check the arguments of `train`. Errors are those of the other checks."""
+    check_steps(steps=steps, max_steps=max_steps)
+    check_hooks(hooks)
+    check_listeners(listeners)
+
+
 def make_model_dir(path: str) -> None:
     """Make the folder of a run; for a URL, check that the bucket can be read, and make the work folder.
 

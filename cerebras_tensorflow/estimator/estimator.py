@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.errors import CompileError
-from cerebras_tensorflow.estimator.arguments import check_hooks, check_listeners, check_steps, make_model_dir
+from cerebras_tensorflow.estimator.arguments import check_hooks, check_steps, check_training, make_model_dir
 from cerebras_tensorflow.estimator.compile_only import CompileRequest, compile_only
 from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, RunConfig
 from cerebras_tensorflow.estimator.config.run_settings import run_settings
@@ -34,7 +34,7 @@ from cerebras_tensorflow.estimator.training import run as training_run
 from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
 from cerebras_tensorflow.estimator.training.warm_start import checkpoint_of, warm_start_settings
-from cerebras_tensorflow.estimator.uploads import tell_of_work_folder
+from cerebras_tensorflow.estimator.uploads import tell_where_results_are
 from cerebras_tensorflow.estimator.user_functions import parameters_of
 from cerebras_tensorflow.locations import checkpoint_location, local_path, object_location
 from cerebras_tensorflow.logs import run_log, show_run_lines
@@ -148,14 +148,11 @@ class CerebrasEstimator:
 
         Raises:
             ValueError: If steps and max_steps are both given, or one is not positive.
-            SettingsError: If the settings of sparsity or num_csx are wrong, or num_csx needs MPI, which is not
-                installed. It comes before anything is written.
+            SettingsError: If a setting of sparsity or num_csx is wrong, or MPI is missing. It comes before any write.
             NanLossDuringTrainingError: If the loss is not finite.
             SystemExit: 130 or 143 after Ctrl-C or SIGTERM, after the step has ended and is saved.
         """
-        check_steps(steps=steps, max_steps=max_steps)
-        check_hooks(hooks)
-        check_listeners(saving_listeners)
+        check_training(steps, max_steps, hooks, saving_listeners)
         show_run_lines()
         target = self._target(use_cs, ModeKeys.TRAIN)
         sparsity = choice_of(self._params if self._is_cerebras else None, sparsifier)
@@ -165,8 +162,7 @@ class CerebrasEstimator:
         else:
             check_settings(self._settings.cs, self._params)
         make_model_dir(self._model_dir)
-        run_log.info("Checkpoints and summaries will be saved in: %s", self._model_dir)
-        tell_of_work_folder(self._model_dir)
+        tell_where_results_are(self._model_dir)
         request = TrainingRequest(
             model_fn=self._model_fn,
             input_fn=input_fn,

@@ -1,4 +1,4 @@
-"""A run whose model_dir is in object storage: its event files and other local files go there too."""
+"""Where the results of a run are. If model_dir is in object storage, event files and other local files go there too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from cerebras_tensorflow.saver.model_dir import uploads
 _told: set[str] = set()
 
 
-def tell_of_work_folder(model_dir: str) -> None:
-    """Log where the local files of a run are, if its model_dir is in object storage."""
+def tell_where_results_are(model_dir: str) -> None:
+    """Log where a run writes, and where its local files are if model_dir is in object storage."""
+    run_log.info("Checkpoints and summaries will be saved in: %s", model_dir)
     if object_location(model_dir) is not None:
         run_log.info(
             "Event files and compiled programs are in %s. The event files and reports are uploaded after each "
