@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,21 +107,18 @@ def configure(config: Any) -> SparseGroups | None:
 
 def _groups(config: Any) -> Iterator[Group]:
     if isinstance(config, Group):
-        yield config
-    elif isinstance(config, SparsityAlgorithm):
-        yield Group(config)
-    elif isinstance(config, (list, tuple)):
-        for item in config:
-            yield from _groups(item)
-    elif isinstance(config, Mapping):
-        if "groups" in config:
-            if len(config) > 1:
-                raise SettingsError("sparsity has groups and other keys; put the other keys into the groups")
-            yield from _groups(config["groups"])
-        else:
-            yield from _section(dict(config))
-    else:
-        yield Group(Static(config))
+        return iter([config])
+    if isinstance(config, SparsityAlgorithm):
+        return iter([Group(config)])
+    if isinstance(config, (list, tuple)):
+        return itertools.chain.from_iterable(map(_groups, config))
+    if not isinstance(config, Mapping):
+        return iter([Group(Static(config))])
+    if "groups" not in config:
+        return _section(dict(config))
+    if len(config) > 1:
+        raise SettingsError("sparsity has groups and other keys; put the other keys into the groups")
+    return _groups(config["groups"])
 
 
 def _section(section: dict[str, Any]) -> Iterator[Group]:

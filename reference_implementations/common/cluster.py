@@ -45,4 +45,4 @@ def log_ignored(settings: RunSettings) -> None:
     given = {name: getattr(settings, name) for name in ("num_wgt_servers", "num_act_servers", "num_workers_per_csx")}
     stated = ", ".join(f"{name}={value}" for name, value in given.items() if value)
     if stated:
-        logger.info("%s: no change here: one simulated CS-2 runs the model; options of csrun_wse set the tasks", stated)
+        logger.info("%s: no change here; options of csrun_wse set the tasks of a run", stated)

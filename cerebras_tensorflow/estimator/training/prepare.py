@@ -104,7 +104,9 @@ def prepare(
     initial: str | None = None
     if start is None and target.mode == WEIGHT_STREAMING:
         initial = _write_initial_values(saver, model, request, compiled.program.weight_bytes)
-        if pipeline.graph is None:  # As the original: its log has a second call, for the graph of the run.
+        if pipeline.graph is None:
+            # The original calls model_fn again for the graph of the run, and its log shows it. Here it costs the time
+            # of building the model once more.
             model = _call_model(request, pipeline)
             ops = training_ops(model)
     return PreparedRun(
