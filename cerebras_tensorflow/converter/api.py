@@ -162,7 +162,7 @@ def _convert_checkpoint(
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open_any(checkpoint_file) as reader:
         if is_release and CS_OLD not in (src_fmt, tgt_fmt):
-            _copy(options, table, reader, path, tgt_fmt)
+            _copy(options, table, reader, path, src_fmt, tgt_fmt)
         else:
             if is_release:
                 conversion = releases.conversion(table, section, reader, src_fmt, tgt_fmt, options.drop_unmatched_keys)
@@ -323,12 +323,12 @@ def _h5_writer(path: str) -> TensorWriter:
     return H5Writer(path)
 
 
-def _copy(options: Options, table: Model, reader: TensorReader, path: str, target: str) -> None:
-    """Copy everything in a checkpoint, including optimizer state, between cs-1.7 and cs-1.8, with new names."""
+def _copy(options: Options, table: Model, reader: TensorReader, path: str, source: str, target: str) -> None:
+    """Copy everything in a checkpoint, including optimizer state, between releases since 1.7, with new names."""
     num_tensors = len(reader.names())
     values: Iterable[tuple[str, Any]]
     if isinstance(reader, TorchReader):
-        tree = releases.renamed_tree(table, reader, target)
+        tree = releases.renamed_tree(table, reader, source, target)
         is_h5 = options.export_h5_checkpoint
         renamed = functools.partial(releases.flattened, tree, reader, with_numbers=is_h5)
         if is_h5:
@@ -337,7 +337,7 @@ def _copy(options: Options, table: Model, reader: TensorReader, path: str, targe
             # The leaves of the tree have the source's tensor names.
             writer, values = TorchWriter(path, tree=tree), ((name, reader.read(name)) for name in reader.names())
     else:
-        renamed = functools.partial(releases.renamed, table, reader, target)
+        renamed = functools.partial(releases.renamed, table, reader, source, target)
         writer, values = _h5_writer(path), renamed()
     with _progress(options, _CONVERTING, num_tensors) as progress, writer:
         for name, value in values:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from cerebras_tensorflow.converter import releases
 from cerebras_tensorflow.converter.models import MODELS
-from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Model, family, release
+from cerebras_tensorflow.converter.rules import CS, CS_OLD, HF, TF, Model, Release, family, release
 
 _NOTES_WIDTH = 60
 
@@ -26,11 +26,12 @@ def converters(names: Sequence[str], hide_notes: bool = False) -> str:
         model = MODELS[name]
         shown = set()
         for first, second in (*model.pairs(), *releases.pairs(model)):
-            one, other = _range(model, first), _range(model, second)
+            oldest = (1, 7) if releases.is_between_releases(model, first, second) else (2, 1)
+            one, other = _range(model, first, oldest), _range(model, second, oldest)
             if (one, other) in shown:
                 continue
             shown.add((one, other))
-            notes = "\n".join(textwrap.wrap(_notes(model, first, second), _NOTES_WIDTH))
+            notes = "\n".join(textwrap.wrap(_notes(model, first, second, oldest), _NOTES_WIDTH))
             row = [name, f"{one}\n{other}", f"{other}\n{one}"]
             rows.append(row if hide_notes else [*row, notes])
     headers = ["model", "src-fmt", "tgt-fmt", *([] if hide_notes else ["notes"])]
@@ -38,24 +39,24 @@ def converters(names: Sequence[str], hide_notes: bool = False) -> str:
     return tabulate(rows, headers=headers, tablefmt="fancy_grid", disable_numparse=True)
 
 
-def _range(model: Model, name: str) -> str:
-    """Return a format's name, or the range of all releases since 2.1, which share one row."""
-    newer = [other for other in model.formats if release(other) >= (2, 1)]
+def _range(model: Model, name: str, oldest: Release) -> str:
+    """Return a format's name, or the range of all releases since the oldest one, which share one row."""
+    newer = [other for other in model.formats if release(other) >= oldest]
     return f"{newer[0]} to {newer[-1]}" if name in newer else name
 
 
-def _notes(model: Model, first: str, second: str) -> str:
-    notes = f"{_class(model, first)} <-> {_class(model, second)}"
-    if {family(first), family(second)} <= {CS, CS_OLD}:
-        if CS_OLD in (first, second):
-            return f"{notes}; optimizer state is left out"
-        return notes
+def _notes(model: Model, first: str, second: str, oldest: Release) -> str:
+    if {family(first), family(second)} == {CS}:
+        return f"{model.cs_class}, from any of these releases to any other"
+    notes = f"{_class(model, first, oldest)} <-> {_class(model, second, oldest)}"
+    if CS_OLD in (first, second):
+        return f"{notes}; optimizer state is left out"
     return f"{notes}; {model.caveat}" if model.caveat else notes
 
 
-def _class(model: Model, name: str) -> str:
+def _class(model: Model, name: str, oldest: Release) -> str:
     if name == HF:
         return f"HF {model.hf_class}"
     if name == TF:
         return f"TF reference_implementations {model.name.removesuffix('-headless')}"
-    return f"CS {_range(model, name).replace('cs-', '')} {model.cs_class}"
+    return f"CS {_range(model, name, oldest).replace('cs-', '')} {model.cs_class}"

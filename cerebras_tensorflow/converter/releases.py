@@ -1,6 +1,6 @@
-"""Conversions between releases of the PyTorch Model Zoo: changed settings, and the tensor names of cs-1.6.
+"""Conversions between releases of the PyTorch Model Zoo, from any to any: configs, and names of tensors.
 
-After 1.7 only configs change, not names. The rules of 1.6 are those of 1.7, except for the names of tensors.
+1.6 has names of its own, 2.1 changed a few, and the other releases change configs only (release_rules.py).
 """
 
 from __future__ import annotations
@@ -11,16 +11,29 @@ from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow.converter import release_rules
 from cerebras_tensorflow.converter.configs import dimensions
 from cerebras_tensorflow.converter.convert import Conversion
-from cerebras_tensorflow.converter.rules import CS_OLD, REQUIRED, Config, ConfigConversionError, Model
+from cerebras_tensorflow.converter.rules import (
+    MASK_SUFFIX,
+    REQUIRED,
+    Config,
+    ConfigConversionError,
+    Model,
+    moved,
+    moved_back,
+    release,
+)
 from cerebras_tensorflow.converter.torch_file import Leaf, TorchReader
 from cerebras_tensorflow.saver.interface import TensorReader
 
 logger = logging.getLogger(__name__)
 
 _NEW = "cs-1.8"
-RELEASES = (CS_OLD, "cs-1.7", _NEW)
+_PREFIX = "model."
+_METADATA = "__metadata__"
+# First release whose checkpoints have a list of the releases that wrote them; since 2.5 loaders compare the last one.
+_FIRST_WITH_METADATA = (2, 2)
 
 
 def _bert_config(model: Config, is_upgrade: bool) -> Config:
@@ -51,35 +64,42 @@ def _t5_config(model: Config, _is_upgrade: bool) -> Config:
     return model | {key: not model[key]} if key in model else model
 
 
-def _rule(name: str) -> Callable[[Config, bool], Config]:
-    return _t5_config if name in ("t5", "transformer") else _bert_config
+def _1_8_rule(name: str) -> Callable[[Config, bool], Config]:
+    """Return what 1.8 changed in the settings of a model."""
+    if name in ("t5", "transformer"):
+        return _t5_config
+    return _bert_config if name.startswith("bert") else lambda model, _is_upgrade: model
 
 
 def is_between_releases(model: Model, source: str, target: str) -> bool:
     """Whether a model can be converted between two formats that are releases."""
-    return CS_OLD in model.formats and source in RELEASES and target in RELEASES and source != target
+    return {source, target} <= set(model.formats) and source != target and min(map(release, (source, target))) > (0, 0)
 
 
 def pairs(model: Model) -> list[tuple[str, str]]:
     """Return the pairs of releases between which a model can be converted, in one direction."""
     return [
         (first, second)
-        for number, first in enumerate(RELEASES)
-        for second in RELEASES[number + 1 :]
+        for number, first in enumerate(model.formats)
+        for second in model.formats[number + 1 :]
         if is_between_releases(model, first, second)
     ]
 
 
 def convert_config(model: Model, content: Config, source: str, target: str) -> Config:
-    """Return the content of a params file for the other release; only its section `model` changes.
+    """Return the content of a params file for another release.
 
     Raises:
         ConfigConversionError: If the release cannot express a setting.
     """
-    section = dict(content["model"])
-    if _NEW in (source, target):
-        section = _rule(model.name)(section, target == _NEW)
-    return content | {"model": section}
+    is_newer = release(source) < release(target)
+    is_over_1_8 = min(release(source), release(target)) < release(_NEW) <= max(release(source), release(target))
+    if is_over_1_8 and is_newer:
+        content = content | {"model": _1_8_rule(model.name)(dict(content["model"]), True)}
+    content = release_rules.convert(content, model.name, release(source), release(target))
+    if is_over_1_8 and not is_newer:
+        content = content | {"model": _1_8_rule(model.name)(content["model"], False)}
+    return content
 
 
 def conversion(
@@ -102,21 +122,28 @@ def conversion(
     return Conversion(model, values, reader, source, target, drop_unmatched_keys)
 
 
-def renamed_tree(model: Model, reader: TorchReader, target: str) -> Any:
-    """Return the content of a torch file, renamed for a target of cs-1.7 or cs-1.8."""
+def renamed_tree(model: Model, reader: TorchReader, source: str, target: str) -> Any:
+    """Return the content of a torch file, renamed for another release since cs-1.7."""
     tree = reader.tree
-    if not _loses_prefix(model, target):
-        return tree
     state = tree.get("model", tree)
-    bare = {name.removeprefix("model."): value for name, value in state.items()}
-    return tree | {"model": bare} if "model" in tree else bare
+    rename = _renaming(model, source, target)
+    state = {rename(name): value for name, value in state.items()}
+    if "model" not in tree:
+        return state
+    tree = tree | {"model": state}
+    if release(target) >= _FIRST_WITH_METADATA or _METADATA in tree:
+        written = tree.get(_METADATA)
+        entry = {"version": f"{target.removeprefix('cs-')}.0", "model_name": model.name, "params": {}}
+        tree[_METADATA] = [*(written if isinstance(written, list | tuple) else ()), entry]
+    return tree
 
 
-def renamed(model: Model, reader: TensorReader, target: str) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of an HDF5 file, renamed for a target of cs-1.7 or cs-1.8."""
+def renamed(model: Model, reader: TensorReader, source: str, target: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of an HDF5 file, renamed for another release since cs-1.7."""
+    rename = _renaming(model, source, target)
     for name in reader.names():
-        new = name.replace("model.model.", "model.", 1) if _loses_prefix(model, target) else name
-        yield new, reader.read(name)
+        is_weight = name.startswith(_PREFIX)
+        yield _PREFIX + rename(name.removeprefix(_PREFIX)) if is_weight else name, reader.read(name)
 
 
 def flattened(
@@ -133,6 +160,21 @@ def flattened(
         yield prefix, np.asarray(tree)
 
 
-def _loses_prefix(model: Model, target: str) -> bool:
-    """In 1.7 the names of T5 lack the prefix `model.`; BERT's readers accept both forms."""
-    return target == RELEASES[1] and model.name in ("t5", "transformer")
+def _renaming(model: Model, source: str, target: str) -> Callable[[str], str]:
+    """Return the function from a weight's name to its name in another release.
+
+    In 1.7 the names of T5 lack the prefix `model.`; BERT's readers accept both forms.
+    """
+    loses_prefix = target == "cs-1.7" and model.name in ("t5", "transformer")
+    is_over_2_1 = min(release(source), release(target)) < (2, 1) <= max(release(source), release(target))
+    new_name = moved if release(source) < release(target) else moved_back
+
+    def rename(name: str) -> str:
+        bare = name.removeprefix(_PREFIX)
+        prefix = "" if loses_prefix else name[: len(name) - len(bare)]
+        if not is_over_2_1:
+            return prefix + bare
+        weight = bare.removesuffix(MASK_SUFFIX)
+        return prefix + new_name(weight) + bare[len(weight) :]
+
+    return rename

@@ -24,11 +24,19 @@ MASK_SUFFIX = "_mask"
 """Ending of the name of a weight's mask, in our checkpoints and in those of the published releases since 2.0."""
 
 Release = tuple[int, int]
-# Names that 2.1 changed: (pattern, replacement).
+# Names that 2.1 changed: (pattern, replacement), and the same backwards.
+_HELPER = "embedding_layer.position_embed_helper"
 _MOVED = (
     (r"((?:.*[._])?position_embeddings)\.weight", r"\1.embed.weight"),
     (r"((?:.*[._])?position_embeddings)", r"\1.fpe"),
     (r"relative_position_(\w+)\.(relative_attention_bias\.\w+)", r"\1_embeddings.position_embed_helper.\2"),
+    (r"relative_pe_helper\.(relative_attention_bias\.\w+|slopes)", rf"{_HELPER}.\1"),
+)
+_MOVED_BACK = (
+    (r"((?:.*[._])?position_embeddings)\.embed\.weight", r"\1.weight"),
+    (r"((?:.*[._])?position_embeddings)\.fpe", r"\1"),
+    (r"(encoder|decoder)_embeddings\.position_embed_helper\.(.*)", r"relative_position_\1.\2"),
+    (rf"{re.escape(_HELPER)}\.(.*)", r"relative_pe_helper.\1"),
 )
 
 
@@ -61,7 +69,20 @@ def moved(name: str) -> str:
     >>> moved("embedding_layer.position_embeddings.weight")
     'embedding_layer.position_embeddings.embed.weight'
     """
-    for pattern, replacement in _MOVED:
+    return _substituted(name, _MOVED)
+
+
+def moved_back(name: str) -> str:
+    """Return the name before release 2.1 of a tensor, from its name since then.
+
+    >>> moved_back("encoder_embeddings.position_embed_helper.relative_attention_bias.weight")
+    'relative_position_encoder.relative_attention_bias.weight'
+    """
+    return _substituted(name, _MOVED_BACK)
+
+
+def _substituted(name: str, rules: tuple[tuple[str, str], ...]) -> str:
+    for pattern, replacement in rules:
         if re.fullmatch(pattern, name):
             return re.sub(f"^{pattern}$", replacement, name)
     return name
