@@ -63,16 +63,17 @@ def convert(content: Mapping[str, Any], model: str, source: Release, target: Rel
     Raises:
         ConfigConversionError: If the target cannot express a setting.
     """
-    content, name = copy.deepcopy(dict(content)), model.removesuffix("-headless")
+    changed: Config = copy.deepcopy(dict(content))
+    name = model.removesuffix("-headless")
     is_newer = source < target
     between = [(first, rule) for first, rule in _RULES if min(source, target) < first <= max(source, target)]
     for first, rule in between if is_newer else reversed(between):
         if not is_newer:
-            _check_introduced(content, first)
-        rule(content, name, is_newer)
+            _check_introduced(changed, first)
+        rule(changed, name, is_newer)
     if source >= (1, 9):
-        content.pop("cerebras", None)
-    return content
+        changed.pop("cerebras", None)
+    return changed
 
 
 def _model(content: Config) -> Config:
