@@ -399,12 +399,13 @@ class CerebrasEstimator:
             return list(reader.names())
 
     def get_variable_value(self, name: str) -> np.ndarray:
-        """Return the value of a variable in the newest checkpoint.
+        """Return the value of a variable in the newest checkpoint; the name may end in ":0", as in 2.15.
 
         Raises:
             ValueError: If nothing has been trained.
             tf.errors.NotFoundError: If there is no such variable.
         """
+        name = name.removesuffix(":0")
         with open_checkpoint(self._trained()) as reader:
             if name not in reader:
                 raise tf.errors.NotFoundError(

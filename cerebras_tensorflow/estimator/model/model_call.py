@@ -17,7 +17,7 @@ from cerebras_tensorflow.estimator.model.gradient_marks import marked_gradients,
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.negative_labels import ignore_negative_labels
-from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
+from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key, checkpoint_keys
 from cerebras_tensorflow.estimator.model.sparse_weights import SparseChoice, SparseGraph, SparseWeight
 from cerebras_tensorflow.estimator.user_functions import call_with, parameters_of
 from cerebras_tensorflow.graph.nodes import prune
@@ -68,7 +68,7 @@ class Model:
 
     def checkpoint_keys(self) -> dict[str, str]:
         """Return name -> name in checkpoints, without a Saver. A key of a part of a variable is a PartKey."""
-        return {name: checkpoint_key(variable) for name, variable in self.saved_names().items()}
+        return checkpoint_keys(self.saved_names())
 
     def _name_as_in_checkpoints(self, graph_def: Any) -> None:
         """Name handles as their variables in checkpoints; the compiler and the stores use these names."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,16 +18,23 @@ class PartKey(str):
     Attributes:
         shape: Shape of the whole tensor.
         region: The part within it.
+        has_gaps: Whether the parts in the graph do not cover the tensor. TensorFlow names some optimizer slots so that
+            each slot is the only part of its tensor, such as `weights/part_0/Ftrl`. The rest is saved as 0.
     """
 
     shape: tuple[int, ...]
     region: tuple[slice, ...]
+    has_gaps: bool
 
-    def __new__(cls, name: str, shape: tuple[int, ...], region: tuple[slice, ...]) -> PartKey:
+    def __new__(cls, name: str, shape: tuple[int, ...], region: tuple[slice, ...], has_gaps: bool = False) -> PartKey:
         """Return a key."""
         key = super().__new__(cls, name)
-        key.shape, key.region = shape, region
+        key.shape, key.region, key.has_gaps = shape, region, has_gaps
         return key
+
+    def renamed(self, name: str) -> PartKey:
+        """Return the key of the same part under another name of the tensor."""
+        return PartKey(name, self.shape, self.region, self.has_gaps)
 
 
 def checkpoint_key(variable: Any) -> str:
@@ -40,6 +49,22 @@ def checkpoint_key(variable: Any) -> str:
     return PartKey(part.full_name, tuple(part.full_shape), region)
 
 
+def checkpoint_keys(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return name -> name in checkpoints, of all variables of a graph. A key of a part of a tensor is a PartKey.
+
+    Args:
+        variables: Name -> variable.
+    """
+    keys = {name: checkpoint_key(variable) for name, variable in variables.items()}
+    parts = [key for key in keys.values() if isinstance(key, PartKey)]
+    covered = Counter[str]()
+    for key in parts:
+        covered[str(key)] += math.prod(dim.stop - dim.start for dim in key.region)
+    for key in parts:
+        key.has_gaps = covered[str(key)] < math.prod(key.shape)
+    return keys
+
+
 class Wholes:
     """Puts tensors together from their parts."""
 
@@ -52,12 +77,13 @@ class Wholes:
     ) -> None:
         """Add a part: an array, or the pieces of its bytes."""
         if str(key) not in self._values:
-            self._values[str(key)] = np.empty(key.shape, dtype)
-            self._missing[str(key)] = self._values[str(key)].size
+            self._values[str(key)] = np.zeros(key.shape, dtype) if key.has_gaps else np.empty(key.shape, dtype)
+            self._missing[str(key)] = 0 if key.has_gaps else self._values[str(key)].size
         if not isinstance(value, np.ndarray):
             value = np.frombuffer(b"".join(np.ascontiguousarray(piece).tobytes() for piece in value), dtype)
         self._values[str(key)][key.region] = value.reshape(shape)
-        self._missing[str(key)] -= int(np.prod(shape, dtype=np.int64))
+        if not key.has_gaps:
+            self._missing[str(key)] -= math.prod(shape)
 
     def __iter__(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (name, value) of each tensor.

@@ -95,7 +95,7 @@ def checkpoint_layout(model: Model, saver: Any) -> Layout:
         name = known.get(str(source.name))
         if name is not None:
             part = own[name]
-            keys[name] = PartKey(key, part.shape, part.region) if isinstance(part, PartKey) else key
+            keys[name] = part.renamed(key) if isinstance(part, PartKey) else key
         elif source.type == "Const":
             constants[key] = np.asarray(tf.get_static_value(source.outputs[0]), tensor.dtype.as_numpy_dtype)
         else:

@@ -43,10 +43,9 @@ def make_early_stopping_hook(
         raise ValueError("Only one of `run_every_secs` and `run_every_steps` must be set.")
     if run_every_secs is None and run_every_steps is None:
         raise ValueError("Either every_secs or every_steps should be provided.")
-    is_clustered = bool(getattr(estimator.config, "master", ""))
-    if is_clustered and not estimator.config.is_chief:
-        return _StopWithChief()
-    return _StopWhenAsked(should_stop_fn, run_every_secs, run_every_steps, is_clustered)
+    if getattr(estimator.config, "is_chief", True):
+        return _StopOnPredicateHook(should_stop_fn, run_every_secs, run_every_steps)
+    return _CheckForStoppingHook()
 
 
 def make_stop_at_checkpoint_step_hook(
@@ -125,6 +124,8 @@ def stop_if_no_decrease_hook(
 def read_eval_metrics(eval_dir: str, pattern: str = "*tfevents*") -> dict[int, dict[str, float]]:
     """Return step -> metrics from the event files of evaluations, sorted by step.
 
+    The rest of a damaged file is left out, with a warning.
+
     Args:
         eval_dir: Their folder or URL.
         pattern: Pattern of their names.
@@ -135,11 +136,19 @@ def read_eval_metrics(eval_dir: str, pattern: str = "*tfevents*") -> dict[int, d
             return read_eval_metrics(folder, pattern)
     metrics_by_step: dict[int, dict[str, float]] = {}
     for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, pattern))):
-        for event in tf.compat.v1.train.summary_iterator(path):
-            values = {value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")}
-            if values:
-                metrics_by_step.setdefault(event.step, {}).update(values)
+        try:
+            _add_events(path, metrics_by_step)
+        except tf.errors.DataLossError as error:
+            run_log.warning("Skipping rest of the file due to encountering data corruption error; file path: %s; %s",
+                            path, error.message)  # fmt: skip
     return dict(sorted(metrics_by_step.items()))
+
+
+def _add_events(path: str, metrics_by_step: dict[int, dict[str, float]]) -> None:
+    for event in tf.compat.v1.train.summary_iterator(path):
+        values = {value.tag: value.simple_value for value in event.summary.value if value.HasField("simple_value")}
+        if values:
+            metrics_by_step.setdefault(event.step, {}).update(values)
 
 
 def _crossed(
@@ -191,28 +200,33 @@ def _values(estimator: Any, metric: str, eval_dir: str | None, min_steps: int) -
     return [(step, metrics[metric]) for step, metrics in metrics_by_step.items()]
 
 
-class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):
-    """Calls a function at an interval and stops the run if it returns True.
+class _StopOnPredicateHook(tf.compat.v1.train.SessionRunHook):
+    """Calls a function at an interval. If it returns True, sets the stop variable and ends the run.
 
     Args:
-        should_stop: The function.
-        every_s, every_steps: The interval; one of them is None.
-        tells_workers: Whether to stop the workers of a cluster too, through a shared variable.
+        should_stop_fn: The function.
+        run_every_secs: Seconds between two calls, or None.
+        run_every_steps: Steps between two calls, or None.
+
+    Raises:
+        TypeError: If the function is not callable.
     """
 
     def __init__(
-        self, should_stop: Callable[[], bool], every_s: float | None, every_steps: int | None, tells_workers: bool
+        self,
+        should_stop_fn: Callable[[], bool],
+        run_every_secs: float | None = 60,
+        run_every_steps: int | None = None,
     ) -> None:
-        self._should_stop = should_stop
-        self._tells_workers = tells_workers
-        self._stop_workers: Any = None
-        self._timer = tf.compat.v1.train.SecondOrStepTimer(every_secs=every_s, every_steps=every_steps)
+        if not callable(should_stop_fn):
+            raise TypeError(f"`should_stop_fn` must be callable. Got: {should_stop_fn}")
+        self._should_stop = should_stop_fn
+        self._timer = tf.compat.v1.train.SecondOrStepTimer(every_secs=run_every_secs, every_steps=run_every_steps)
 
     def begin(self) -> None:
         self._global_step = tf.compat.v1.train.get_global_step()
+        self._stop = _get_or_create_stop_var().assign(True)
         self._timer.reset()
-        if self._tells_workers:
-            self._stop_workers = _shared_stop().assign(True)
 
     def before_run(self, run_context: Any) -> Any:
         return tf.compat.v1.train.SessionRunArgs(self._global_step)
@@ -223,16 +237,15 @@ class _StopWhenAsked(tf.compat.v1.train.SessionRunHook):
             self._timer.update_last_triggered_step(step)
             if self._should_stop():
                 run_log.info("Requesting early stopping at global step %d", step)
-                if self._tells_workers:
-                    run_context.session.run(self._stop_workers)
+                run_context.session.run(self._stop)
                 run_context.request_stop()
 
 
-class _StopWithChief(tf.compat.v1.train.SessionRunHook):
-    """Hook of a cluster's worker: stops when the chief asks for it."""
+class _CheckForStoppingHook(tf.compat.v1.train.SessionRunHook):
+    """Hook of a cluster's worker: ends the run when the chief has set the stop variable."""
 
     def begin(self) -> None:
-        self._is_stopped = _shared_stop()
+        self._is_stopped = _get_or_create_stop_var()
 
     def before_run(self, run_context: Any) -> Any:
         return tf.compat.v1.train.SessionRunArgs(self._is_stopped)
@@ -243,8 +256,11 @@ class _StopWithChief(tf.compat.v1.train.SessionRunHook):
             run_context.request_stop()
 
 
-def _shared_stop() -> Any:
-    """Return a cluster's shared variable that says whether to stop. It has the same name as in tf.estimator."""
+def _get_or_create_stop_var() -> Any:
+    """Return the variable that says whether to stop. Checkpoints hold it, as in tf.estimator.
+
+    All tasks of a cluster share it. The chief sets it; the workers read it.
+    """
     with tf.compat.v1.variable_scope("signal_early_stopping", reuse=tf.compat.v1.AUTO_REUSE):
         return tf.compat.v1.get_variable(
             "STOP", [], tf.bool, tf.compat.v1.zeros_initializer(), trainable=False, use_resource=True

@@ -166,7 +166,7 @@ def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> 
                 value = reader.read(source)
                 yield name, value[source.region] if isinstance(source, PartKey) else value
     if settings is not None and warm.by_vocabulary:
-        yield from _by_vocabulary(model.saved_names(), settings, warm.by_vocabulary)
+        yield from _by_vocabulary(model, settings, warm.by_vocabulary)
 
 
 def _groups(variables: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -189,24 +189,30 @@ def _num_bytes(variable: Any) -> int:
     return int(variable.shape.num_elements() or 0) * int(variable.dtype.base_dtype.size)
 
 
-def _by_vocabulary(
-    variables: Mapping[str, Any], settings: WarmStartSettings, names: Sequence[str]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _by_vocabulary(model: Model, settings: WarmStartSettings, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, value) of variables whose rows come from the checkpoint's rows for the same words."""
+    variables, keys = model.saved_names(), model.checkpoint_keys()
+    wholes: dict[str, list[str]] = {}
+    for name in names:
+        wholes.setdefault(str(keys[name]), []).append(name)
     with tf.Graph().as_default():
-        made = {
-            name: tf.compat.v1.get_variable(name, variables[name].shape, variables[name].dtype.base_dtype)
-            for name in names
-        }
+        made = {}
+        for whole, parts in wholes.items():
+            key, part = keys[parts[0]], variables[parts[0]]
+            shape = key.shape if isinstance(key, PartKey) else part.shape
+            made[whole] = tf.compat.v1.get_variable(whole, shape, part.dtype.base_dtype)
         tf.compat.v1.train.warm_start(
             checkpoint_of(settings),
             vars_to_warm_start=None,
-            var_name_to_vocab_info={name: settings.var_name_to_vocab_info[name] for name in names},
+            var_name_to_vocab_info={whole: settings.var_name_to_vocab_info[whole] for whole in made},
             var_name_to_prev_var_name={
-                name: source for name, source in settings.var_name_to_prev_var_name.items() if name in names
+                whole: source for whole, source in settings.var_name_to_prev_var_name.items() if whole in made
             },
         )
         with tf.compat.v1.Session() as session:
-            for name, variable in made.items():
+            for whole, variable in made.items():
                 session.run(variable.initializer)
-                yield name, session.run(variable)
+                value = session.run(variable)
+                for name in wholes[whole]:
+                    key = keys[name]
+                    yield name, value[key.region] if isinstance(key, PartKey) else value

@@ -152,19 +152,20 @@ def _plan(model: Model, settings: WarmStartSettings) -> tuple[WarmStart, list[st
     """Return the plan, and why a lenient start leaves out variables."""
     variables, path = model.saved_names(), checkpoint_of(settings)
     wanted = _selected(model, settings)
-    by_vocabulary = [name for name in settings.var_name_to_vocab_info if name in variables]
-    _check_all_used("var_name_to_prev_var_name", settings.var_name_to_prev_var_name, [*wanted, *by_vocabulary])
-    _check_all_used("var_name_to_vocab_info", settings.var_name_to_vocab_info, list(variables))
+    keys = model.checkpoint_keys()
+    by_vocabulary = [name for name in variables if keys[name] in settings.var_name_to_vocab_info]
+    viable = [str(keys[name]) for name in (*wanted, *by_vocabulary)]
+    _check_all_used("var_name_to_prev_var_name", settings.var_name_to_prev_var_name, viable)
+    _check_all_used("var_name_to_vocab_info", settings.var_name_to_vocab_info, [*map(str, keys.values())])
     sources: dict[str, str] = {}
     problems = []
-    keys = model.checkpoint_keys()
     with open_checkpoint(path) as reader:
         of_objects = _names_of_objects(reader)
         for name in wanted:
-            if name in settings.var_name_to_vocab_info:
-                continue
             key = keys[name]
-            source = settings.var_name_to_prev_var_name.get(name, str(key))
+            if key in settings.var_name_to_vocab_info:
+                continue
+            source = settings.var_name_to_prev_var_name.get(key, str(key))
             source = of_objects.get(source, source)
             shape = key.shape if isinstance(key, PartKey) else tuple(variables[name].shape.as_list())
             if source not in reader:
@@ -175,7 +176,7 @@ def _plan(model: Model, settings: WarmStartSettings) -> tuple[WarmStart, list[st
                     f"({list(reader.entry(source).shape)}) from checkpoint reader."
                 )
             else:
-                sources[name] = PartKey(source, key.shape, key.region) if isinstance(key, PartKey) else source
+                sources[name] = key.renamed(source) if isinstance(key, PartKey) else source
         for weight in model.sparse:
             if weight.name in sources and f"{sources[weight.name]}{MASK_SUFFIX}" in reader:
                 sources[weight.mask] = f"{sources[weight.name]}{MASK_SUFFIX}"

@@ -18,7 +18,6 @@ KNOWN: dict[str, str] = {
     "signatures.tpu_v1": _OURS_TOO,
     "specs.sparse_predictions": "ours predicts them, in whole batches; 2.15 refuses them",
     "exports.saved_model_estimator": "TODO(issue 16): an Estimator from a SavedModel finds no checkpoint in it",
-    "hooks.early_stopping": "2.15 keeps a variable for the stop in checkpoints, so a stopped run stops again",
     "scaffolds.saver_of_some_variables": "ours initializes the other variables after a restore; 2.15 stops",
     "scaffolds.checkpoint_as_saver": "2.15 writes one shard for each device",
     "scaffolds.local_init_op": "a run that cannot begin leaves no event file",

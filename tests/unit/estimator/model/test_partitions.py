@@ -56,3 +56,21 @@ def test_checkpoints_hold_wholes_and_load_into_other_partitions(mode: str, tmp_p
     other = tiny.estimator(tmp_path, parts(3)).train(tiny.input_fn(), steps=2)
     plain = tiny.estimator(tmp_path / "plain", parts(1)).train(tiny.input_fn(), steps=4)
     np.testing.assert_array_equal(other.get_variable_value("table"), plain.get_variable_value("table"))
+
+
+def test_a_slot_that_is_the_only_part_of_its_tensor_is_saved_and_loaded(mode: str, tmp_path: Path) -> None:
+    columns = [tf.feature_column.categorical_column_with_hash_bucket("word", 64)]
+
+    def batch() -> Any:
+        return {"word": tf.constant([["a"], ["b"]])}, tf.constant([[1.0], [2.0]])
+
+    def trained(folder: str, steps: int) -> Any:
+        partitioner = v1.fixed_size_partitioner(4)
+        run = v1.estimator.LinearRegressor(columns, str(tmp_path / folder), partitioner=partitioner)
+        return run.train(batch, steps=steps)
+
+    twice, once = trained("twice", 1).train(batch, steps=1), trained("once", 2)
+    slot = "linear/linear_model/word/weights/part_1/Ftrl"
+    assert once.get_variable_value(f"{slot}:0").shape == (64, 1)
+    for name in once.get_variable_names():
+        np.testing.assert_array_equal(twice.get_variable_value(name), once.get_variable_value(name))
