@@ -67,7 +67,14 @@ def distributed(
         run_log.warning("The input stays in the chief, and %d input worker(s) stay idle: %s.", count, reason)
         return dataset
     run_log.info("Input is computed by %d input worker(s).", count)
+    # They import TensorFlow while the chief builds and compiles the model.
+    start_workers(folder)
     return remote(dataset, folder, count, should_stop)
+
+
+def start_workers(folder: Path) -> None:
+    """Ask the wrappers of the idle input workers to start them."""
+    (folder / REQUEST_FILE).touch()
 
 
 def why_not(variant: Any) -> str:
@@ -157,13 +164,12 @@ def _has_no_seed(operation: Any) -> bool:
 def _in_turn(
     folder: Path, requests: list[PartRequest], should_stop: Callable[[], bool], ends: dict[int, int], number: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """Start the idle workers, and yield a batch of each in turn until one has no more.
+    """Yield a batch of each worker in turn until one has no more.
 
     If computing the batches here is faster, end early, and write the number of batches to `ends[number]`. Only iterator
     0 may do so: a dataset that several iterators share can shuffle differently for each, but not in the workers.
     """
     comparison = Comparison()
-    (folder / REQUEST_FILE).touch()
     parts = [RemotePart(folder, request) for request in requests]
     try:
         while True:
