@@ -68,6 +68,7 @@ def rate(kind, count):
         options.threading.private_threadpool_size = 1
         dataset = globals()[kind]().prefetch(1).with_options(options)
         if count:
+            chief.start_workers(env.read().input_folder)
             dataset = chief.remote(dataset, env.read().input_folder, count, lambda: False)
         iterator = v1.data.make_initializable_iterator(dataset)
         batch = iterator.get_next()

@@ -3,6 +3,7 @@ import warnings
 import pytest
 import tensorflow as tf
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 from cerebras_tensorflow.runtime.input_workers import order as input_order
 from cerebras_tensorflow.runtime.input_workers.parts import find_split, part
@@ -137,6 +138,14 @@ def test_datasets_that_workers_cannot_repeat_stay_in_the_chief(make, seed: int |
         answer = input_workers.why_not(variant_of(make, seed))
     assert reason in answer
     assert bool(answer) == bool(reason)
+
+
+def test_the_workers_start_before_the_first_batch_is_read(tmp_path) -> None:
+    launch = env.read({env.INPUT_WORKERS: "2", env.INPUT_FOLDER: str(tmp_path), env.ROLE: "chief"})
+    with tf.Graph().as_default():
+        tf.compat.v1.set_random_seed(1)
+        input_workers.distributed(PIPELINES["map and batch"](), launch)
+    assert (tmp_path / input_workers.REQUEST_FILE).exists()
 
 
 def test_without_workers_the_dataset_is_unchanged() -> None:
