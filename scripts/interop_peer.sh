@@ -5,7 +5,7 @@
 set -euo pipefail
 folder=${1:?usage: scripts/interop_peer.sh FOLDER [PYTHON]}
 python="${2:-python3}"
-"$python" -m venv "$folder"
+"$python" -m venv --without-pip "$folder"
 install=("$python" "$(dirname "$0")/install_packages.py" --python "$folder/bin/python")
 "${install[@]}" --no-deps "cerebras_appliance==2.6.0" "cerebras_pytorch==2.6.0"
 "${install[@]}" h5py hdf5plugin numpy dill psutil==7.1.3 grpcio zstandard "protobuf<6" \
