@@ -12,6 +12,7 @@ CerebrasError
 +-- CheckpointError        a checkpoint that cannot be read or written
 |   +-- CorruptCheckpointError  it exists, but is truncated or damaged
 +-- StoreError             the weight store cannot hold or return a weight
+|   +-- FolderInUseError   another run uses its folder
 +-- CollectiveError        a rank of a run on several CSX failed or does not answer
 """
 
@@ -70,6 +71,10 @@ class CorruptCheckpointError(CheckpointError):
 
 class StoreError(CerebrasError):
     """A weight that the weight store cannot hold or return."""
+
+
+class FolderInUseError(StoreError):
+    """Another run uses the folder of a weight store or of the processes of several CSX."""
 
 
 class CollectiveError(CerebrasError):

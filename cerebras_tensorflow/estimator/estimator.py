@@ -24,7 +24,7 @@ from cerebras_tensorflow.estimator.distributed.strategies import check_no_system
 from cerebras_tensorflow.estimator.evaluation import prediction as prediction_run
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
 from cerebras_tensorflow.estimator.execution import restrictions
-from cerebras_tensorflow.estimator.execution.several_csx import check_settings, note_one_csx, num_csx_of
+from cerebras_tensorflow.estimator.execution.several_csx import check_inference, check_settings, num_csx_of
 from cerebras_tensorflow.estimator.execution.target import Target, choose_target, held
 from cerebras_tensorflow.estimator.export import saved_model as export
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -212,13 +212,13 @@ class CerebrasEstimator:
         show_run_lines()
         target = self._target(use_cs, ModeKeys.EVAL)
         restrictions.check_evaluation_steps(self._settings, target.is_cs, steps)
+        check_inference(self._settings.cs, self._params, ModeKeys.EVAL)
         make_model_dir(self._model_dir)
         request = self._inference(input_fn, hooks, steps, checkpoint_path, name)
         if distributed_evaluation.is_distributed(self._settings):
             check_no_system("eval_distribute", target.is_cs)
             return distributed_evaluation.evaluate(request)
-        note_one_csx(self._settings.cs, "Evaluation")
-        with held(target, f"evaluate {self._model_dir}"):
+        with held(target, f"evaluate {self._model_dir}", num_csx_of(self._settings.cs)):
             return evaluation_run.evaluate(request, target)
 
     def _evaluate_values(
@@ -258,9 +258,9 @@ class CerebrasEstimator:
         """
         check_hooks(hooks)
         target = self._target(use_cs, ModeKeys.PREDICT)
+        check_inference(self._settings.cs, self._params, ModeKeys.PREDICT)
         request = self._inference(input_fn, hooks, None, checkpoint_path, None)
-        note_one_csx(self._settings.cs, "Prediction")
-        with held(target, f"predict {self._model_dir}"):
+        with held(target, f"predict {self._model_dir}", num_csx_of(self._settings.cs)):
             yield from prediction_run.predict(request, target, predict_keys, yield_single_examples, num_samples)
 
     def compile(

@@ -53,14 +53,20 @@ def follow(
 
 
 def _obey(message: Message, session: ProgramSession, csx: OtherCsx, ranks: Collectives, train_node: str) -> None:
-    if message.kind == VARIABLE:
-        session.load(message.values["name"], _received(message, ranks))
-    elif message.kind == EXTEND:
-        session.add(GraphDef.FromString(message.arrays["graph"].tobytes()))
-    else:
-        assert message.kind == STEP, f"unknown message {message.kind}"
+    if message.kind == STEP:
         csx.use(message)
         session.run(session.graph.get_operation_by_name(train_node))
+    else:
+        take_change(message, session, ranks)
+
+
+def take_change(message: Message, session: ProgramSession, ranks: Collectives) -> None:
+    """Set a variable, or add ops, as the first CSX says."""
+    if message.kind == VARIABLE:
+        session.load(message.values["name"], _received(message, ranks))
+    else:
+        assert message.kind == EXTEND, f"unknown message {message.kind}"
+        session.add(GraphDef.FromString(message.arrays["graph"].tobytes()))
 
 
 def _received(message: Message, ranks: Collectives) -> np.ndarray:

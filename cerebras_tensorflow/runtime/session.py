@@ -19,6 +19,7 @@ from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
 from cerebras_tensorflow.runtime.csx.orders import Order, Orders
 from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, leaves, op_names
 from cerebras_tensorflow.runtime.host.heap import trim_heap
+from cerebras_tensorflow.runtime.inference.shared import InferenceRun, SharedInference
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
 from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.steps import GradientSums, MicroBatchRuns
@@ -48,6 +49,7 @@ class ProgramSession(tf.compat.v1.Session):
         session_config: ConfigProto to start from.
         next_batch: Called when a run needs a new batch. Returns tensor name -> array.
         csx: Gives this CSX its part of each step in micro-batches. None: it computes the whole step.
+        inference: Lets other CSX compute batches of an evaluation or a prediction. None: there are no others.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class ProgramSession(tf.compat.v1.Session):
         session_config: Any = None,
         next_batch: Callable[[], Mapping[str, np.ndarray]] | None = None,
         csx: Orders | None = None,
+        inference: SharedInference | None = None,
     ) -> None:
         self._original = graph
+        self._inference = inference
         self.program = program
         self._train_node = train_node
         self._store = store
@@ -161,7 +165,11 @@ class ProgramSession(tf.compat.v1.Session):
             if is_step and self._micro_batches is not None:
                 feeds = self._run_micro_batches(self._micro_batches, [*leaves(mapped), *extra], feeds)
             else:
-                feeds = {**self._standard_feeds(names, is_step), **feeds}
+                feeds = {
+                    **self._standard_feeds(names, is_step),
+                    **self._values_of_others(mapped, names, feeds),
+                    **feeds,
+                }
             result, after = self._session.run((mapped, extra), feeds, options=options, run_metadata=run_metadata)
         except tf.errors.OpError as error:
             original = self._calls.take_error() if self._calls else None
@@ -233,8 +241,9 @@ class ProgramSession(tf.compat.v1.Session):
 
     def close(self) -> None:
         """Release the session and the store, and end the other CSX."""
-        if self._csx is not None:
-            self._csx.close()
+        for others in (self._csx, self._inference):
+            if others is not None:
+                others.close()
         self._session.close()
         self._variables.close()
         if self._sums is not None:
@@ -261,8 +270,9 @@ class ProgramSession(tf.compat.v1.Session):
         self._ops.add(extension)
 
     def _note_change(self, names: Iterable[str]) -> None:
-        if self._csx is not None:
-            self._csx.variables_changed(names)
+        for others in (self._csx, self._inference):
+            if others is not None:
+                others.variables_changed(names)
 
     def _read_before_step(self, mapped: Any, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the values, before the step, of tensors that hooks fetch and that only read variables.
@@ -296,6 +306,18 @@ class ProgramSession(tf.compat.v1.Session):
         if self._next_batch is not None and (is_step or self._ops.needs_batch(names)):
             feeds.update(self._current_parts()[0])
         return feeds
+
+    def _values_of_others(
+        self, mapped: Any, names: frozenset[str], feeds: Mapping[Any, Any]
+    ) -> Mapping[str, np.ndarray]:
+        """Return what other CSX have computed for the batch of a run that is no training step."""
+        if self._inference is None:
+            return {}
+        takes_batch = self._next_batch is not None and self._ops.needs_batch(names)
+        run = InferenceRun(
+            list(leaves(mapped)), self._ops, takes_batch, not feeds, self._counters(), self._variables.read
+        )
+        return self._inference.feeds(run)
 
     def _counters(self, micro_batch: int = 0) -> dict[str, np.ndarray]:
         """Return the feeds of the counters that random ops draw from."""

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ import tensorflow as tf
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.estimator.evaluation.several_csx import other_csx
 from cerebras_tensorflow.estimator.evaluation.summary import write_evaluation
 from cerebras_tensorflow.estimator.execution import micro_batch_size, store_choice
 from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.session_settings import SessionCreator, session_config_of
+from cerebras_tensorflow.estimator.execution.several_csx import CsxRequest
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.host_call import HostMetrics
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -188,6 +190,7 @@ def opened_model(
     pipeline = InputPipeline(request.input_fn, request.params, mode, request.settings)
     micro_batch_size.cut(pipeline, request.settings.cs, request.params, mode)
     sessions: list[ProgramSession] = []
+    cleanup = ExitStack()
 
     def create(roots: list[Any]) -> ProgramSession:
         local_init = local_init_of(model)
@@ -195,9 +198,14 @@ def opened_model(
         compiled = compile_model(
             model, step, target.mode, request.settings.cs, request.compile_dir, is_for_cs=target.system is not None
         )
-        store = store_choice.open_store(compiled.program, request.settings.cs, work_folder(request.model_dir))
+        program, folder = compiled.program, work_folder(request.model_dir)
+        others = None
+        if request.load is None:  # else a training run has the systems
+            needs = CsxRequest(program, None, local_init.name, session_config, request.settings.cs, folder)
+            others = other_csx(needs, mode, pipeline, request.steps, cleanup)
+        store = store_choice.open_store(program, request.settings.cs, folder)
         next_batch = pipeline.next_micro_batch if pipeline.is_fed else None
-        session = ProgramSession(compiled.program, model.graph, None, store, session_config, next_batch)
+        session = ProgramSession(program, model.graph, None, store, session_config, next_batch, inference=others)
         sessions.append(session)
         init = own_init(model)
         pipeline.start()
@@ -231,6 +239,7 @@ def opened_model(
         pipeline.close()
         for session in sessions:
             session.close()
+        cleanup.close()
 
 
 def checkpoint_of(request: InferenceRequest) -> str | None:

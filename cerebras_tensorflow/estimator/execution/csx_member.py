@@ -17,12 +17,13 @@ from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.execution.several_csx import PROGRAM_FOLDER, SETTINGS_FILE
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.follower import follow
+from cerebras_tensorflow.runtime.inference_follower import follow_inference
 
 logger = logging.getLogger(__name__)
 
 
 def main(ranks: Collectives, folder: Path) -> None:
-    """Compute this CSX's part of each step until the run ends.
+    """Compute this CSX's part of each step, or of an evaluation or prediction, until the run ends.
 
     Args:
         ranks: The group of all CSX.
@@ -42,8 +43,12 @@ def main(ranks: Collectives, folder: Path) -> None:
     settings = CSConfig(weight_store="file", weight_store_dir=str(own))
     store = store_choice.open_store(program, settings, str(folder), is_training=False)
     logger.info("rank %d of %d follows", ranks.rank, ranks.size)
+    train_node, setup = described["train_node"], described["setup"]
     try:
-        follow(ranks, program, described["train_node"], store, config, described["setup"])
+        if train_node is None:
+            follow_inference(ranks, program, store, config, setup)
+        else:
+            follow(ranks, program, train_node, store, config, setup)
     finally:
         if store is not None:
             store.close()

@@ -16,18 +16,21 @@ from typing import Any, Protocol
 from cerebras_tensorflow import files
 from cerebras_tensorflow.compiler import cache
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.errors import CompileError, SettingsError, StoreError
+from cerebras_tensorflow.errors import CompileError, FolderInUseError, SettingsError, StoreError
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import INPUT_SECTIONS
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.collectives import launch
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
 from cerebras_tensorflow.runtime.weight_store import owner
 
 KEY = "global_batch_size"
-FOLDER, SETTINGS_FILE, PROGRAM_FOLDER = "csx", "run.json", "program"
+FOLDER, INFERENCE_FOLDER = "csx", "csx_eval"  # in model_dir
+SETTINGS_FILE, PROGRAM_FOLDER = "run.json", "program"
+_MOST_INFERENCES = 16  # at the same time in one model_dir
 _FOLDER_USE = owner.FolderUse("num_csx: the folder of the processes", "run on several CSX", "model_dir")
 _PYTHON_CALLS = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _OWN_CALLS = b"cs_"  # start of the tokens of our own calls
@@ -76,10 +79,15 @@ def check_settings(settings: CSConfig, params: Any) -> None:
         )
 
 
-def note_one_csx(settings: CSConfig, what: str) -> None:
-    """Log that evaluation or prediction runs on one CSX, if the run has several."""
+def check_inference(settings: CSConfig, params: Any, mode: str) -> None:
+    """Check the needs of an evaluation or a prediction on several CSX, before model_fn and the first write.
+
+    Raises:
+        SettingsError: If MPI is not installed, or global_batch_size is not a positive number.
+    """
+    global_batch_size(params, mode)
     if num_csx_of(settings) > 1:
-        run_log.info("%s runs on one CSX: the result is that of %d.", what, num_csx_of(settings))
+        launch.mpiexec()
 
 
 def share_batches(inputs: SharedBatches, settings: CSConfig, params: Any) -> None:
@@ -146,7 +154,7 @@ class CsxRequest:
 
     Attributes:
         program: The Program.
-        train_node: Name of the train op.
+        train_node: Name of the train op; None: an evaluation or a prediction.
         setup: Name of the op that initializes tables.
         session_config: ConfigProto of their sessions.
         settings: The run's CSConfig.
@@ -155,12 +163,12 @@ class CsxRequest:
     """
 
     program: Program
-    train_node: str
+    train_node: str | None
     setup: str
     session_config: Any
     settings: CSConfig
     folder: str
-    batches_per_step: int
+    batches_per_step: int = 1
 
 
 def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
@@ -181,6 +189,32 @@ def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
         return None
     check_program(request.program)
     folder = _new_folder(Path(request.folder).resolve() / FOLDER, cleanup)
+    ranks = _start_processes(request, plan.num_csx, folder)
+    first = FirstCsx(ranks, request.program, request.batches_per_step)
+    cleanup.callback(first.close)
+    return first
+
+
+def start_inference(request: CsxRequest, num_csx: int, cleanup: ExitStack) -> Collectives:
+    """Start the processes of the other CSX of an evaluation or a prediction; return this process's rank.
+
+    Several of them may run in a model_dir at the same time, so each takes the first folder that no other one uses.
+
+    Raises:
+        SettingsError: If MPI is not installed.
+        CollectiveError: If the processes do not start.
+        StoreError: If a folder for them cannot be made, or the Program cannot be written for them.
+    """
+    for number in range(1, _MOST_INFERENCES):
+        name = INFERENCE_FOLDER if number == 1 else f"{INFERENCE_FOLDER}-{number}"
+        with suppress(FolderInUseError):
+            folder = _new_folder(Path(request.folder).resolve() / name, cleanup)
+            return _start_processes(request, num_csx, folder)
+    folder = _new_folder(Path(request.folder).resolve() / INFERENCE_FOLDER, cleanup)
+    return _start_processes(request, num_csx, folder)
+
+
+def _start_processes(request: CsxRequest, num_csx: int, folder: Path) -> Collectives:
     if not cache.save(folder / PROGRAM_FOLDER, request.program, {}):
         raise StoreError(f"num_csx: the compiled program cannot be written to {folder / PROGRAM_FOLDER}: see the log")
     stores = request.settings.weight_store_dir
@@ -191,12 +225,9 @@ def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
         "stores": stores or str(folder),
     }
     files.write_text(folder / SETTINGS_FILE, json.dumps(described), 0o600, is_durable=False)
-    run_log.info("Starting %d CSX; the logs of the others are %s.", plan.num_csx, folder / "rank-*.log")
+    run_log.info("Starting %d CSX; the logs of the others are %s.", num_csx, folder / "rank-*.log")
     module = "cerebras_tensorflow.estimator.execution.csx_member"
-    ranks = launch.start(plan.num_csx, module, folder, env.read().csx_timeout_s)
-    first = FirstCsx(ranks, request.program, request.batches_per_step)
-    cleanup.callback(first.close)
-    return first
+    return launch.start(num_csx, module, folder, env.read().csx_timeout_s)
 
 
 def _new_folder(folder: Path, cleanup: ExitStack) -> Path:
@@ -205,7 +236,8 @@ def _new_folder(folder: Path, cleanup: ExitStack) -> Path:
     The run holds a lock on the folder until `cleanup`, so that another run does not remove its files.
 
     Raises:
-        StoreError: If another run uses it, it is a link or belongs to another user, or it cannot be made.
+        FolderInUseError: If another run uses it.
+        StoreError: If it is a link or belongs to another user, or it cannot be made.
     """
     try:
         with suppress(FileExistsError):

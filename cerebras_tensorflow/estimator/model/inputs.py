@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,8 @@ class InputPipeline:
         self._batches_per_step = 1
         self._micro_batches = 1  # of a batch
         self._parts: list[Mapping[str, np.ndarray]] = []  # micro-batches of the current batch that are left
+        self._ahead: list[list[dict[str, np.ndarray]]] = []  # batches that were read ahead, in micro-batches
+        self._num_taken = 0  # batches that `next_micro_batch` has begun
         graph = new_graph(settings.tf_random_seed)
         known = _Known(graph)
         given = {} if params is None else {"params": copy.deepcopy(params)}
@@ -209,8 +211,28 @@ class InputPipeline:
     def next_micro_batch(self) -> Mapping[str, np.ndarray]:
         """Return the next micro-batch, with the same keys and errors as `next_batch`."""
         if not self._parts:
-            self._parts = list(parts_of_batch(self.next_batch(), self._micro_batches))
+            self._parts = [*(self._ahead.pop(0) if self._ahead else self._next_parts())]
+            self._num_taken += 1
         return self._parts.pop(0)
+
+    def micro_batches_ahead(self, count: int, num_batches: int | None = None) -> list[Mapping[str, np.ndarray]]:
+        """Return up to `count` of the next micro-batches, which stay in the input.
+
+        An error of the input does not count here: `next_micro_batch` raises it in its place.
+
+        Args:
+            count: Number of micro-batches.
+            num_batches: Number of batches that the run takes; None: all.
+        """
+        known = [*self._parts, *(part for parts in self._ahead for part in parts)]
+        with suppress(Exception):  # the reader gives the error again
+            while len(known) < count and (num_batches is None or self._num_taken + len(self._ahead) < num_batches):
+                self._ahead.append(self._next_parts())
+                known += self._ahead[-1]
+        return known[:count]
+
+    def _next_parts(self) -> list[dict[str, np.ndarray]]:
+        return parts_of_batch(self.next_batch(), self._micro_batches)
 
     @property
     def is_between_batches(self) -> bool:

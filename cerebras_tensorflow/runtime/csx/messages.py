@@ -92,3 +92,22 @@ def receive(ranks: Collectives) -> Message:
     data = np.empty(int(length[0]), np.uint8)
     ranks.exchange([nothing] * ranks.size, [data, *rest])
     return decode(data)
+
+
+def answer(ranks: Collectives, message: Message) -> None:
+    """Send a message to the first rank, which calls `answers`."""
+    nothing = np.empty(0, np.uint8)
+    rest = [nothing] * (ranks.size - 1)
+    data = encode(message)
+    for part in (np.array([data.nbytes], np.int64).view(np.uint8), data):
+        ranks.exchange([part, *rest], [nothing] * ranks.size)
+
+
+def answers(ranks: Collectives) -> list[Message]:
+    """Return the message of each other rank, on the first one."""
+    nothing = np.empty(0, np.uint8)
+    lengths = [np.zeros(1, np.int64) for _ in range(1, ranks.size)]
+    ranks.exchange([nothing] * ranks.size, [nothing, *(length.view(np.uint8) for length in lengths)])
+    data = [np.empty(int(length[0]), np.uint8) for length in lengths]
+    ranks.exchange([nothing] * ranks.size, [nothing, *data])
+    return [decode(part) for part in data]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.errors import FolderInUseError, StoreError
 
 OWNER = "owner.json"
 SAFE_OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -66,7 +66,8 @@ def take_lock(directory: int, folder: Path, use: FolderUse = WEIGHT_STORE) -> tu
         The file's descriptor, which holds the lock until it is closed, and the content that a killed run left, or {}.
 
     Raises:
-        StoreError: If another run holds the lock, or the file is not a run's.
+        FolderInUseError: If another run holds the lock.
+        StoreError: If the file is not a run's.
         OSError: If the file cannot be made.
     """
     while True:
@@ -157,7 +158,7 @@ def _lock(lock: int, folder: Path, use: FolderUse) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = described(_read(lock, folder, use))
-        raise StoreError(
+        raise FolderInUseError(
             f"{use.name} {folder} is in use by another run ({owner}). Wait for it, stop it, "
             f"or give this run a folder of its own with {use.setting}."
         ) from None

@@ -1,0 +1,1 @@
+"""Evaluation and prediction on several CSX: all compute batches, and the first one updates the metrics."""

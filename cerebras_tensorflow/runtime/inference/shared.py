@@ -1,0 +1,140 @@
+"""The first CSX of an evaluation or a prediction: others compute the next batches while it computes the current one.
+
+Each run of the session takes one batch, or one micro-batch of it. A round is one batch for each CSX, in order. The
+first run of a round sends the batches to the others. Each later run takes the values that another CSX has computed, and
+feeds them to the ops that update metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, answers, send
+from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, VARIABLE
+from cerebras_tensorflow.runtime.fetches import FetchedGraph
+from cerebras_tensorflow.runtime.inference.frontier import Frontier, Frontiers
+
+BATCH_KIND, NOTHING = "batch", "nothing"  # kinds of messages
+
+Batch = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class InferenceRun:
+    """One run of the session.
+
+    Attributes:
+        fetched: The tensors and ops of the Program's graph that it fetches.
+        graph: The Program's graph.
+        takes_batch: Whether it takes a batch from the input.
+        is_plain: Whether the caller feeds nothing.
+        counters: Feeds of the counters of random ops.
+        read: Returns the value of a variable.
+    """
+
+    fetched: Sequence[Any]
+    graph: FetchedGraph
+    takes_batch: bool
+    is_plain: bool
+    counters: Batch
+    read: Callable[[str], np.ndarray]
+
+
+class SharedInference:
+    """Lets other CSX compute batches.
+
+    Args:
+        ranks: The group of all CSX; this one has rank 0.
+        program: The Program.
+        ahead: ahead(n) returns up to n of the next batches of the input, without taking them from it.
+    """
+
+    def __init__(self, ranks: Collectives, program: Program, ahead: Callable[[int], Sequence[Batch]]) -> None:
+        self._ranks = ranks
+        self._ahead = ahead
+        self._frontiers = Frontiers(program)
+        self._known: dict[frozenset[str], Frontier] = {}
+        self._streamed = frozenset(spec.name for spec in program.streamed)
+        self._names = frozenset(spec.name for spec in (*program.resident, *program.streamed))
+        self._changed = set(self._names)
+        self._num_extensions = 0
+        self._is_round_open = False  # whether the others have answers that were not received
+        self._waiting = 0  # number of batches that others compute, of those that the session has not taken
+        self._values: deque[Batch] = deque()
+        self._asked: tuple[str, ...] = ()
+        self._is_closed = False
+
+    def feeds(self, run: InferenceRun) -> Batch:
+        """Return values of tensors for a run, which others have computed: tensor name -> value. May be empty."""
+        frontier = self._frontier(run.fetched)
+        values: Batch = {}
+        if run.takes_batch and self._waiting:
+            values = self._next_values(frontier)
+        elif run.takes_batch and frontier.tensors and run.is_plain:
+            self._begin_round(run, frontier)
+        self._changed |= frontier.writes & self._names
+        return values if run.is_plain else {}
+
+    def variables_changed(self, names: Iterable[str]) -> None:
+        """Note that variables were set outside of a run."""
+        self._changed.update(names)
+
+    def close(self) -> None:
+        """End the others. A second call has no effect."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_round_open:
+            self._ranks.abort("the run ended")
+        else:
+            with contextlib.suppress(CollectiveError):  # the run's own error, if any, is already known
+                self._send(Message(END))
+        self._ranks.close()
+
+    def _next_values(self, frontier: Frontier) -> Batch:
+        if self._is_round_open:
+            self._values = deque(message.arrays for message in answers(self._ranks)[: self._waiting])
+            self._is_round_open = False
+        self._waiting -= 1
+        values = self._values.popleft()
+        return values if frontier.tensors == self._asked else {}  # other fetches: this CSX computes them
+
+    def _begin_round(self, run: InferenceRun, frontier: Frontier) -> None:
+        batches = self._ahead(self._ranks.size - 1)
+        if not batches:
+            return
+        self._send_changes(run, frontier)
+        values = {"tensors": list(frontier.tensors)}
+        messages = [Message(BATCH_KIND, values, {**batch, **run.counters}) for batch in batches]
+        nothing = Message(NOTHING)
+        send(self._ranks, [nothing, *messages, *[nothing] * (self._ranks.size - 1 - len(messages))])
+        self._is_round_open, self._waiting, self._asked = True, len(batches), frontier.tensors
+
+    def _send_changes(self, run: InferenceRun, frontier: Frontier) -> None:
+        for extension in run.graph.extensions[self._num_extensions :]:
+            graph = np.frombuffer(extension.SerializeToString(), np.uint8)
+            self._send(Message(EXTEND, {}, {"graph": graph}))
+        self._num_extensions = len(run.graph.extensions)
+        for name in sorted(self._changed & (frontier.reads | self._streamed)):
+            value = np.asarray(run.read(name))
+            self._send(Message(VARIABLE, {"name": name, "dtype": value.dtype.name, "shape": list(value.shape)}))
+            self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
+            self._changed.discard(name)
+
+    def _frontier(self, fetched: Sequence[Any]) -> Frontier:
+        key = frozenset(one.name for one in fetched)
+        if key not in self._known:
+            self._known[key] = self._frontiers.of(fetched)
+        return self._known[key]
+
+    def _send(self, message: Message) -> None:
+        send(self._ranks, [message] * self._ranks.size)
