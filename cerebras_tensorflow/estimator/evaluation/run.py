@@ -207,24 +207,9 @@ def opened_model(
         next_batch = pipeline.next_micro_batch if pipeline.is_fed else None
         session = ProgramSession(program, model.graph, None, store, session_config, next_batch, inference=others)
         sessions.append(session)
-        init = own_init(model)
         pipeline.start()
         session.run(local_init)
-        if request.load is not None:
-            request.load(model, session)  # before finalize: load checks the Scaffold that model_fn returned
-        keys = checkpoint_layout(model, finalize(model)).keys
-        if path is not None:
-            acting = acting_saver(model, path)
-            if acting is not None:
-                checkpoints.restore_with(acting, session, path)
-            else:
-                run_log.info("Restoring parameters from %s", path)
-                checkpoints.restore(session, path, keys)
-            set_initial_values(session, model, set(model.saved_names()) - set(keys))
-        elif request.load is None:
-            for name, value in initial_values(model, request.warm_start):
-                session.load(name, value)
-            init.run(model, session)
+        _set_variables(request, path, model, session)
         pipeline.initialize(session)
         return session
 
@@ -240,6 +225,26 @@ def opened_model(
         for session in sessions:
             session.close()
         cleanup.close()
+
+
+def _set_variables(request: InferenceRequest, path: str | None, model: Model, session: ProgramSession) -> None:
+    """Set the variables from a checkpoint, by `load`, or to their initial values."""
+    init = own_init(model)  # before finalize
+    if request.load is not None:
+        request.load(model, session)  # before finalize: load checks the Scaffold that model_fn returned
+    keys = checkpoint_layout(model, finalize(model)).keys
+    if path is not None:
+        acting = acting_saver(model, path)
+        if acting is not None:
+            checkpoints.restore_with(acting, session, path)
+        else:
+            run_log.info("Restoring parameters from %s", path)
+            checkpoints.restore(session, path, keys)
+        set_initial_values(session, model, set(model.saved_names()) - set(keys))
+    elif request.load is None:
+        for name, value in initial_values(model, request.warm_start):
+            session.load(name, value)
+        init.run(model, session)
 
 
 def checkpoint_of(request: InferenceRequest) -> str | None:
