@@ -11,6 +11,7 @@ It runs in a new virtual environment, so it imports only the standard library, a
 from __future__ import annotations
 
 import ast
+import compileall
 import importlib.util
 import os
 import re
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +79,7 @@ def main(arguments: list[str]) -> int:
     if environment is not None and _has_uv():
         code, output = _run(_uv(python, arguments, environment), python)
         if code == 0:
+            _compile(_site_packages(python))
             return 0
         reason = next((line.strip() for line in output if line.strip()), f"exit code {code}")
         print(f"uv cannot install {arguments[-1]} ({reason}); trying pip", file=sys.stderr)
@@ -168,11 +171,11 @@ def _run(installer: _Installer, python: str) -> tuple[int, list[str]]:
         env={**os.environ, **installer.environment},
     )
     assert process.stdout is not None
-    output = _show(installer, iter(process.stdout), Path(python).parents[1])
+    output = _show(installer, iter(process.stdout), _site_packages(python))
     return process.wait(), output
 
 
-def _show(installer: _Installer, lines: Iterator[str], environment: Path) -> list[str]:
+def _show(installer: _Installer, lines: Iterator[str], site_packages: Path) -> list[str]:
     """Show the progress that the output describes, and return the output."""
     output: list[str] = []
     announced = [0]
@@ -184,8 +187,8 @@ def _show(installer: _Installer, lines: Iterator[str], environment: Path) -> lis
             if match := installer.downloaded.match(line):
                 num_packages = int(match[1]) if match[1].isdigit() else len(match[1].split(", "))
                 break
-    before = _num_installed(environment)
-    with Progress("Installing packages", num_packages, "packages", done=lambda: _num_installed(environment) - before):
+    before = _num_installed(site_packages)
+    with Progress("Installing packages", num_packages, "packages", done=lambda: _num_installed(site_packages) - before):
         output.extend(lines)
     return output
 
@@ -211,8 +214,33 @@ def _received_by_this_machine() -> int:
     return sum(int(line.partition(":")[2].split()[0]) for line in lines)
 
 
-def _num_installed(environment: Path) -> int:
-    return sum(1 for _ in environment.glob("lib/python*/site-packages/*.dist-info"))
+def _site_packages(python: str) -> Path:
+    return next(Path(python).parents[1].glob("lib/python*/site-packages"))
+
+
+def _num_installed(site_packages: Path) -> int:
+    return sum(1 for _ in site_packages.glob("*.dist-info"))
+
+
+def _compile(site_packages: Path) -> None:
+    """Compile all modules that are not compiled yet, as pip does and uv does not.
+
+    Where PYTHONDONTWRITEBYTECODE is set, Python would compile them again in each process.
+    """
+    modules = [str(path) for path in site_packages.rglob("*.py")]
+    chunks = [modules[start : start + 100] for start in range(0, len(modules), 100)]
+    with (
+        Progress("Compiling modules", len(modules), "modules") as progress,
+        ProcessPoolExecutor(len(os.sched_getaffinity(0))) as processes,
+    ):
+        for number in processes.map(_compile_each, chunks):
+            progress.advance(number)
+
+
+def _compile_each(modules: list[str]) -> int:
+    for module in modules:
+        compileall.compile_file(module, quiet=2)  # 2: packages contain templates that are no Python
+    return len(modules)
 
 
 def _output(words: list[str]) -> str:
