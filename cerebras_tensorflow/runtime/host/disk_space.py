@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Sequence
@@ -10,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cerebras_tensorflow.errors import StoreError
+from cerebras_tensorflow.holes import fallocate
 from cerebras_tensorflow.units import format_bytes
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE, linux/falloc.h
 
 
 @dataclass(frozen=True)
@@ -68,24 +67,9 @@ def reserve(file: int, offset: int, num_bytes: int) -> None:
     Raises:
         OSError: If the disk is full.
     """
-    # Not os.posix_fallocate: if the file system cannot reserve space, it writes to every page instead.
-    code = _fallocate(file, 0, offset, num_bytes) if num_bytes else 0
+    code = fallocate(file, 0, offset, num_bytes) if num_bytes else 0
     if code in FULL:
         raise OSError(code, os.strerror(code))
-
-
-def punch_hole(file: int, offset: int, num_bytes: int) -> None:
-    """Free the disk space of a part of a file. The part then reads as zeros. Some file systems cannot do this."""
-    _fallocate(file, _PUNCH_HOLE, offset, num_bytes)
-
-
-def _fallocate(file: int, mode: int, offset: int, num_bytes: int) -> int:
-    """Call fallocate(2), and again if a signal interrupts it. Return 0 or the errno."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    while libc.fallocate(file, mode, ctypes.c_int64(offset), ctypes.c_int64(num_bytes)):
-        if ctypes.get_errno() != errno.EINTR:
-            return ctypes.get_errno()
-    return 0
 
 
 def _existing(folder: Path) -> Path:

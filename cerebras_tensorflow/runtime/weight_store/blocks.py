@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cerebras_tensorflow.errors import CorruptCheckpointError
-from cerebras_tensorflow.runtime.host.disk_space import punch_hole, reserve
+from cerebras_tensorflow.holes import punch_hole
+from cerebras_tensorflow.runtime.host.disk_space import reserve
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, aligned_buffer, up_to
 from cerebras_tensorflow.runtime.weight_store.packing import BUFFERS, PIECE_BYTES, pack, unpack
 from cerebras_tensorflow.runtime.weight_store.traffic import Traffic

@@ -22,7 +22,8 @@ from typing_extensions import override
 
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
-from cerebras_tensorflow.runtime.host.disk_space import Need, check_space, punch_hole, reserve
+from cerebras_tensorflow.holes import punch_hole
+from cerebras_tensorflow.runtime.host.disk_space import Need, check_space, reserve
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, private_copy, up_to
 from cerebras_tensorflow.runtime.weight_store.checksums import PIECE_BYTES, DamagedPiece, Pieces, Sums, check
 from cerebras_tensorflow.runtime.weight_store.failures import never_written

@@ -11,6 +11,7 @@ import numpy as np
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.holes import is_hole, leave_hole
 from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.bundle import format as bundle_format
 from cerebras_tensorflow.saver.bundle import string_tensor
@@ -74,7 +75,10 @@ class BundleWriter(TensorWriter):
         for piece in _pieces(chunks):
             if shard.position + piece.size > offset + size:
                 raise ValueError(f"{name}: the chunks hold more than the {size} bytes of {dtype} {shape}")
-            shard.write(piece, self.path)
+            if is_hole(piece):
+                shard.leave_hole(piece.size, self.path)
+            else:
+                shard.write(piece, self.path)
             crc = crc32c(piece, crc)
         if shard.position != offset + size:
             raise ValueError(f"{name}: the chunks hold {shard.position - offset} bytes, {dtype} {shape} has {size}")
@@ -176,6 +180,12 @@ class _Shard:
                 self._behind.write_at(piece.data, self.position)
                 self._file.seek(self.position + piece.size)
         self.position += piece.size
+
+    def leave_hole(self, num_bytes: int, prefix: str) -> None:
+        """Advance over zeros. The file reads as zeros there and takes no disk space."""
+        with reporting(prefix):
+            leave_hole(self._partial.fd, self.position, num_bytes)
+        self.skip(num_bytes, prefix)
 
     def skip(self, num_bytes: int, prefix: str) -> None:
         """Leave space for bytes that `write_at` will write."""

@@ -6,12 +6,12 @@ Measured on a virtual disk: 4 GB copied with fsync, medians of five alternating 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import threading
 
 from cerebras_tensorflow import files
+from cerebras_tensorflow.holes import fallocate
 
 _PERIOD_BYTES = 128 << 20
 _RESERVED_FROM_BYTES = 1 << 20
@@ -26,10 +26,13 @@ class WriteBehind:
     Args:
         fd: The file.
         is_durable: Whether to flush at all; otherwise the kernel writes the file at a time of its choice.
+
+    Attributes:
+        fd: The file.
     """
 
     def __init__(self, fd: int, is_durable: bool = True) -> None:
-        self._fd = fd
+        self.fd = fd
         self._is_durable = is_durable
         self._lock = threading.Lock()
         self._unflushed_bytes = 0
@@ -52,7 +55,7 @@ class WriteBehind:
             OSError: If the write, or an earlier flush, failed.
         """
         with self._lock:
-            pwrite_all(self._fd, content, offset)
+            pwrite_all(self.fd, content, offset)
             self._note(content.nbytes)
 
     def finish(self) -> None:
@@ -86,7 +89,7 @@ class WriteBehind:
 
     def _flush(self) -> None:
         try:
-            files.flush(self._fd, has_metadata=False)
+            files.flush(self.fd, has_metadata=False)
         except OSError as exc:
             self._error = exc
 
@@ -107,9 +110,6 @@ def reserve(fd: int, offset: int, num_bytes: int) -> None:
     """
     if num_bytes < _RESERVED_FROM_BYTES:
         return
-    # Not os.posix_fallocate: if the file system cannot reserve, it writes the whole run.
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate(fd, 0, ctypes.c_int64(offset), ctypes.c_int64(num_bytes)):
-        code = ctypes.get_errno()
-        if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise OSError(code, os.strerror(code))
+    code = fallocate(fd, 0, offset, num_bytes)
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(code, os.strerror(code))

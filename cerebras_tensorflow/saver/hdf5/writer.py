@@ -12,6 +12,7 @@ import numpy as np
 from h5py import h5a, h5d, h5f, h5fd, h5p, h5s, h5t
 
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.holes import is_hole, leave_hole
 from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.files import writeback
@@ -272,7 +273,10 @@ def _write_contiguous(
                 raise ValueError(f"{name}: the chunks hold more than the {num_bytes} bytes of its shape and type")
             crc = crc32c(piece, crc)
             with reporting(path):
-                behind.write_at(piece.data, offset + done)
+                if is_hole(piece):
+                    leave_hole(behind.fd, offset + done, piece.size)
+                else:
+                    behind.write_at(piece.data, offset + done)
             done += piece.size
     if done != num_bytes:
         raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")
