@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 import time
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import yaml
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 
@@ -52,9 +54,11 @@ def input_fn(params: dict[str, Any], skip: int) -> Any:
 
 
 def main() -> None:
-    """Train, and print the final weights."""
+    """Train, and print a digest of the variables of the last checkpoint."""
     model_dir, max_steps = sys.argv[1], int(sys.argv[2])
     params: dict[str, Any] = dict(word.split("=", 1) for word in sys.argv[3:])
+    if "sparsity" in params:
+        params["sparsity"] = yaml.safe_load(params["sparsity"])
     v1.logging.set_verbosity(v1.logging.INFO)
     config = CSRunConfig(
         cs_ip=params.get("cs_ip"),
@@ -75,7 +79,10 @@ def main() -> None:
     newest = estimator.latest_checkpoint()
     skip = int(newest.removesuffix(".h5").rpartition("-")[2]) if newest else 0
     estimator.train(functools.partial(input_fn, skip=skip), max_steps=max_steps)
-    print("weights", estimator.get_variable_value("wide").tobytes().hex()[:64])
+    digest = hashlib.sha256()
+    for name in sorted(estimator.get_variable_names()):
+        digest.update(name.encode() + np.ascontiguousarray(estimator.get_variable_value(name)).tobytes())
+    print("weights", digest.hexdigest())
 
 
 if __name__ == "__main__":

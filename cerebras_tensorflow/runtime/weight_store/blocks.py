@@ -17,6 +17,7 @@ import errno
 import itertools
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -93,15 +94,13 @@ class Blocks:
     Args:
         num_bytes: Size of the weight [B].
         slots: The two slots in the store's file.
+        traffic: Counts bytes read from and written to files, and says which packs pay.
         width: Bytes of an element.
-
-    Attributes:
-        traffic: Bytes read from and written to files.
     """
 
-    def __init__(self, num_bytes: int, slots: tuple[Extent, Extent], width: int = 1) -> None:
+    def __init__(self, num_bytes: int, slots: tuple[Extent, Extent], traffic: Traffic, width: int = 1) -> None:
         self.num_bytes = num_bytes
-        self.traffic = Traffic()
+        self._traffic = traffic
         self._width = width if width in (1, 2, 4, 8) else 1
         self.padded_bytes = up_to(num_bytes, PAGE_BYTES)
         self.slots = slots
@@ -148,8 +147,8 @@ class Blocks:
                 if home != _ADOPTED and placement.packed[at // PIECE_BYTES]:
                     self._read_packed(placement, extent, at, target[at - base : stop_at - base])
                     continue
-                _fill(extent, at, target[at - base : stop_at - base])
-                self.traffic.count_read(stop_at - at)
+                with self._traffic.reading(stop_at - at):
+                    _fill(extent, at, target[at - base : stop_at - base])
                 if stop_at == self.num_bytes:
                     target[stop_at - base : self.padded_bytes - base] = 0
                     stop_at = self.padded_bytes
@@ -206,8 +205,8 @@ class Blocks:
             homes = self._targets(begin, end)
             for run_start, run_stop in _runs(homes, begin):
                 part = piece[run_start * BLOCK_BYTES - low : run_stop * BLOCK_BYTES - low]
-                _drain(self.slots[int(homes[run_start - begin])], run_start * BLOCK_BYTES, part)
-            self.traffic.count_written(piece.size)
+                with self._traffic.writing(part.size):
+                    _drain(self.slots[int(homes[run_start - begin])], run_start * BLOCK_BYTES, part)
             self._now.checksums[begin:end] = sums
             self._now.packed[low // PIECE_BYTES] = 0
             self._note_parts(begin, end, start, stop)
@@ -221,9 +220,11 @@ class Blocks:
             number: Of the pack.
             piece: Its content, with padding up to a page.
         """
-        packed = pack(piece, self._width)
+        begin_s = time.perf_counter()
+        packed = pack(piece, self._width, self._traffic.most_packed_share)
         if packed is None:
             return False
+        self._traffic.count_packing(piece.size, begin_s)
         stored = BUFFERS.packed_of(up_to(packed.size, PAGE_BYTES))
         stored[: packed.size], stored[packed.size :] = packed, 0
         checksum = google_crc32c.extend(0, stored)
@@ -233,8 +234,8 @@ class Blocks:
             if homes.size > 1:  # a snapshot holds blocks in both slots
                 return False
             self.version += 1
-            _drain(self.slots[int(homes[0])], begin * BLOCK_BYTES, stored)
-            self.traffic.count_written(stored.size)
+            with self._traffic.writing(stored.size):
+                _drain(self.slots[int(homes[0])], begin * BLOCK_BYTES, stored)
             self._now.checksums[begin] = checksum
             self._now.packed[number] = packed.size
             for block in range(begin, end) if self._now.parts else ():
@@ -256,16 +257,16 @@ class Blocks:
         place = number * PIECE_BYTES
         size = min(PIECE_BYTES, self.padded_bytes - place)
         stored = BUFFERS.packed_of(min(up_to(int(placement.packed[number]), PAGE_BYTES), PIECE_BYTES))
-        _fill(extent, place, stored)
-        self.traffic.count_read(stored.size)
+        with self._traffic.reading(stored.size):
+            _fill(extent, place, stored)
         if google_crc32c.extend(0, stored) != placement.checksums[number * _PACK_BLOCKS]:
             raise DamagedBlock(number * _PACK_BLOCKS, extent.path, extent.offset + place)
-        if target.size == size:
-            unpack(stored, target, self._width)
-            return
-        piece = BUFFERS.unpacked_of(size)
+        piece = target if target.size == size else BUFFERS.unpacked_of(size)
+        begin_s = time.perf_counter()
         unpack(stored, piece, self._width)
-        target[:] = piece[start - place : start - place + target.size]
+        self._traffic.count_packing(size, begin_s)
+        if piece is not target:
+            target[:] = piece[start - place : start - place + target.size]
 
     def adopt(self, extent: Extent, checksum: int | None, scratch: Bytes) -> None:
         """Use bytes of a checkpoint as the weight's value. Reads them once, to compute the checksums of blocks.

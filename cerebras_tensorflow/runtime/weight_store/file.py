@@ -37,6 +37,7 @@ from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.folder import StoreFolder
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
 from cerebras_tensorflow.runtime.weight_store.snapshot import Lifetime, StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
 from cerebras_tensorflow.runtime.weight_store.write_queue import MAX_PENDING_BYTES, WriteQueue
 
 logger = logging.getLogger(__name__)
@@ -80,10 +81,12 @@ class FileStore(WeightStore):
         self._folder = StoreFolder(Path(folder), total, is_direct, beside)
         file, path = self._folder.file, str(self._folder.path)
         starts = itertools.accumulate(sizes, initial=0)
+        self._traffic = Traffic()
         self._blocks = [
             Blocks(
                 spec.num_bytes,
                 (Extent(file, path, start), Extent(file, path, total + start)),
+                self._traffic,
                 dtype_from_name(spec.dtype).itemsize,
             )
             for spec, start in zip(specs, starts, strict=False)
@@ -106,8 +109,7 @@ class FileStore(WeightStore):
     @property
     def file_bytes(self) -> tuple[int, int]:
         """Bytes read from and written to files so far. Zeros of sparse weights are not moved."""
-        traffic = [blocks.traffic for blocks in self._blocks]
-        return sum(one.bytes_read for one in traffic), sum(one.bytes_written for one in traffic)
+        return self._traffic.bytes_read, self._traffic.bytes_written
 
     @override
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:

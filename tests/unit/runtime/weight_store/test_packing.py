@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.packing import pack, unpack
+from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
 
 ROWS, COLUMNS = 700, 1000  # 2.8 MB of float32: three packs, the last one cut
 
@@ -37,6 +39,24 @@ def test_every_bit_comes_back(dtype: str, sparsity: float) -> None:
 
 def test_dense_pieces_are_not_packed() -> None:
     assert pack(sparse(np.random.default_rng(0), (4096,), 0.2).view(np.uint8), 4) is None
+
+
+def test_a_fast_disk_is_worth_less_packing() -> None:
+    """Packed bytes that a disk of 1 GB/s or 10 GB/s makes worth 0.1 s of packing a gigabyte."""
+    shares = {}
+    for disk_s in (1.0, 0.1):
+        traffic = Traffic()
+        assert traffic.most_packed_share == 0.75  # nothing is known
+        with mock.patch("time.perf_counter", side_effect=[0.0, disk_s, 0.1]):
+            with traffic.reading(10**9):
+                pass
+            traffic.count_packing(10**9, 0.0)
+        shares[disk_s] = traffic.most_packed_share
+    assert shares == {1.0: pytest.approx(0.6), 0.1: 0.4}
+    assert traffic.bytes_read == 10**9
+    half = sparse(np.random.default_rng(0), (4096,), 0.5).view(np.uint8)
+    assert pack(half, 4, shares[1.0]) is not None
+    assert pack(half, 4, shares[0.1]) is None
 
 
 def test_a_sparse_weight_moves_few_bytes(tmp_path: Path) -> None:
