@@ -11,7 +11,8 @@ from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_k
 from cerebras_tensorflow.estimator.model.zero_proof import root_handle
 from cerebras_tensorflow.graph.variables import READ_OPS, is_write
 
-_NO_CHANGE = READ_OPS | {"Identity", "Switch", "Enter", "VarIsInitializedOp"}
+NO_CHANGE = READ_OPS | {"Identity", "Switch", "Enter", "VarIsInitializedOp"}
+"""Ops that take the handle of a variable and do not change its value."""
 
 
 def slots_of(graph: tf.Graph, weights: Mapping[str, Any], train_ops: Sequence[Any]) -> dict[str, list[Any]]:
@@ -35,7 +36,7 @@ def slots_of(graph: tf.Graph, weights: Mapping[str, Any], train_ops: Sequence[An
     writes: dict[str, list[Any]] = {name: [] for name in weights}
     for op in train_ops:
         roots = _handles(op)
-        changed |= set() if op.type in _NO_CHANGE else roots
+        changed |= set() if op.type in NO_CHANGE else roots
         for root in roots & set(names) if is_write(op.type) else ():
             writes[names[root]].append(op)
     slots: dict[str, list[Any]] = {}

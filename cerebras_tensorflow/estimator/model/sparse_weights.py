@@ -24,6 +24,7 @@ from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT
 from cerebras_tensorflow.errors import CompileError, SettingsError
 from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
 from cerebras_tensorflow.estimator.model.slots import slots_of
+from cerebras_tensorflow.estimator.model.writing_calls import WritingCalls
 from cerebras_tensorflow.estimator.model.zero_proof import ZeroProof, is_positive, root_handle
 from cerebras_tensorflow.graph.variables import is_write
 from cerebras_tensorflow.sparsity.algorithms import SparsityAlgorithm
@@ -113,6 +114,7 @@ class SparseGraph:
     def __init__(self, graph: tf.Graph, choice: SparseChoice) -> None:
         self._graph = graph
         self._choice = choice
+        self._calls = WritingCalls(graph)
         self._masked: dict[str, _Masked] = {}  # by name of the VarHandleOp
 
     @contextmanager
@@ -218,7 +220,8 @@ class SparseGraph:
         late: dict[str, _Late] = {}
         for op in train_ops:
             handles = [root_handle(tensor).name for tensor in op.inputs if tensor.dtype == tf.resource]
-            written = [handle for handle in handles if handle in family] if is_write(op.type) else []
+            touched = [handle for handle in handles if handle in family]
+            written = touched if touched and (is_write(op.type) or self._calls.writes(op)) else []
             if not written:
                 continue
             if op.type in _ASSIGNS:

@@ -112,9 +112,28 @@ def custom(update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return build
 
 
+def in_a_function(weight: Any, loss: Any) -> Any:
+    """An optimizer in a tf.function that another one calls; its slot never becomes zero on its own."""
+    v = variable(f"{W}/v")
+
+    @tf.function
+    def inner(gradient: Any) -> None:
+        v.assign_add(gradient + 1.0)
+        weight.assign_sub(0.1 * v)
+
+    @tf.function
+    def outer(gradient: Any) -> Any:
+        inner(gradient)
+        return tf.constant(0)
+
+    (gradient,) = tf.gradients(loss, [weight])
+    return outer(gradient).op
+
+
 @pytest.mark.parametrize(
     "build",
     [
+        in_a_function,
         custom(lambda g, v: g * tf.pow(v, -0.5)),
         custom(lambda g, v: g * tf.math.log(v)),
         custom(lambda g, v: g * tf.exp(-tf.math.log(v) / 2)),
