@@ -17,7 +17,8 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 _PIECE_BYTES = 1 << 20
 # Readers yield large tensors in pieces of this size, which fits a core's cache.
 STREAM_BYTES = 512 << 10
-_TWO_THREADS_FROM_BYTES = 8 << 20
+# To start a thread takes about as long as to read and check 2 MiB, and ten times as long on a busy machine.
+_TWO_THREADS_FROM_BYTES = 32 << 20
 
 
 def fill(fd: int, offset: int, target: Bytes) -> None:
