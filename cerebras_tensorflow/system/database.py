@@ -18,7 +18,7 @@ from typing import Literal
 from cerebras_tensorflow.errors import SystemStateError
 
 LOCK_TIMEOUT_S = 60.0
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 SYSTEMS = """
 CREATE TABLE systems (
@@ -58,13 +58,17 @@ CREATE TABLE jobs (
     is_cancel_requested INTEGER NOT NULL,
     created_at REAL NOT NULL,
     started_at REAL,
-    finished_at REAL
+    finished_at REAL,
+    priority INTEGER NOT NULL DEFAULT 299
 );
 CREATE INDEX jobs_by_phase ON jobs (phase, system, number);
 """
 
 SCHEMAS = {"systems.sqlite": SYSTEMS, "jobs.sqlite": JOBS}
-CHANGES = {1: {"systems.sqlite": "ALTER TABLE systems ADD COLUMN software_version TEXT NOT NULL DEFAULT ''"}}
+CHANGES = {
+    1: {"systems.sqlite": "ALTER TABLE systems ADD COLUMN software_version TEXT NOT NULL DEFAULT ''"},
+    2: {"jobs.sqlite": "ALTER TABLE jobs ADD COLUMN priority INTEGER NOT NULL DEFAULT 299"},
+}
 """Statement that brings a file of a format to the next format, by the file's name."""
 
 

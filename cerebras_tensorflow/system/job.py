@@ -23,6 +23,7 @@ FAILED = "FAILED"
 CANCELLED = "CANCELLED"
 LIVE = (QUEUED, RUNNING)
 FINISHED = (SUCCEEDED, FAILED, CANCELLED)
+DEFAULT_PRIORITY = 299
 
 ID_LETTERS = string.ascii_lowercase + string.digits
 ID_PATTERN = re.compile(r"wsjob-[a-z0-9]{22}")
@@ -50,6 +51,7 @@ class Job:
     started_at: float | None
     finished_at: float | None
     labels: Mapping[str, str] = field(default_factory=dict)
+    priority: int = DEFAULT_PRIORITY
 
 
 def joined(systems: Iterable[str]) -> str:

@@ -1,4 +1,6 @@
-"""The jobs of all systems: their records, and a queue per system. One job at a time has the wafer, in order of number.
+"""The jobs of all systems: their records, and a queue per system. One job at a time has the wafer.
+
+Waiting jobs start in order of their priority; among equal ones the oldest is first.
 
 A live job holds the lock of its own file (alive.py). So a job that `kill -9` has ended is detected without a heartbeat
 and without trusting a process id.
@@ -418,14 +420,15 @@ def _read(connection: sqlite3.Connection, number: int) -> Job:
 
 
 def _ahead_of(connection: sqlite3.Connection, me: Job) -> list[Job]:
-    """Return the jobs that this one waits for: running or earlier ones that share a system with it.
+    """Return the jobs that this one waits for: running ones and those ahead in the queue that share a system with it.
 
     A job takes all its systems at once, and holds none while it waits. So jobs with several systems cannot deadlock.
     """
     rows = connection.execute(
         "SELECT * FROM jobs WHERE phase IN ('QUEUED', 'RUNNING') AND number != ? "
-        "AND (number < ? OR phase = 'RUNNING') ORDER BY number",
-        (me.number, me.number),
+        "AND (priority < ? OR (priority = ? AND number < ?) OR phase = 'RUNNING') "
+        "ORDER BY phase = 'QUEUED', priority, number",
+        (me.number, me.priority, me.priority, me.number),
     )
     own = systems_of(me.system)
     return [from_row(row) for row in rows if own & systems_of(row["system"])]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from cerebras_tensorflow import files
-from cerebras_tensorflow.system import jobs
+from cerebras_tensorflow.system import job_priority, jobs
 from csrun.csctl.resources import ResourceError, job_object
 from csrun.executors.embedded import CANCEL_GRACE_S
 
@@ -71,6 +71,17 @@ def label(home: Path, job_id: str, changes: Mapping[str, str | None]) -> jobs.Jo
     if job is None:
         raise ResourceError(f"job {job_id} not found")
     return job
+
+
+def set_priority(home: Path, job_id: str, priority: int, uid: int) -> None:
+    """Set the priority of a job, for a user.
+
+    Raises:
+        ResourceError: If the job does not exist, has ended, or the user may not change it so.
+    """
+    refusal = job_priority.change(home, job_id, priority, uid)
+    if refusal is not None:
+        raise ResourceError(refusal)
 
 
 def export_log(home: Path, job_id: str, target: Path) -> Path:

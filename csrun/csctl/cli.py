@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.system import jobs
+from cerebras_tensorflow.system import job_priority, jobs
 from csrun.csctl import resources
 from csrun.csctl.resources import Filters, ResourceError
 
@@ -35,18 +36,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Examples: csctl get jobs; csctl get jobs -a; csctl cancel job wsjob-...; "
         "csctl label job wsjob-... model=gptj run-",
     )
+    parser.add_argument("-n", "--namespace", choices=(resources.NAMESPACE,), help="there is only one")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     get = commands.add_parser("get", help="Get resources")
     get.add_argument("type", metavar="TYPE", help=", ".join(resources.TYPES))
+    _add_list_options(get)
     get.add_argument("name", metavar="NAME", nargs="?", default="")
-    get.add_argument("-a", "--all-states", action="store_true", help="finished jobs too")
-    get.add_argument("-m", "--my-jobs", action="store_true", help="only my jobs")
-    get.add_argument("-l", "--labels", default="", metavar="K=V,...", help="only jobs with these labels")
-    get.add_argument("--system", metavar="NAME", help="only jobs of this system")
-    get.add_argument("--max-jobs", type=int, default=5000, metavar="N", help="only the newest N jobs (default: 5000)")
-    get.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    part = get.add_mutually_exclusive_group()
+    part.add_argument("--node-only", dest="role", action="store_const", const="worker", help="cluster: no systems")
+    part.add_argument("--system-only", dest="role", action="store_const", const="system", help="cluster: only systems")
+    part.add_argument("--role", metavar="ROLE", help="cluster: only this role, worker or system")
     get.set_defaults(run=_get)
+    _add_job_commands(commands)
 
     cancel = commands.add_parser("cancel", help="Cancel job: it saves and stops, and is killed after half a minute")
     cancel.add_argument("type", metavar="job", choices=("job", "jobs"))
@@ -59,6 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     label.add_argument("changes", metavar="KEY=VALUE|KEY-", nargs="+")
     label.set_defaults(run=_label)
 
+    _add_other_commands(commands)
+    return parser
+
+
+def _add_other_commands(commands: Any) -> None:
     export = commands.add_parser("log-export", help="Gather a job's record and log as ID.zip")
     export.add_argument("name", metavar="ID")
     export.add_argument("-p", "--path", type=Path, default=Path(), help="folder for the archive (default: here)")
@@ -78,7 +85,44 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("what", choices=("view",))
     config.add_argument("--raw", action="store_true", help="show all settings")
     config.set_defaults(run=_config)
-    return parser
+
+    cluster = commands.add_parser("cluster", help="Show how the cluster is connected")
+    cluster.add_argument("what", choices=("topology",))
+    cluster.add_argument("--switch-only", action="store_true", help="only connections of switches")
+    cluster.set_defaults(run=lambda _home, _arguments: resources.NO_SWITCHES)
+
+    session = commands.add_parser("session", help="Show reserved systems")
+    session.add_argument("what", choices=("get", "list"))
+    session.add_argument("name", metavar="NAME", nargs="?", default="")
+    session.set_defaults(run=_session)
+
+
+def _add_list_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-a", "--all-states", action="store_true", help="finished jobs too")
+    command.add_argument("-e", "--error-only", action="store_true", help="only failed jobs")
+    command.add_argument("-m", "--my-jobs", action="store_true", help="only my jobs")
+    command.add_argument("-l", "--labels", default="", metavar="K=V,...", help="only jobs with these labels")
+    command.add_argument("--system", metavar="NAME", help="only jobs of this system")
+    command.add_argument("--max-jobs", type=int, default=5000, metavar="N", help="only the newest N (default: 5000)")
+    command.add_argument("--sort", choices=("age", "priority"), default="age", help="order of jobs (default: age)")
+    command.add_argument("--order", choices=("asc", "desc"), default="asc", help="direction of --sort (default: asc)")
+    command.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+
+
+def _add_job_commands(commands: Any) -> None:
+    job = commands.add_parser("job", help="Show jobs, or change the priority of one")
+    kinds = job.add_subparsers(required=True, metavar="COMMAND")
+    listed = kinds.add_parser("list", help="List jobs")
+    _add_list_options(listed)
+    listed.set_defaults(run=_get, type="jobs", name="", role=None)
+    one = kinds.add_parser("get", help="Show one job")
+    one.add_argument("name", metavar="ID")
+    one.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    one.set_defaults(run=_get_job)
+    priority = kinds.add_parser("set-priority", help="Set the place of a job in the queue: p1 is first, p2 the default")
+    priority.add_argument("name", metavar="ID")
+    priority.add_argument("priority", metavar="PRIORITY", help="p1, p2, p3, or a number from 100 to 399")
+    priority.set_defaults(run=_set_priority)
 
 
 def _get(home: Path, arguments: argparse.Namespace) -> str:
@@ -89,11 +133,35 @@ def _get(home: Path, arguments: argparse.Namespace) -> str:
         labels=labels,
         system=arguments.system,
         limit=arguments.max_jobs,
+        errors_only=arguments.error_only,
+        order=("-" if arguments.order == "desc" else "") + arguments.sort,
+        role=arguments.role or "",
     )
-    wanted = resources.get(home, arguments.type, arguments.name, filters)
-    if arguments.output == "table":
+    return _shown(resources.get(home, arguments.type, arguments.name, filters), arguments.output)
+
+
+def _get_job(home: Path, arguments: argparse.Namespace) -> str:
+    return _shown(resources.get(home, "job", arguments.name), arguments.output)
+
+
+def _shown(wanted: resources.Resources, output: str) -> str:
+    if output == "table":
         return resources.table(wanted)
-    return _formatted(wanted.content if wanted.objects else {}, arguments.output)
+    return _formatted(wanted.content if wanted.objects else {}, output)
+
+
+def _set_priority(home: Path, arguments: argparse.Namespace) -> str:
+    from csrun.csctl import actions
+
+    priority = job_priority.parse(arguments.priority)
+    actions.set_priority(home, arguments.name, priority, os.getuid())
+    return f"successfully updated {arguments.name} job priority to {arguments.priority}"
+
+
+def _session(_home: Path, arguments: argparse.Namespace) -> str:
+    if arguments.name:
+        raise ResourceError(f"session {arguments.name} not found: no systems are reserved on this machine")
+    return "No sessions: every system of this machine is free for every job"
 
 
 def _check_volumes(home: Path, arguments: argparse.Namespace) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cerebras_tensorflow.system import jobs
+from cerebras_tensorflow.system import job_priority, jobs
 from cerebras_tensorflow.text import did_you_mean, one_line
 from cerebras_tensorflow.version import __version__
 
@@ -18,6 +18,8 @@ SINGULAR = {"job": "jobs", "nodegroup": "nodegroups", "volume": "volumes", "vers
 AUTHORITY = "cluster-server.cerebras.local"
 NAMESPACE = "job-operator"
 NO_WORKER_CACHE = "Nothing to clear: the workers of the simulated systems keep no cache"
+
+NO_SWITCHES = "No switches: the simulated systems are processes of this machine"
 
 Object = dict[str, Any]
 
@@ -52,13 +54,27 @@ class Resources:
 
 @dataclass(frozen=True)
 class Filters:
-    """Which jobs a request selects."""
+    """Which resources a request selects, and their order.
+
+    Attributes:
+        all_states: Finished jobs too.
+        user: Jobs of this user only.
+        labels: Jobs with these labels only.
+        system: Jobs of this system only.
+        limit: At most so many of the newest jobs.
+        errors_only: Failed jobs only.
+        order: Of jobs: "priority", which is the order of the queue, or "age"; a minus sign reverses it.
+        role: Of the cluster's parts: this role only.
+    """
 
     all_states: bool = False
     user: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
     limit: int = 5000
+    errors_only: bool = False
+    order: str = ""
+    role: str = ""
 
 
 def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -> Resources:
@@ -72,7 +88,7 @@ def get(home: Path, kind: str, name: str = "", filters: Filters | None = None) -
     if kind == "jobs":
         return _jobs(home, name, filters)
     if kind == "cluster":
-        return _cluster(home)
+        return _cluster(home, filters.role)
     if kind == "nodegroups":
         group = {"meta": {"type": "nodegroup", "name": "nodegroup0"}, "status": {"nodeCount": 1}}
         return Resources(("NAME", "HAS/TOTAL", "NODES"), (("nodegroup0", "1/1", "1"),), (group,), "NodeGroup")
@@ -165,8 +181,12 @@ def _jobs(home: Path, name: str, filters: Filters) -> Resources:
             raise ResourceError(f"job {name} not found")
         shown = [job]
     else:
-        phases = (*jobs.LIVE, *jobs.FINISHED) if filters.all_states else jobs.LIVE
+        phases: tuple[str, ...] = (*jobs.LIVE, *jobs.FINISHED) if filters.all_states else jobs.LIVE
+        if filters.errors_only:
+            phases = (jobs.FAILED,)
         shown = [job for job in jobs.listed(home, phases, filters.system, filters.limit) if _is_wanted(job, filters)]
+        shown = job_priority.order(shown) if filters.order.endswith("priority") else shown
+        shown = shown[::-1] if filters.order.startswith("-") else shown
     now = time.time()
     rows = tuple(
         (job.id, age(now - job.created_at), job.phase, _wafers(job), job.user, _labels(job.labels)) for job in shown
@@ -197,7 +217,11 @@ def job_object(job: jobs.Job) -> Object:
             "labels": dict(job.labels),
             "properties": {"command": job.description, "log": job.log, "executionMode": job.execution_mode},
         },
-        "spec": {"user": {"uid": str(job.uid), "username": job.user}, "type": "execute", "priority": "p2"},
+        "spec": {
+            "user": {"uid": str(job.uid), "username": job.user},
+            "type": "execute",
+            "priority": job_priority.shown(job.priority),
+        },
         "status": status,
     }
 
@@ -220,7 +244,7 @@ def _timestamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _cluster(home: Path) -> Resources:
+def _cluster(home: Path, role: str) -> Resources:
     from cerebras_tensorflow.system import registry  # slow to import; `get jobs` does not need it
     from cerebras_tensorflow.system.state import BOOTING, STANDBY
 
@@ -255,7 +279,8 @@ def _cluster(home: Path) -> Resources:
             }
         )
     columns = ("NAME", "TYPE", "CPU", "MEM", "SYSTEM", "STATE", "JOBID")
-    return Resources(columns, tuple(rows), tuple(objects), "NodeInfo")
+    kept = [number for number, item in enumerate(objects) if role in ("", item["role"])]
+    return Resources(columns, tuple(rows[k] for k in kept), tuple(objects[k] for k in kept), "NodeInfo")
 
 
 def _available_memory_fraction() -> float:

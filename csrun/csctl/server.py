@@ -16,7 +16,7 @@ import grpc
 from google.protobuf import json_format
 
 from cerebras_tensorflow.errors import SystemStateError
-from cerebras_tensorflow.system import protocol
+from cerebras_tensorflow.system import job_priority, protocol
 from csrun.csctl import actions, resources
 from csrun.csctl.resources import Filters, ResourceError, Resources
 
@@ -62,6 +62,14 @@ class CsCtl:
         """Reply that there is nothing to clear."""
         return api.ClearWorkerCacheResponse(message=resources.NO_WORKER_CACHE)
 
+    def UpdateJobPriority(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Change a job's place in the queue."""
+        return self._guarded(context, lambda: self._set_priority(request, context))
+
+    def GetClusterTopology(self, _request: Any, _context: grpc.ServicerContext) -> Any:
+        """Return no connections: there are no switches."""
+        return api.GetClusterTopologyResponse()
+
     def ListResourceTypes(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         """Return the types of resources."""
         return api.ListResourceTypesResponse(items=[api.ResourceType(name=name) for name in resources.TYPES])
@@ -100,6 +108,8 @@ class CsCtl:
             labels=dict(options.label_filters),
             system=options.system or None,
             limit=options.limit or 5000,
+            errors_only=options.error_only,
+            role="worker" if options.node_only else "system" if options.system_only else options.role,
         )
         wanted = resources.get(self._home, request.type, request.name, filters)
         if request.accept == api.JSON_METHOD:
@@ -125,6 +135,15 @@ class CsCtl:
         job = actions.request_cancel(self._home, request.job_id, _user_name(context))
         threading.Thread(target=actions.finish_cancel, args=(self._home, job), daemon=True).start()
         return api.CancelJobResponse(message="Job canceled successfully")
+
+    def _set_priority(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            priority = job_priority.parse(request.job_priority)
+        except ValueError as exc:
+            raise ResourceError(str(exc)) from exc
+        actions.set_priority(self._home, request.job_id, priority, _uid(context))
+        text = f"successfully updated {request.job_id} job priority to {request.job_priority}"
+        return api.UpdateJobPriorityResponse(message=text)
 
     def _export(self, request: Any) -> Any:
         export_id = secrets.token_hex(8)
@@ -186,10 +205,20 @@ def _message(wanted: Resources) -> Any:
     return json_format.ParseDict(wanted.content, getattr(messages, name)(), ignore_unknown_fields=True)
 
 
+def _said_uid(context: grpc.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata()).get("auth-uid", ""))
+
+
+def _uid(context: grpc.ServicerContext) -> int:
+    """Return the user's number as the client says it; -1 if it says none, or claims to be this host's administrator."""
+    said = _said_uid(context)
+    return int(said) if said.isdecimal() and (int(said) or not os.getuid()) else -1
+
+
 def _user_name(context: grpc.ServicerContext) -> str:
     import pwd
 
-    uid = str(dict(context.invocation_metadata()).get("auth-uid", ""))
+    uid = _said_uid(context)
     try:
         return pwd.getpwuid(int(uid)).pw_name
     except (ValueError, KeyError):

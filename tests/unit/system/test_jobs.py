@@ -127,9 +127,9 @@ def test_a_file_of_an_earlier_release_is_brought_up_to_date(home) -> None:
 
     registry.create(home, "lab", "10.0.0.1")
     submit(home).finish(jobs.SUCCEEDED)
-    for name, undo in (("systems", "ALTER TABLE systems DROP COLUMN software_version"), ("jobs", "SELECT 1")):
+    for name, column in (("systems", "software_version"), ("jobs", "priority")):
         with sqlite3.connect(home / f"{name}.sqlite") as connection:
-            connection.execute(undo)
+            connection.execute(f"ALTER TABLE {name} DROP COLUMN {column}")
             connection.execute("PRAGMA user_version = 1")
         connection.close()
     assert registry.read(home, "lab").software_version == ""

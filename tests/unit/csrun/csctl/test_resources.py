@@ -113,3 +113,57 @@ def test_clear_worker_cache_says_that_there_is_none(home, capsys: pytest.Capture
 
 def test_the_version_has_its_documented_column(home) -> None:
     assert resources.get(home, "version").columns == ("COMPONENT", "VERSION")
+
+
+def test_a_job_with_a_higher_priority_starts_first(home, capsys: pytest.CaptureFixture[str]) -> None:
+    running = jobs.submit(home, "lab", "pipelined")
+    running.wait_for_wafer(lambda: True)
+    early, late = (jobs.submit(home, "lab", "pipelined") for _ in range(2))
+    assert main(["job", "set-priority", late.id, "p1"]) == 0
+    assert capsys.readouterr().out == f"successfully updated {late.id} job priority to p1\n"
+    assert main(["job", "list", "--sort", "priority", "-ojson"]) == 0
+    shown = json.loads(capsys.readouterr().out)["items"]
+    assert [(item["meta"]["name"], item["spec"]["priority"]) for item in shown] == [
+        (late.id, "P1 (199)"),
+        (running.id, "P2 (299)"),
+        (early.id, "P2 (299)"),
+    ]
+    running.finish(jobs.SUCCEEDED)
+    waiting = early.try_start(lambda: True)
+    assert waiting is not None and late.id in waiting.reason
+    assert late.try_start(lambda: True) is None
+    late.finish(jobs.FAILED)
+    assert early.try_start(lambda: True) is None
+    assert main(["job", "list", "-e", "-ojson"]) == 0
+    assert [item["meta"]["name"] for item in json.loads(capsys.readouterr().out)["items"]] == [late.id]
+    assert main(["job", "set-priority", late.id, "p3"]) == 1
+    assert "has ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("priority", "message"),
+    [("p4", "expected p1, p2, p3 or a number"), ("0", "expected p1"), ("high", "expected p1"), ("150", "not found")],
+)
+def test_a_wrong_priority_is_refused(home, priority: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "set-priority", "wsjob-nope", priority]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_only_the_owner_changes_a_priority(home) -> None:
+    job = jobs.submit(home, "lab", "pipelined")
+    with pytest.raises(ResourceError, match="belongs to"):
+        actions.set_priority(home, job.id, 150, jobs.record(home, job.number).uid + 1)
+    actions.set_priority(home, job.id, 150, jobs.record(home, job.number).uid)
+    assert jobs.record(home, job.number).priority == 150
+
+
+def test_cluster_parts_are_chosen_by_role(home, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in ((["--node-only"], {"worker"}), (["--role", "management"], set())):
+        assert main(["get", "cluster", "-ojson", *words]) == 0
+        assert {item["role"] for item in json.loads(capsys.readouterr().out).get("items", [])} == expected
+
+
+@pytest.mark.parametrize("words", [["cluster", "topology"], ["session", "list"]])
+def test_what_this_machine_lacks_is_said(words: list[str], home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("No ")
