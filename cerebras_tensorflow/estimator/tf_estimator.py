@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -38,8 +39,8 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         warm_start_from: Path or WarmStartSettings.
 
     Raises:
-        ValueError: If a subclass overrides a public member, if model_fn does not take features or has an unknown
-            parameter, or for the reasons of CerebrasEstimator.
+        ValueError: If a subclass overrides a public member other than latest_checkpoint, if model_fn does not take
+            features or has an unknown parameter, or for the reasons of CerebrasEstimator.
     """
 
     _counts_all = True
@@ -58,6 +59,10 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
             _check_arguments(model_fn)
         config = config if config is not None else RunConfig()
         super().__init__(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start_from)
+        self._settings = replace(self._settings, make_global_step=self._create_and_assert_global_step)
+        # Subclasses in tensorflow_estimator read these two.
+        self._train_distribution = self._settings.distribution.train_distribute
+        self._eval_distribution = self._settings.distribution.eval_distribute
 
     def train(  # type: ignore[override]
         self,
@@ -121,16 +126,16 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         )
 
     def _create_and_assert_global_step(self, graph: tf.Graph) -> Any:
-        """Make the global step of a graph. Some programs call this private method of tf.estimator."""
+        """Make the global step of a graph. Some programs call or replace this private method of tf.estimator."""
         return tf.compat.v1.train.create_global_step(graph)
 
     def _assert_members_are_not_overridden(self) -> None:
-        """Raise an error if a subclass overrides a public member other than model_fn, as tf.estimator does."""
+        """Raise an error if a subclass overrides a public member that tf.estimator protects."""
         for kind in type(self).__mro__:
             if kind in (Estimator, EstimatorV2):
                 return
             public = {name for name in vars(kind) if not name.startswith("_") and hasattr(Estimator, name)}
-            overridden = sorted(public - {"model_fn"})
+            overridden = sorted(public - {"model_fn", "latest_checkpoint"})
             if overridden:
                 raise ValueError(
                     f"Subclasses of Estimator cannot override members of Estimator. {kind} does override {overridden}"

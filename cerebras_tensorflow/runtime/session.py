@@ -176,6 +176,8 @@ class ProgramSession(tf.compat.v1.Session):
             original = original or (self._sums.take_error() if self._sums else None)
             if original is not None:
                 raise original from error
+            if is_step and isinstance(error, tf.errors.OutOfRangeError) and self._variables.is_resident(_GLOBAL_STEP):
+                self._step = int(self.read(_GLOBAL_STEP))  # a step may count before it finds the end of the input
             raise
         if self._csx is not None:
             self._csx.run_ended(is_step, self._ops.may_write(names, is_step))

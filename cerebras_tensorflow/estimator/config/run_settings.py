@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -55,6 +55,7 @@ class RunSettings:
         stack_params: Settings for the original's compiler.
         is_cs_config: Whether the config is a CSRunConfig. The cluster of TF_CONFIG then lists input workers.
         distribution: The task in a cluster, and the strategies.
+        make_global_step: Makes the global step of a graph; None: TensorFlow does.
         tf_random_seed, save_summary_steps, save_checkpoints_steps, save_checkpoints_secs, session_config,
             keep_checkpoint_max, keep_checkpoint_every_n_hours, log_step_count_steps, checkpoint_save_graph_def,
             checkpoint_format: As in RunConfig.
@@ -77,6 +78,7 @@ class RunSettings:
     log_step_count_steps: int | None = None
     checkpoint_save_graph_def: bool = True
     checkpoint_format: str = "auto"
+    make_global_step: Callable[[Any], object] | None = None
 
 
 def run_settings(config: object) -> RunSettings:

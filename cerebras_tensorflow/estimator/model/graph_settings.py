@@ -9,14 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
+from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 
 
-def new_graph(seed: int | None) -> tf.Graph:
-    """Return a graph with a seed and a global step."""
+def new_graph(settings: RunSettings) -> tf.Graph:
+    """Return a graph with the seed of a run and its global step, which a subclass of Estimator may leave out."""
     graph = tf.Graph()
     with graph.as_default(), graph_semantics():
-        tf.compat.v1.set_random_seed(seed)
-        tf.compat.v1.train.create_global_step(graph)
+        tf.compat.v1.set_random_seed(settings.tf_random_seed)
+        (settings.make_global_step or tf.compat.v1.train.create_global_step)(graph)
     return graph
 
 

@@ -82,7 +82,7 @@ class InputPipeline:
         self._parts: list[Mapping[str, np.ndarray]] = []  # micro-batches of the current batch that are left
         self._ahead: list[list[dict[str, np.ndarray]]] = []  # batches that were read ahead, in micro-batches
         self._num_taken = 0  # batches that `next_micro_batch` has begun
-        graph = new_graph(settings.tf_random_seed)
+        graph = new_graph(settings)
         known = _Known(graph)
         given = {} if params is None else {"params": copy.deepcopy(params)}
         offered = {**given, "mode": mode, "config": settings.config, "input_context": None}
@@ -252,7 +252,7 @@ class _Known:
         self._num_ops = len(graph.get_operations())
         self._collections = _collections(graph)
         step = tf.compat.v1.train.get_global_step(graph)
-        self._step = {step.handle.op.name}
+        self._step = {step.handle.op.name} if step is not None else set()
 
     def is_apart(self, graph: tf.Graph) -> bool:
         """Whether input_fn has only made ops that the model cannot reach: no variable, no summary, no queue.

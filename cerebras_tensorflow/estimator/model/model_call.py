@@ -136,7 +136,7 @@ def call_model_fn(
         SettingsError: If sparsity names no weight of the model.
         ValueError: If input_fn returns labels and model_fn does not take them, or model_fn does not return a spec.
     """
-    graph = pipeline.graph or new_graph(settings.tf_random_seed)
+    graph = pipeline.graph or new_graph(settings)
     with graph.as_default(), graph_semantics():
         inputs = pipeline.batch()
         labels = None if mode == ModeKeys.PREDICT else inputs.labels  # as in TensorFlow

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CheckpointError, StoreError
@@ -39,7 +40,8 @@ from cerebras_tensorflow.saver.model_dir.state import read_state
 from cerebras_tensorflow.units import format_bytes
 
 _CONDS = re.compile(r"(cond(_\d+)?/)+")  # scopes of tf.cond
-_BOOKKEEPING = {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter"}  # of tf.train.Checkpoint
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_BOOKKEEPING = {_OBJECT_GRAPH, "save_counter"}  # of tf.train.Checkpoint
 _MEMORY_SHARE = 0.5  # of free memory, for the copies of a save
 
 # Name, dtype, shape, and an array or the pieces of its bytes.
@@ -79,7 +81,16 @@ def check_exists(path: str) -> None:
 def step_in(path: str) -> int:
     """Return the global step of a checkpoint; 0 if it has none, for example after a conversion."""
     with open_checkpoint(path) as reader:
-        return int(reader.read("global_step")) if "global_step" in reader else 0
+        key = names_of_objects(reader).get("global_step", "global_step")
+        return int(reader.read(key)) if key in reader else 0
+
+
+def names_of_objects(reader: TensorReader) -> dict[str, str]:
+    """Return variable -> its name in the checkpoint, if tf.train.Checkpoint or Keras wrote it."""
+    if _OBJECT_GRAPH not in reader:
+        return {}
+    graph = tf_private.object_graph(reader.read(_OBJECT_GRAPH).item())
+    return {value.full_name: value.checkpoint_key for node in graph.nodes for value in node.attributes}
 
 
 def step_saved_by_others(model_dir: str) -> int:

@@ -16,6 +16,9 @@ from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.model_dir import uploads
 
+STOP_VARIABLE = "signal_early_stopping/STOP"
+"""Name of the variable that says whether to stop. Checkpoints of earlier versions lack it."""
+
 
 def make_early_stopping_hook(
     estimator: Any,
@@ -261,9 +264,10 @@ def _get_or_create_stop_var() -> Any:
 
     All tasks of a cluster share it. The chief sets it; the workers read it.
     """
-    with tf.compat.v1.variable_scope("signal_early_stopping", reuse=tf.compat.v1.AUTO_REUSE):
+    scope, name = STOP_VARIABLE.split("/")
+    with tf.compat.v1.variable_scope(scope, reuse=tf.compat.v1.AUTO_REUSE):
         return tf.compat.v1.get_variable(
-            "STOP", [], tf.bool, tf.compat.v1.zeros_initializer(), trainable=False, use_resource=True
+            name, [], tf.bool, tf.compat.v1.zeros_initializer(), trainable=False, use_resource=True
         )
 
 

@@ -34,9 +34,18 @@ _TOGETHER_BYTES = 16 << 20  # of values made in one session run, since TensorFlo
 _SLICE_BYTES = 16 << 20  # of one slice of a large value
 
 
-def initialize(session: ProgramSession, model: Model, settings: WarmStartSettings | None) -> None:
-    """Set all variables of checkpoints, by running initializers in the session's own memory where possible."""
-    made = _initializers(model, settings)
+def initialize(
+    session: ProgramSession, model: Model, settings: WarmStartSettings | None, of_hooks: Set[str] = frozenset()
+) -> None:
+    """Set all variables of checkpoints, by running initializers in the session's own memory where possible.
+
+    Args:
+        session: The session.
+        model: The model.
+        settings: The warm start, or None.
+        of_hooks: Variables that hooks have made. A warm start does not set them.
+    """
+    made = _initializers(model, settings, of_hooks)
     # Initializers that read variables would need this session's variables, set in the right order.
     if not any(node.op == "VarHandleOp" for node in made.graph_def.node):
         rest = session.assign(made.graph_def, made.tensors, made.feeds)
@@ -118,9 +127,9 @@ class _Initializers:
     warm: WarmStart
 
 
-def _initializers(model: Model, settings: WarmStartSettings | None) -> _Initializers:
+def _initializers(model: Model, settings: WarmStartSettings | None, of_hooks: Set[str] = frozenset()) -> _Initializers:
     variables = model.saved_names()
-    warm = plan_warm_start(model, settings) if settings is not None else WarmStart({}, ())
+    warm = plan_warm_start(model, settings, of_hooks) if settings is not None else WarmStart({}, ())
     cold = {name: variable for name, variable in variables.items() if name not in {*warm.sources, *warm.by_vocabulary}}
     tensors = {name: variable.initializer.inputs[1] for name, variable in cold.items()}
     roots = [tensor.op.name for tensor in tensors.values()]

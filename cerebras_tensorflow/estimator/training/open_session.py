@@ -16,6 +16,7 @@ from cerebras_tensorflow.estimator.model.inputs import first_dim
 from cerebras_tensorflow.estimator.model.model_call import new_local_init
 from cerebras_tensorflow.estimator.model.scaffold import acting_saver, checkpoint_layout, finalize, own_init
 from cerebras_tensorflow.estimator.training import checkpoints
+from cerebras_tensorflow.estimator.training.early_stopping import STOP_VARIABLE
 from cerebras_tensorflow.estimator.training.graph_files import GraphFiles
 from cerebras_tensorflow.estimator.training.initialize import initialize, set_initial_values
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
@@ -146,7 +147,8 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
                 checkpoints.restore_with(acting, session, run.start)
             else:
                 run_log.info("Restoring parameters from %s", run.start)
-                keys = checkpoints.without_missing(run.start, keys, {weight.mask for weight in run.model.sparse})
+                optional = {STOP_VARIABLE, *(weight.mask for weight in run.model.sparse)}
+                keys = checkpoints.without_missing(run.start, keys, optional)
                 checkpoints.restore(session, run.start, keys)
                 checkpoints.warn_of_left_over(run.start, keys)
             is_ours = os.path.abspath(run.start) == os.path.abspath(run.saver.path(session.global_step))
@@ -158,7 +160,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             checkpoints.restore(session, run.initial, written)
             set_initial_values(session, run.model, set(run.model.saved_names()) - set(written))
         else:
-            initialize(session, run.model, run.request.warm_start)
+            initialize(session, run.model, run.request.warm_start, self._new)
 
     def _next_batch(self) -> Any:
         batch = self._run.pipeline.next_batch()

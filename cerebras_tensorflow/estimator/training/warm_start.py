@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.model.model_call import Model, variable_name
 from cerebras_tensorflow.estimator.model.partitions import PartKey
@@ -19,9 +18,6 @@ from cerebras_tensorflow.estimator.training.restore_errors import MissingCheckpo
 from cerebras_tensorflow.locations import checkpoint_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
-from cerebras_tensorflow.saver.interface import TensorReader
-
-OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 if TYPE_CHECKING:
     _Fields: TypeAlias = Any
@@ -121,8 +117,8 @@ def checkpoint_of(settings: WarmStartSettings) -> str:
     return path
 
 
-def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
-    """Find the tensors of a checkpoint for the variables of a model.
+def plan_warm_start(model: Model, settings: WarmStartSettings, of_hooks: Set[str] = frozenset()) -> WarmStart:
+    """Find the tensors of a checkpoint for the variables of a model, without those that hooks have made.
 
     Raises:
         ValueError: If the checkpoint lacks a requested variable or has another shape, with the texts of TensorFlow. Or
@@ -136,7 +132,7 @@ def plan_warm_start(model: Model, settings: WarmStartSettings) -> WarmStart:
     run_log.info("Warm-starting from: %s", path)
     if settings.vars_to_warm_start is None or isinstance(settings.vars_to_warm_start, str):
         run_log.info("Warm-starting variables only in TRAINABLE_VARIABLES.")
-    plan, problems = _plan(model, settings)
+    plan, problems = _plan(model, settings, of_hooks)
     run_log.info("Warm-started %d variables.", len(plan.sources) + len(plan.by_vocabulary))
     for problem in problems:
         run_log.info("Not warm-started: %s", problem)
@@ -148,10 +144,10 @@ def masks_of_warm_start(model: Model, settings: WarmStartSettings) -> set[str]:
     return {weight.mask for weight in model.sparse} & set(_plan(model, settings)[0].sources)
 
 
-def _plan(model: Model, settings: WarmStartSettings) -> tuple[WarmStart, list[str]]:
+def _plan(model: Model, settings: WarmStartSettings, of_hooks: Set[str] = frozenset()) -> tuple[WarmStart, list[str]]:
     """Return the plan, and why a lenient start leaves out variables."""
     variables, path = model.saved_names(), checkpoint_of(settings)
-    wanted = _selected(model, settings)
+    wanted = [name for name in _selected(model, settings) if name not in of_hooks]
     keys = model.checkpoint_keys()
     by_vocabulary = [name for name in variables if keys[name] in settings.var_name_to_vocab_info]
     viable = [str(keys[name]) for name in (*wanted, *by_vocabulary)]
@@ -160,7 +156,7 @@ def _plan(model: Model, settings: WarmStartSettings) -> tuple[WarmStart, list[st
     sources: dict[str, str] = {}
     problems = []
     with open_checkpoint(path) as reader:
-        of_objects = _names_of_objects(reader)
+        of_objects = checkpoints.names_of_objects(reader)
         for name in wanted:
             key = keys[name]
             if key in settings.var_name_to_vocab_info:
@@ -187,14 +183,6 @@ def _plan(model: Model, settings: WarmStartSettings) -> tuple[WarmStart, list[st
     if wanted and not sources and settings.is_lenient:
         raise CheckpointError(f"cannot warm-start from {path}: it shares no variable with the model")
     return WarmStart(sources, by_vocabulary), problems
-
-
-def _names_of_objects(reader: TensorReader) -> dict[str, str]:
-    """Return variable -> its name in the checkpoint, if tf.train.Checkpoint or Keras wrote it."""
-    if OBJECT_GRAPH not in reader:
-        return {}
-    graph = tf_private.object_graph(reader.read(OBJECT_GRAPH).item())
-    return {value.full_name: value.checkpoint_key for node in graph.nodes for value in node.attributes}
 
 
 def _selected(model: Model, settings: WarmStartSettings) -> list[str]:
