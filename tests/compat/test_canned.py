@@ -118,6 +118,33 @@ def test_variables_that_change_their_shape_train_resume_and_are_saved(tmp_path: 
     np.testing.assert_allclose(estimator.cluster_centers(), [[0, 0.5], [10, 10.5]], atol=1e-4)
 
 
+def test_kmeans_keeps_its_first_clusters_if_the_input_ends_in_the_first_step(tmp_path: Path) -> None:
+    points = np.array([[0, 0], [0, 1], [10, 10], [10, 11]], np.float32)
+    for _ in range(2):
+        estimator = v1.estimator.experimental.KMeans(2, str(tmp_path), use_mini_batch=False, seed=3)
+        estimator.train(lambda: v1.train.limit_epochs(tf.constant(points), num_epochs=1))
+    np.testing.assert_allclose(sorted(estimator.cluster_centers().tolist()), [[0, 0.5], [10, 10.5]], atol=1e-4)
+
+
+def test_a_saved_model_trains_on_as_an_estimator(tmp_path: Path) -> None:
+    from tensorflow_estimator.python.estimator.canned.saved_model_estimator import SavedModelEstimator
+    from tensorflow_estimator.python.estimator.export.export import build_supervised_input_receiver_fn_from_input_fn
+
+    first = tf.estimator.LinearClassifier([tf.feature_column.numeric_column("x", (3,))], str(tmp_path / "first"))
+
+    def labelled() -> Any:
+        return tf.data.Dataset.from_tensor_slices(({"x": X}, LABELS[:, None])).batch(4).repeat()
+
+    first.train(labelled, steps=3)
+    receive = build_supervised_input_receiver_fn_from_input_fn(labelled)
+    path = first.experimental_export_all_saved_models(str(tmp_path / "export"), {"train": receive, "eval": receive})
+    again = SavedModelEstimator(path.decode(), str(tmp_path / "again")).train(labelled, steps=2)
+    first.train(labelled, steps=2)
+    assert again.get_variable_value("global_step") == 5
+    for name in first.get_variable_names():
+        np.testing.assert_array_equal(again.get_variable_value(name), first.get_variable_value(name))
+
+
 def test_a_head_makes_an_estimator_spec_of_ours() -> None:
     with tf.Graph().as_default():
         logits = tf.zeros([2, 1])

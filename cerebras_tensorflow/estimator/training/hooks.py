@@ -44,6 +44,7 @@ class TrainingHook(SessionRunHook):
 
     Attributes:
         step: Global step after the last run.
+        last_step: Global step at which the run ends; None: at the end of the input.
         final_loss: Loss of the last step that ended without an error; None before the first.
         is_exhausted: Whether the input has ended.
         bad_loss: Loss of the last step if it ends the run: NaN, or infinite in a run of a CerebrasEstimator.
@@ -58,6 +59,7 @@ class TrainingHook(SessionRunHook):
         self._first_step = 0
         self._logged_step: int | None = None
         self.step = 0
+        self.last_step = run.last_step
         self.final_loss: np.floating[Any] | None = None
         self.is_exhausted = False
         self.bad_loss: float | None = None
@@ -68,6 +70,8 @@ class TrainingHook(SessionRunHook):
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Note where the run starts."""
         self.step = self._first_step = session.global_step
+        if self._run.request.steps is not None:  # a Scaffold's init_fn may have set the step
+            self.last_step = self.step + self._run.request.steps
         self._run.meter.start()
 
     def end(self, session: Any) -> None:
@@ -98,15 +102,14 @@ class TrainingHook(SessionRunHook):
             self._logged_step = step
             if self._summaries is not None:
                 self._summaries.write(step, loss)
-        last_step = self._run.last_step
-        if (last_step is not None and step >= last_step) or self._signals.received is not None:
+        if (self.last_step is not None and step >= self.last_step) or self._signals.received is not None:
             run_context.request_stop()
 
     def _is_due(self, step: int, taken: int) -> bool:
         if not self._log_every:
             return False
         early = taken in (1, 2, 10) if self._run.is_streaming else taken == 1
-        return early or step % self._log_every == 0 or step == self._run.last_step
+        return early or step % self._log_every == 0 or step == self.last_step
 
     def _log(self, step: int, loss: float) -> None:
         speed = self._run.meter.recent_speed()

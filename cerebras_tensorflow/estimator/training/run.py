@@ -88,7 +88,7 @@ def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionC
             with _first_step_progress(creator):
                 step()
         first = watch.step
-        num_steps = run.last_step - first if run.last_step is not None else None
+        num_steps = watch.last_step - first if watch.last_step is not None else None
         with run_progress("Training", num_steps, "steps", lambda: watch.step - first):
             while not session.should_stop():
                 step()
@@ -109,7 +109,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
         run_log.warning(
             "The input ended at step %d%s; training stops here. Repeat the dataset to train longer.",
             watch.step,
-            f", before step {run.last_step}" if run.last_step else "",
+            f", before step {watch.last_step}" if watch.last_step else "",
         )
     meter = run.meter
     overall = meter.overall_speed()

@@ -69,6 +69,20 @@ def test_current_keras_optimizers_train(tmp_path: Path) -> None:
     assert estimator.evaluate(rows(repeats=False))["loss"] < before
 
 
+class MakesVariable(tf.compat.v1.train.SessionRunHook):
+    """Makes a trainable variable, which no warm start has."""
+
+    def begin(self) -> None:
+        tf.compat.v1.get_variable("made_by_hook", [2])
+
+
+def test_a_run_that_resumes_counts_from_the_step_of_an_object_based_checkpoint(tmp_path: Path) -> None:
+    for step in (3, 6):
+        estimator = model_to_estimator(model(), model_dir=str(tmp_path))
+        estimator.train(rows(), steps=3, hooks=[MakesVariable()])
+        assert estimator.get_variable_value("estimator_global_step/.ATTRIBUTES/VARIABLE_VALUE") == step
+
+
 def test_model_to_estimator_needs_a_compiled_keras_2_model() -> None:
     with pytest.raises(ValueError, match="Either `keras_model` or `keras_model_path` needs to be provided"):
         model_to_estimator()
