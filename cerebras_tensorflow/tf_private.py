@@ -88,6 +88,21 @@ def set_input(operation: Any, index: int, tensor: Any) -> None:
     operation._update_input(index, tensor)  # noqa: SLF001
 
 
+def forget_custom_gradients(graph_def: Any) -> None:
+    """Free the graph that a GraphDef was made from, of which no more gradients will be computed.
+
+    TensorFlow keeps the gradient function of each tf.custom_gradient forever, for example that of tf.nn.silu. The
+    function refers to tensors, and they refer to their whole graph.
+
+    Args:
+        graph_def: The graph.
+    """
+    functions = importlib.import_module("tensorflow.python.framework.ops").gradient_registry._registry  # noqa: SLF001
+    for node in graph_def.node:
+        if "_gradient_op_type" in node.attr:
+            functions.pop(node.attr["_gradient_op_type"].s.decode(), None)
+
+
 @contextmanager
 def gradients_passed_through(change: Callable[[Any, Any], Any]) -> Iterator[None]:
     """Pass the results of tf.gradients and tf.GradientTape.gradient through a function while a graph is built.

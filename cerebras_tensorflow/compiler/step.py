@@ -63,6 +63,7 @@ class _Part:
         train_node: Name of the train op; None if the part has none.
         sources: Names of its placeholders.
         weights: VarHandleOps that may be streamed.
+        added: Nodes to add to the graph.
     """
 
     graph_def: GraphDef
@@ -70,6 +71,7 @@ class _Part:
     train_node: str | None
     sources: Sequence[str]
     weights: Sequence[str]
+    added: Sequence[NodeDef] = ()
 
 
 def compile_step(
@@ -90,19 +92,26 @@ def compile_step(
     Raises:
         CompileError: If the graph cannot be compiled for the mode, or not within the memory budget.
     """
-    graph_def = GraphDef()
-    graph_def.CopyFrom(step.graph_def)
-    if step.train_node and step.global_step:
-        after = NodeDef(name=GLOBAL_STEP_AFTER, op="ReadVariableOp", input=[step.global_step, f"^{step.train_node}"])
-        handle = next(node for node in graph_def.node if node.name == step.global_step)
-        after.attr["dtype"].CopyFrom(handle.attr["dtype"])
-        graph_def.node.append(after)
+    after = _read_after(step)
     # Keep the global step resident: every run reads and fetches it.
     weights = [weight for weight in step.weights if weight != step.global_step]
     if step.train_node and step.micro_batches > 1:
+        graph_def = GraphDef()
+        graph_def.CopyFrom(step.graph_def)
+        graph_def.node.extend(after)
         return _compile_in_parts(replace(step, graph_def=graph_def, weights=weights), mode, options, outputs or {})
-    part = _Part(graph_def, step.roots, step.train_node, step.sources, weights)
+    part = _Part(step.graph_def, step.roots, step.train_node, step.sources, weights, after)
     return _compile_part(part, mode, options, outputs or {})
+
+
+def _read_after(step: Step) -> list[NodeDef]:
+    """Return the node that reads the global step after the train op; none if the step lacks one of them."""
+    if not step.train_node or not step.global_step:
+        return []
+    after = NodeDef(name=GLOBAL_STEP_AFTER, op="ReadVariableOp", input=[step.global_step, f"^{step.train_node}"])
+    handle = next(node for node in step.graph_def.node if node.name == step.global_step)
+    after.attr["dtype"].CopyFrom(handle.attr["dtype"])
+    return [after]
 
 
 def _compile_part(
@@ -112,9 +121,12 @@ def _compile_part(
     outputs: Mapping[str, Sequence[Output]],
     spilled_before: int = 0,
 ) -> Program:
+    # Each pass copies the graph: hundreds of megabytes for a large model. At most two copies exist at a time.
     graph_def, sum_of_partial = fix_order_of_sums(part.graph_def)
+    graph_def.node.extend(part.added)
     outputs = {**outputs, **{new: outputs[name] for new, name in sum_of_partial.items() if name in outputs}}
-    graph_def = make_stateless(add_rows_in_order(graph_def, outputs))
+    graph_def = add_rows_in_order(graph_def, outputs)
+    graph_def = make_stateless(graph_def)
     if part.train_node:
         graph_def = reads_before_writes(graph_def, part.train_node, part.sources)
         graph_def = writes_in_order(graph_def, part.train_node)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Output:
     """One output of an op.
 
@@ -28,6 +28,7 @@ class Output:
 def op_outputs(graph: tf.Graph) -> dict[str, list[Output]]:
     """Return the outputs of each op by its name, from static shapes; handles and strings count as 0 bytes."""
     result = {}
+    shared: dict[Output, Output] = {}  # layers of a deep model have equal outputs
     for operation in graph.get_operations():
         outputs = []
         for tensor in operation.outputs:
@@ -39,7 +40,7 @@ def op_outputs(graph: tf.Graph) -> dict[str, list[Output]]:
             elements = int(np.prod([dim or 1 for dim in dims], dtype=np.int64))
             shape = None if None in dims else tuple(dims)
             outputs.append(Output(np.dtype(dtype.as_numpy_dtype).name, shape, elements * dtype.size))
-        result[operation.name] = outputs
+        result[operation.name] = [shared.setdefault(output, output) for output in outputs]
     return result
 
 

@@ -22,7 +22,7 @@ else:
     FunctionDef = type(GraphDef().library.function.add())  # TensorFlow has no public name for it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One input of a node: output `port` of node `node`, or a control edge if port is -1."""
 
@@ -83,9 +83,10 @@ class NodeTable:
     def __init__(self, graph_def: GraphDef) -> None:
         self.graph_def = graph_def
         self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
-        self.index: dict[str, int] = {node.name: i for i, node in enumerate(graph_def.node)}
+        self.index: dict[str, int] = {name: i for i, name in enumerate(self.nodes)}
+        parsed = {text: parse_input(text) for node in graph_def.node for text in node.input}
         self.inputs: dict[str, list[Endpoint]] = {
-            node.name: [parse_input(text) for text in node.input] for node in graph_def.node
+            name: [parsed[text] for text in node.input] for name, node in self.nodes.items()
         }
         self.consumers: dict[str, list[str]] = {name: [] for name in self.nodes}
         for name, inputs in self.inputs.items():

@@ -11,11 +11,11 @@ from collections.abc import Container
 from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, parse_input
 
 
-def cast_for_each_use(graph_def: GraphDef, weights: Container[str]) -> GraphDef:
-    """Return a graph in which no two ops share a cast of a weight.
+def cast_for_each_use(graph_def: GraphDef, weights: Container[str]) -> None:
+    """Change a graph so that no two ops share a cast of a weight.
 
     Args:
-        graph_def: A step.
+        graph_def: A step. It is changed, since a copy of a large one takes hundreds of megabytes.
         weights: Names of the VarHandleOps of these weights.
     """
     table = NodeTable(graph_def)
@@ -30,18 +30,15 @@ def cast_for_each_use(graph_def: GraphDef, weights: Container[str]) -> GraphDef:
             copy.name = f"{name}/cs_copy_{number}"
             copies.setdefault(name, []).append(copy)
             moved[(user, name)] = copy.name
-    if not copies:
-        return graph_def
-    result = GraphDef(versions=graph_def.versions, library=graph_def.library)
-    for node in graph_def.node:
-        new = result.node.add()
-        new.CopyFrom(node)
-        for position, text in enumerate(new.input):
+    for (user, cast), copy_name in moved.items():
+        node = table.nodes[user]
+        for position, text in enumerate(node.input):
             endpoint = parse_input(text)
-            if not endpoint.is_control and (node.name, endpoint.node) in moved:
-                new.input[position] = moved[(node.name, endpoint.node)]
-        result.node.extend(copies.get(node.name, ()))
-    return result
+            if not endpoint.is_control and endpoint.node == cast:
+                node.input[position] = copy_name
+    for name in sorted(copies, key=table.index.__getitem__, reverse=True):
+        for copy in reversed(copies[name]):
+            graph_def.node.insert(table.index[name] + 1, copy)
 
 
 def _is_of_weight(table: NodeTable, cast: str, weights: Container[str]) -> bool:

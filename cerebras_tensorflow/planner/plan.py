@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.step import compile_step
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
@@ -32,6 +33,7 @@ from cerebras_tensorflow.perf.planned_timeline import StreamRates, plan_timeline
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Timeline
 from cerebras_tensorflow.planner.rates import Rates
 from cerebras_tensorflow.planner.shapes import ShapeInputs
+from cerebras_tensorflow.runtime.host.heap import trim_heap
 from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE
 from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
@@ -148,9 +150,9 @@ def _plan_micro_batch(
     sparsity = choice_of(params, None) if mode == ModeKeys.TRAIN else None
     model = call_model_fn(model_fn, inputs, mode, params, run_settings(config), sparsity=sparsity)
     step = training_ops(model).step if mode == ModeKeys.TRAIN else model.step(_outputs(model))
-    outputs = op_outputs(model.graph)
-    op_bytes = {name: sum(output.num_bytes for output in made) for name, made in outputs.items()}
-    op_flops = flops_of_ops(model.graph, {node.name for node in step.graph_def.node})
+    names = {node.name for node in step.graph_def.node}
+    outputs = {name: made for name, made in op_outputs(model.graph).items() if name in names}
+    op_flops = flops_of_ops(model.graph, names)
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
     network = network_of(model, step)
     num_flops = model.inputs.micro_batches * sum(op_flops.values())
@@ -160,8 +162,10 @@ def _plan_micro_batch(
     options = streaming_options(model, execution_mode, settings)
     masked = _masked_elements(model.sparse)
     # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
-    del model
+    del model, names
+    tf_private.forget_custom_gradients(step.graph_def)
     gc.collect()
+    trim_heap()
     program = compile_step(step, execution_mode, options, outputs)
     memory = plan_memory(program)
     if micro_batch_size.requested(settings, params, mode) == "auto":
@@ -179,7 +183,7 @@ def _plan_micro_batch(
         num_parameters=num_parameters,
         num_flops=num_flops,
         op_flops=op_flops,
-        op_bytes=op_bytes,
+        op_bytes={name: sum(output.num_bytes for output in made) for name, made in outputs.items()},
         live=dict(zip(program.order, program.value_curve, strict=True)),
     )
 

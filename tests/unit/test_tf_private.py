@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -104,3 +106,16 @@ def test_every_gradient_api_passes_through_one_function() -> None:
         one = tf.constant(1.0)
         tf.gradients(one, [one])
     assert len(seen) == 5, "the switch ends with its block"
+
+
+def test_a_graph_with_custom_gradients_can_be_freed() -> None:
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4], "x")
+        tf.gradients(tf.nn.silu(x), [x])
+    graph_def, alive = graph.as_graph_def(), weakref.ref(graph)
+    del graph, x
+    gc.collect()
+    assert alive() is not None, "TensorFlow frees it: forget_custom_gradients is not needed any more"
+    tf_private.forget_custom_gradients(graph_def)
+    gc.collect()
+    assert alive() is None

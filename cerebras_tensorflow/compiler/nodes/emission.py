@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from itertools import chain
 
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64, call_node, index_node
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.graph.conditionals import Deadness
+from cerebras_tensorflow.graph.constants import equal_constants, take_instead
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, parse_input
 from cerebras_tensorflow.graph.program import Event
@@ -165,16 +167,21 @@ class Emission:
         self.add(node)
         return node
 
-    def graph_def(self, on_host: Container[str] = ()) -> GraphDef:
-        """Return the rewritten graph.
+    def take_graph_def(self, on_host: Container[str], kept: Container[str]) -> GraphDef:
+        """Return the rewritten graph, with equal constants merged. The emission is empty afterwards.
+
+        The nodes of a large model take hundreds of megabytes, so each new node is freed when the graph has it.
 
         Args:
             on_host: Original nodes that are placed on the CPU.
+            kept: Names of constants that are not merged.
         """
         source = self.table.graph_def
+        rest = [node for node in source.node if node.name not in self._dropped]
+        instead = equal_constants(chain(rest, self._new.values(), self.deadness.new_nodes), kept)
         result = GraphDef(versions=source.versions, library=source.library)
-        for node in source.node:
-            if node.name in self._dropped:
+        for node in rest:
+            if node.name in instead:
                 continue
             new = NodeDef.FromString(node.SerializeToString())
             del new.input[:]
@@ -183,8 +190,14 @@ class Emission:
             inputs, control = self._rewritten_inputs(node)
             new.input.extend([*inputs, *(f"^{name}" for name in dict.fromkeys(control))])
             result.node.append(new)
-        result.node.extend(self._new.values())
+        del rest
+        for name in list(self._new):
+            new = self._new.pop(name)
+            if name not in instead:
+                result.node.append(new)
         result.node.extend(self.deadness.new_nodes)
+        for node in result.node:
+            take_instead(node, instead)
         return result
 
     def _rewritten_inputs(self, node: NodeDef) -> tuple[list[str], list[str]]:

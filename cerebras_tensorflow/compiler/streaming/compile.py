@@ -13,7 +13,6 @@ from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.streaming.choice import choose_streamed, forbid_writes, is_large, order_without_cycles
 from cerebras_tensorflow.compiler.streaming.plan import StreamPlan, plan_step_memory
 from cerebras_tensorflow.compiler.streaming.rewriting import STEP_NODE, Rewritten, rewrite
-from cerebras_tensorflow.graph.constants import share_constants
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
 from cerebras_tensorflow.graph.program import Note, Program, Residence, WeightSpec, resident_access_nodes
@@ -36,7 +35,7 @@ def compile_weight_streaming(
     """Return the weight-streaming Program of a step.
 
     Args:
-        graph_def: The step, pruned, stateless, with reads before writes.
+        graph_def: The step, pruned, stateless, with reads before writes. It is changed.
         train_node: Name of the train op; None when nothing is updated.
         sources: Names of the batch's placeholders.
         weights: Names of the VarHandleOps that may be streamed.
@@ -50,7 +49,8 @@ def compile_weight_streaming(
     """
     table = NodeTable(graph_def)
     large = {variable.handle for variable in find_variables(table).values() if is_large(variable, options)}
-    table = NodeTable(cast_for_each_use(graph_def, large & set(weights)))
+    cast_for_each_use(graph_def, large & set(weights))
+    table = NodeTable(graph_def)
     variables = find_variables(table)
     if train_node is None:
         forbid_writes(table, variables.values(), sources)
@@ -62,10 +62,10 @@ def compile_weight_streaming(
 
     def attempt(most_value_bytes: int | None) -> tuple[StreamPlan, Rewritten]:
         plan = plan_step_memory(table, order, all_uses, outputs, options, roots, resident_bytes, most_value_bytes)
-        return plan, rewrite(plan, train_node, spilled_before)
+        return plan, rewrite(plan, train_node, spilled_before, roots)
 
     plan, rewritten = _within_budget(attempt, options, resident_bytes)
-    return _program(plan, rewritten, resident, roots, train_node, [*obstacles, *ties])
+    return _program(plan, rewritten, resident, train_node, [*obstacles, *ties])
 
 
 def _within_budget(
@@ -105,7 +105,6 @@ def _program(
     plan: StreamPlan,
     rewritten: Rewritten,
     resident: Sequence[Variable],
-    roots: Container[str],
     train_node: str | None,
     notes: Sequence[Note],
 ) -> Program:
@@ -113,7 +112,7 @@ def _program(
     streamed = [uses.variable for uses in plan.uses]
     in_session = [*resident, *streamed] if plan.residence is Residence.HOST_MEMORY else list(resident)
     dtypes = {variable.handle: plan.table.nodes[variable.handle].attr["dtype"].type for variable in in_session}
-    graph_def = share_constants(rewritten.graph_def, roots)
+    graph_def = rewritten.graph_def
     graph_def.node.extend(resident_access_nodes(in_session, dtypes))
     # A new node has the memory of the original op that it comes before.
     placed = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,13 +41,14 @@ class Rewritten:
     inserted: Mapping[str, Sequence[str]]
 
 
-def rewrite(plan: StreamPlan, train_node: str | None, spilled_before: int = 0) -> Rewritten:
+def rewrite(plan: StreamPlan, train_node: str | None, spilled_before: int, roots: Container[str]) -> Rewritten:
     """Return the graph in which weights and values move as planned.
 
     Args:
         plan: The decisions.
         train_node: Name of the train op; None when nothing is updated.
         spilled_before: Spilled values of the step's other part. They come first in the store.
+        roots: Names of all ops that a run may fetch.
     """
     restores = make_restore_nodes(plan.table, plan.outputs, plan.restores, len(plan.uses) + spilled_before, plan.sliced)
     reads = [read.node for uses in plan.uses for read in uses.reads]
@@ -69,7 +70,8 @@ def rewrite(plan: StreamPlan, train_node: str | None, spilled_before: int = 0) -
         emission.add(barrier_node(STEP_NODE, [train_node, *emission.ends]))
     is_on_host = plan.residence is Residence.HOST_MEMORY
     on_host = {uses.variable.handle for uses in plan.uses if is_on_host}
-    return Rewritten(emission.graph_def(on_host), tuple(emission.schedule()), window_bytes, held, emission.inserted)
+    events = tuple(emission.schedule())
+    return Rewritten(emission.take_graph_def(on_host, roots), events, window_bytes, held, emission.inserted)
 
 
 def _demand(plan: StreamPlan, emission: Emission) -> Iterator[tuple[int, int]]:

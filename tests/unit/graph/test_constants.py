@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.graph.constants import share_constants
+from cerebras_tensorflow.graph.constants import equal_constants, take_instead
 from cerebras_tensorflow.graph.nodes import GraphDef
 
 
@@ -14,6 +16,16 @@ def run(graph_def: GraphDef, fetch: str, **feeds: object) -> np.ndarray:
     with tf.Graph().as_default() as graph, tf.compat.v1.Session(graph=graph) as session:
         tf.graph_util.import_graph_def(graph_def, name="")
         return np.asarray(session.run(fetch, feeds))
+
+
+def share_constants(graph_def: GraphDef, kept: Container[str]) -> GraphDef:
+    """Return a copy without the constants that have an equal one."""
+    instead = equal_constants(graph_def.node, kept)
+    shared = GraphDef(versions=graph_def.versions)
+    shared.node.extend(node for node in graph_def.node if node.name not in instead)
+    for node in shared.node:
+        take_instead(node, instead)
+    return shared
 
 
 def constants(graph_def: GraphDef) -> list[str]:

@@ -19,7 +19,9 @@ def casts(weights: set[str]) -> tuple[int, set[str]]:
         x = tf.cast(v1.placeholder(tf.float32, [4, 4]), tf.bfloat16)
         for number in range(3):
             tf.matmul(x, low, name=f"use_{number}")
-    table = NodeTable(cast_for_each_use(graph.as_graph_def(), weights))
+    graph_def = graph.as_graph_def()
+    cast_for_each_use(graph_def, weights)
+    table = NodeTable(graph_def)
     names = {table.data_inputs(f"use_{number}")[1].node for number in range(3)}
     return sum(node.op == "Cast" for node in table.nodes.values()), names
 
