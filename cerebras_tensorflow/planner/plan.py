@@ -163,6 +163,7 @@ def _plan_micro_batch(
     masked = _masked_elements(model.sparse)
     # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
     del model, names
+    # A SwiGLU keeps it alive otherwise.
     tf_private.forget_custom_gradients(step.graph_def)
     gc.collect()
     trim_heap()

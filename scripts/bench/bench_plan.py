@@ -2,7 +2,7 @@
 
     python scripts/bench/bench_plan.py
 
-Runs `cs-plan` for GPT-J 6B and for the shapes of GPT-NeoX 20B and GPT-3 175B, each in its own process. Prints
+Runs `cs-plan` for GPT-J 6B, the shapes of GPT-NeoX 20B and GPT-3 175B, and Llama 2 70B, each in its own process. Prints
 the report, wall time [s], processor time [s] and peak resident set [bytes].
 """
 
@@ -21,6 +21,7 @@ MODELS = {
     "gptj_6b": ("gptj", "params_continuous_pretraining.yaml"),
     "gpt_neox_20b_shape": ("gptj", "params_neox_20b_shape.yaml"),
     "gpt3_175b": ("gpt3", "params_175b.yaml"),
+    "llama2_70b": ("llama", "params_2_70b.yaml"),
 }
 
 

@@ -71,6 +71,7 @@ def rewrite(plan: StreamPlan, train_node: str | None, spilled_before: int, roots
     is_on_host = plan.residence is Residence.HOST_MEMORY
     on_host = {uses.variable.handle for uses in plan.uses if is_on_host}
     events = tuple(emission.schedule())
+    del loads, updates, restores, reads  # the new graph needs the memory
     return Rewritten(emission.take_graph_def(on_host, roots), events, window_bytes, held, emission.inserted)
 
 
