@@ -47,14 +47,15 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with code 2 and a message that suggests a similar word."""
+        """Exit with code 2 and one line that suggests a similar word, or else names --help."""
         if match := _INVALID_CHOICE.search(message):
             message += did_you_mean(match[1], [word.strip().strip("'") for word in match[2].split(",")])
         elif match := _NO_SUCH.match(message):
             message += did_you_mean(_name(match[1].split()[0]), _options(self, self._words))
         elif _MISSING.match(message):
             message += self._mistyped()
-        super().error(one_line(message))
+        hint = "" if "did you mean" in message else f"; {self.prog} --help explains the options"
+        self.exit(2, f"{self.prog}: error: {one_line(message)}{hint}\n")
 
     def _mistyped(self) -> str:
         """Return a suggestion for a message about a missing option: the user may have mistyped its name."""

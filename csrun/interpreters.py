@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +16,7 @@ from typing import NoReturn
 from cerebras_tensorflow import config
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.text import did_you_mean, did_you_mean_file
+from cerebras_tensorflow.version import __version__
 from csrun import process
 
 NO_SCRIPT = 2
@@ -37,6 +40,8 @@ SCRIPT_MODES = ("train", "eval", "eval_all", "train_and_eval", "predict", "infer
 
 _MODE_OPTIONS = ("--mode", "-m")
 _MOST_MODULES = 50
+_REFERENCE_MODEL = re.compile(r"^from reference_implementations\.common\.run import .*\brun\b", re.MULTILINE)
+_CHECK_S = 20
 
 
 def execution_mode(command: Sequence[str]) -> str | None:
@@ -56,7 +61,7 @@ def resolved(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
-    """Check for a mistyped program, script or mode of a script before the launch waits in a queue.
+    """Check for mistyped words of a command before the launch waits in a queue: the program, the script, its options.
 
     Args:
         command: The command. A name counts as mistyped if it does not exist but resembles one that does.
@@ -64,7 +69,8 @@ def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
             names are checked for it.
 
     Raises:
-        CommandError: If a name is mistyped. The text suggests a name; the exit code is that of a shell or of Python.
+        CommandError: If a word is mistyped, or a reference model refuses its params. The text suggests a name; the exit
+            code is that of a shell or of Python.
     """
     if not command:
         return
@@ -85,6 +91,7 @@ def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
             raise process.CommandError(f"{word}: there is no file {str(script)!r}{meant}", NO_SCRIPT)
     if script is not None and script.suffix == ".py" and script.exists():
         _check_mode_of_script(script, arguments[1:])
+        _check_reference_model(script, command)
 
 
 def _check_mode_of_script(script: Path, arguments: Sequence[str]) -> None:
@@ -101,6 +108,29 @@ def _check_mode_of_script(script: Path, arguments: Sequence[str]) -> None:
         if not any(mode in path.read_text(encoding="utf-8", errors="replace") for path in modules):
             known = ", ".join(SCRIPT_MODES)
             raise process.CommandError(f"{script}: unknown mode {mode!r} (known: {known}){meant}", NO_SCRIPT)
+
+
+def _check_reference_model(script: Path, command: Sequence[str]) -> None:
+    """Let a reference model check its options and params. It does so without TensorFlow, in less than a second.
+
+    Raises:
+        CommandError: If it refuses them; the text is its own.
+    """
+    with suppress(OSError, subprocess.TimeoutExpired):
+        if not _REFERENCE_MODEL.search(script.read_text(encoding="utf-8", errors="replace")):
+            return
+        done = subprocess.run(
+            resolved(command),
+            env={**os.environ, **environment(command), env.CHECK_ONLY: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=_CHECK_S,
+        )
+        # Any other failure may be one of this host alone, so the job reports it.
+        if done.returncode == NO_SCRIPT:
+            raise process.CommandError(done.stderr.strip(), NO_SCRIPT)
 
 
 def _option(arguments: Sequence[str], names: Sequence[str]) -> str:
@@ -146,6 +176,8 @@ def _python_path(roots: Sequence[str]) -> str:
 
 def python_ws() -> NoReturn:
     """Become this Python in weight-streaming mode, with all arguments passed on."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"python-ws {__version__}", flush=True)
     command = ("python-ws", *sys.argv[1:])
     path = _python_path(["launched", "wheel", "ws"])
     environ = {**os.environ, env.EXECUTION_MODE: env.WEIGHT_STREAMING, "PYTHONPATH": path}

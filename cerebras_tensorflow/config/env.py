@@ -16,6 +16,7 @@
 | CEREBRAS_TRACE_STEP | user | number of a training step to record: `<model_dir>/trace/step_<N>.json` and `.png` |
 | CEREBRAS_TLS_CERT | user | certificate (PEM) of the server that serves a system from another host |
 | CSAUTH_TOKEN | user | token for that server, as for csctl |
+| CSRUN_CHECK_ONLY | csrun | `1`: a reference model checks its options and params, then exits |
 | CSRUN_INPUT_FOLDER | csrun | folder in which the chief finds the input workers and weight servers of its launch |
 | CSRUN_INPUT_CPUS | cs_input_analyzer | numbers of CPUs with which to measure, such as `1,2` |
 | CSRUN_INPUT_REPORT | cs_input_analyzer | file for the measured rate of the input pipeline; unset: no measurement |
@@ -57,6 +58,7 @@ REPORT = "CEREBRAS_REPORT"
 TRACE_STEP = "CEREBRAS_TRACE_STEP"
 TLS_CERT = "CEREBRAS_TLS_CERT"
 TOKEN = "CSAUTH_TOKEN"
+CHECK_ONLY = "CSRUN_CHECK_ONLY"
 INPUT_FOLDER = "CSRUN_INPUT_FOLDER"
 INPUT_CPUS = "CSRUN_INPUT_CPUS"
 INPUT_REPORT = "CSRUN_INPUT_REPORT"
@@ -181,6 +183,11 @@ def is_debug() -> bool:
 def set_debug() -> None:
     """Make our errors show their traceback, in this process and in processes that it starts."""
     os.environ[DEBUG] = "1"
+
+
+def is_check_only() -> bool:
+    """Whether the launcher asks a reference model only to check its options and params."""
+    return CHECK_ONLY in os.environ
 
 
 def launcher_columns(stream: int) -> int:

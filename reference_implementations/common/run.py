@@ -103,6 +103,8 @@ def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(argv)
         options.model_dir = checkpoint_location(options.model_dir)
         params = load_params(options, model.sections)
+        if env.is_check_only():
+            return 0
         _check_model_dir(options.model_dir)
         _execute(model, params, options)
         return 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from csrun.interpreters import check_typed_right
 from csrun.process import CommandError
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,39 @@ def test_modes_that_a_script_or_a_module_beside_it_mentions_are_accepted(tmp_pat
     beside.write_text("MORE = ('trian',)")
     for words in ([], ["--mode", "evals"], ["--mode", "trian"], ["--mode", "profile"], ["--mode"], ["-m", "eval_all"]):
         check_typed_right(["python", str(script), *words], is_for_here=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--max_stps", "5"], r"run.py: error: unrecognized arguments: --max_stps 5; did you mean '--max_steps'\?$"),
+        (["--params", "configs/params_tny.yaml"], "params_tny.yaml.*did you mean '.*params_tiny.yaml'"),
+        (["--params", "low.yaml"], "low.yaml: .*learning_rate.* -0.1"),
+        (["--params", "broken.yaml"], "broken.yaml.*line 2"),
+    ],
+)
+def test_a_reference_model_refuses_its_options_and_params_before_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], text: str
+) -> None:
+    model = ROOT / "reference_implementations" / "fc_mnist"
+    params = (model / "configs" / "params_tiny.yaml").read_text()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "params_tiny.yaml").write_text(params)
+    (tmp_path / "low.yaml").write_text(re.sub("learning_rate: .*", "learning_rate: -0.1", params))
+    (tmp_path / "broken.yaml").write_text("model:\n\tdepth: 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match=text) as caught:
+        check_typed_right(["python-ws", str(model / "run.py"), "--params", "configs/params_tiny.yaml", *words], True)
+    assert caught.value.exit_code == 2
+    assert "Traceback" not in str(caught.value)
+
+
+def test_the_check_of_a_reference_model_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ROOT / "reference_implementations" / "fc_mnist"
+    monkeypatch.chdir(tmp_path)
+    words = ["--params", str(model / "configs" / "params_tiny.yaml"), "--mode", "train", "--model_dir", "run"]
+    check_typed_right(["python", str(model / "run.py"), *words], is_for_here=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_programs_missing_on_this_machine_are_accepted_for_a_cluster() -> None:
