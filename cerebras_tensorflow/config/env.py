@@ -29,6 +29,7 @@
 | CSRUN_TASK | csrun | rank of this process in the launch, from 0 |
 | CSRUN_WEIGHT_SERVERS | csrun | number of weight servers of the launch; 0: the chief keeps the weights itself |
 | SLURM_JOB_ID | Slurm | set: the processes of a launch may be on several nodes |
+| SLURM_JOB_NODELIST, SLURMD_NODENAME | Slurm | the nodes of the job, where CSX run, and the node of this process |
 | SLURM_LAUNCH_NODE_IPADDR | Slurm | IP address of srun's node; servers listen on the interface that leads there |
 | SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
@@ -71,6 +72,8 @@ ROLE = "CSRUN_ROLE"
 TASK = "CSRUN_TASK"
 WEIGHT_SERVERS = "CSRUN_WEIGHT_SERVERS"
 SLURM_JOB_ID = "SLURM_JOB_ID"
+SLURM_NODE = "SLURMD_NODENAME"
+SLURM_NODES = "SLURM_JOB_NODELIST"
 SLURM_LAUNCH_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 K8S_CS_IP = "K8S_CS_IP"
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
@@ -108,6 +111,8 @@ class Environment:
     weight_servers: int = 0
     is_under_slurm: bool = False
     slurm_launch_address: str | None = None
+    slurm_nodes: str | None = None
+    slurm_node: str | None = None
     trace_step: int = 0
     writes_report: bool = True
     num_csx: int = 0
@@ -152,6 +157,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         weight_servers=int(counts[WEIGHT_SERVERS]),
         is_under_slurm=SLURM_JOB_ID in environ,
         slurm_launch_address=environ.get(SLURM_LAUNCH_ADDRESS) or None,
+        slurm_nodes=environ.get(SLURM_NODES) or None,
+        slurm_node=environ.get(SLURM_NODE) or None,
         trace_step=int(counts[TRACE_STEP]),
         writes_report=environ.get(REPORT, "1") != "0",
         num_csx=int(counts[NUM_CSX]),

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system.jobs import LiveJob, UnrecordedJob
 from cerebras_tensorflow.text import tell
 from csrun import interpreters, process, relay
@@ -67,7 +68,7 @@ class Slurm(Executor):
 
     def command_line(self, plan: LaunchPlan) -> tuple[str, ...]:
         """Return the srun line, as the original launcher shows it."""
-        return (*srun_options(plan), *self._program)
+        return (*_options(plan), *self._program)
 
     def started(self, plan: LaunchPlan) -> str:  # noqa: ARG002 (the interface's)
         """Return an empty text: srun starts the plan's tasks unchanged."""
@@ -100,7 +101,7 @@ class Slurm(Executor):
         log = job.folder / "output.log"
         start = log.stat().st_size if log.exists() else 0
         ended = process.run(
-            (*srun_options(plan), sys.executable, "-m", "csrun.task", str(folder), "--", *self._resolved()),
+            (*_options(plan), sys.executable, "-m", "csrun.task", str(folder), "--", *self._resolved()),
             environ,
             log=log,
             kill_after_s=lambda: _grace_s(folder, job),
@@ -112,6 +113,19 @@ class Slurm(Executor):
     def _resolved(self) -> tuple[str, ...]:
         # In a container `python` means the container's Python; outside it means the Python that runs this launcher.
         return self._program if self._program[0] == "singularity" else interpreters.resolved(self._program)
+
+
+def _options(plan: LaunchPlan) -> tuple[str, ...]:
+    """Return the srun command for the plan.
+
+    Inside an allocation the launch is a step. On one node its tasks share the CPUs that the job has there, however few
+    these are: `salloc -N 4` may give one CPU a node. The processes of several CSX are a second step, on all nodes.
+    """
+    words = srun_options(plan)
+    if len(plan.components) > 1 or not env.read().is_under_slurm:
+        return words
+    place = words.index("--exclusive")
+    return (*words[:place], "--overlap", "--overcommit", *words[place + 1 :])
 
 
 def answers() -> bool:
@@ -126,8 +140,6 @@ def answers() -> bool:
 
 
 def _environment(plan: LaunchPlan, number: int) -> dict[str, str]:
-    from cerebras_tensorflow.config import env
-
     environ = {
         name: value for name, value in interpreters.for_own_modules().items() if name not in SIZES_OF_ANOTHER_STEP
     }

@@ -193,7 +193,7 @@ def test_what_needs_no_graph_is_refused_before_model_fn_and_before_anything_is_w
 def test_a_setting_without_effect_on_several_csx_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(several_csx.launch, "mpiexec", lambda: ["mpiexec"])
+    monkeypatch.setattr(several_csx, "check_mpi", lambda: None)
     lines: list[str] = []
     monkeypatch.setattr(several_csx.run_log, "info", lambda text, *values: lines.append(text % values))
     several_csx.check_settings(CSConfig(num_csx=1, num_workers_per_csx=5), {})

@@ -24,6 +24,7 @@ from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.collectives.placement import check_mpi
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
 from cerebras_tensorflow.runtime.weight_store import owner
 
@@ -71,7 +72,7 @@ def check_settings(settings: CSConfig, params: Any) -> None:
     global_batch_size(params, ModeKeys.TRAIN)
     if num_csx_of(settings) == 1:
         return
-    launch.mpiexec()
+    check_mpi()
     if settings.num_workers_per_csx is not None:
         run_log.info(
             "num_workers_per_csx=%d has no effect: this process reads the input for all CSX.",
@@ -87,7 +88,7 @@ def check_inference(settings: CSConfig, params: Any, mode: str) -> None:
     """
     global_batch_size(params, mode)
     if num_csx_of(settings) > 1:
-        launch.mpiexec()
+        check_mpi()
 
 
 def share_batches(inputs: SharedBatches, settings: CSConfig, params: Any) -> None:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
-from cerebras_tensorflow.runtime.collectives.mpi import missing
+from cerebras_tensorflow.runtime.collectives.placement import MpiCommand, mpi_command
 from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FILE, cut, mapped
-from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, Sign, Watch
+from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, Sign, Watch, host_name
 
 _POLL_S = 0.2
 _WATCH_S = 0.5
@@ -31,10 +33,11 @@ _START_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0  # for an orderly end
 _KILL_LIMIT_S = 5.0
 _LOG_FILE = "mpi.log"
+_SOCKET_PREFIX = "cs_csx_"
 
 
 def start(size: int, module: str, folder: Path, limit_s: float) -> Collectives:
-    """Start processes on this machine; return rank 0 of their group.
+    """Start processes, on this machine or on the nodes of a Slurm job; return rank 0 of their group.
 
     Args:
         size: Number of ranks, with this process.
@@ -46,40 +49,18 @@ def start(size: int, module: str, folder: Path, limit_s: float) -> Collectives:
         SettingsError: If mpi4py or an MPI library is not installed.
         CollectiveError: If the processes do not start.
     """
-    command = [*mpiexec(), "-n", str(size), sys.executable, "-m", f"{__package__}.process", str(folder), module]
+    command = mpi_command(size, folder)
+    if command.nodes:
+        run_log.info("The nodes of the CSX: %s.", ", ".join(command.nodes))
     for left in folder.glob("rank-*"):
         left.unlink()
-    return _FirstRank(size, command, folder, limit_s)
-
-
-def mpiexec() -> list[str]:
-    """Return the command that starts processes of MPI on this machine, without their number.
-
-    Raises:
-        SettingsError: If mpi4py or mpiexec is not installed.
-    """
-    try:
-        import mpi4py  # noqa: F401 - loads no MPI library
-    except ImportError as error:
-        raise missing(error) from error
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        raise missing("there is no mpiexec")
-    forking = f"{found}.gforker"  # MPICH's for one machine: unlike Hydra, it listens on no port
-    if os.path.exists(forking):
-        return [forking]
-    shown = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=30)
-    if "HYDRA" in shown.stdout:
-        # A rank that dies must not end the others: this process first says which one it was.
-        return [found, "-disable-auto-cleanup", "-launcher", "fork", "-hosts", "localhost", "-iface", "lo"]
-    return [found, "--oversubscribe"]
+    return _FirstRank(size, command, module, folder, limit_s)
 
 
 class _FirstRank(Collectives):
     """Rank 0. It moves its bytes through a process that MPI has started."""
 
-    def __init__(self, size: int, command: Sequence[str], folder: Path, limit_s: float) -> None:
+    def __init__(self, size: int, command: MpiCommand, module: str, folder: Path, limit_s: float) -> None:
         super().__init__(0, size)
         self._folder = folder
         self._watch = Watch(folder, size, limit_s)
@@ -93,12 +74,18 @@ class _FirstRank(Collectives):
         with open(fd, "wb") as file:
             file.write(secret)
         # The path of a socket has at most 107 bytes, so the socket is in a folder of its own, with a link to it.
-        self._short = Path(tempfile.mkdtemp(prefix="cs_csx_"))
+        self._short = _socket_folder()
         (folder / SOCKET_FILE).unlink(missing_ok=True)
         (folder / SOCKET_FILE).symlink_to(self._short / SOCKET_FILE)
+        program = (sys.executable, "-m", f"{__package__}.process", str(folder), module)
         with open(folder / _LOG_FILE, "wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True
+                (*command.words, *program),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=command.environment,
+                start_new_session=True,
             )
         try:
             self._link = self._accepted(secret)
@@ -220,7 +207,7 @@ class _FirstRank(Collectives):
         with suppress(AttributeError, OSError):
             self._link.close()
         for host, pid in self._watch.places():
-            if host == socket.gethostname() and self._process.poll() is None:
+            if host == host_name() and self._process.poll() is None:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
         if self._process.poll() is None:
@@ -237,15 +224,12 @@ def mmap_page() -> int:
     return os.sysconf("SC_PAGE_SIZE")
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the processes."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "SLURM_", "OMPI_"))}
-    import mpi4py
-
-    # mpi4py looks in the folder of the interpreter. Where a virtual environment borrows packages, it is beside these.
-    library = Path(mpi4py.__file__).parents[3] / "libmpi.so.12"
-    if library.exists():
-        environ.setdefault("MPI4PY_LIBMPI", str(library))
-    environ.setdefault("UCX_TLS", "sm,self")  # shared memory only: no process listens on a port
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    return environ
+def _socket_folder() -> Path:
+    """Make a folder for a socket; remove those of runs that were killed at their start."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SOCKET_PREFIX}*"):
+        with suppress(OSError):
+            found = os.lstat(left)
+            is_over = time.time() - found.st_mtime > 2 * _START_LIMIT_S  # no start takes that long
+            if is_over and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                shutil.rmtree(left)
+    return Path(tempfile.mkdtemp(prefix=_SOCKET_PREFIX))

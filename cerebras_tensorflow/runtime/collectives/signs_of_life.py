@@ -14,8 +14,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from cerebras_tensorflow.config import env
+
 _PERIOD_S = 1.0
 FIRST_FILE = "first"
+
+
+def host_name() -> str:
+    """Return the name of this host, for messages and to compare hosts: in a Slurm job that of the node."""
+    return env.read().slurm_node or socket.gethostname()
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -43,7 +50,7 @@ class Sign:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.write(self._fd, f"{socket.gethostname()} {os.getpid()}".encode())
+        os.write(self._fd, f"{host_name()} {os.getpid()}".encode())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="cs_sign", daemon=True)
         self._thread.start()

@@ -75,7 +75,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(inference_follower, "_computed", noted)
     monkeypatch.setattr(several_csx.launch, "start", start)
-    monkeypatch.setattr(several_csx.launch, "mpiexec", lambda: ["mpiexec"])
+    monkeypatch.setattr(several_csx, "check_mpi", lambda: None)
     return names
 
 

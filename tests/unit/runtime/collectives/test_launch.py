@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import os
 import socket
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,12 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_two_runs_of_one_process_exchange_bytes(tmp_path: Path) -> None:
+def test_two_runs_of_one_process_exchange_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets = tmp_path / "t"
+    for name, age_s in (("cs_csx_killed", 1000), ("cs_csx_starts_now", 0), ("other", 1000)):
+        (sockets / name).mkdir(parents=True)
+        os.utime(sockets / name, (time.time() - age_s,) * 2)
+    monkeypatch.setattr(tempfile, "tempdir", str(sockets))
     tmp_path /= "x" * 100  # longer than the path of a socket may be
     tmp_path.mkdir()
     for _ in range(2):
@@ -45,6 +52,7 @@ def test_two_runs_of_one_process_exchange_bytes(tmp_path: Path) -> None:
         with pytest.raises(CollectiveError, match="the run has ended"):
             ranks.barrier()
     assert oct(os.stat(tmp_path / "secret").st_mode & 0o777) == oct(0o600)
+    assert sorted(path.name for path in sockets.iterdir()) == ["cs_csx_starts_now", "other"]
 
 
 @pytest.mark.parametrize(
