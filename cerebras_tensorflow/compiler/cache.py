@@ -92,6 +92,20 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> bool:
     return True
 
 
+def renew_texts(path: Path, texts: dict[str, str]) -> None:
+    """Replace reports of a cached Program. Those of a folder that cannot be written stay as they are.
+
+    Args:
+        path: From `folder`.
+        texts: File name -> content of each report.
+    """
+    for name, text in texts.items():
+        try:
+            files.write_text(path / name, text, is_durable=False)
+        except OSError as error:
+            logger.debug("%s could not be renewed: %s", path / name, error)
+
+
 def _write_folder(path: Path, contents: dict[str, bytes]) -> None:
     """Replace a folder by one with these files."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from cerebras_tensorflow.estimator.execution.compile_model import (
 )
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
-from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.ops import training_ops
 from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
@@ -39,8 +38,6 @@ from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.system.wafer.sparse import sparse_network
-
-_LATE_STEP = 1_000_000  # of a schedule without an end
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,11 @@ def _plan_micro_batch(
     num_csx = settings.num_csx or 1
     workload = replace(workload_of(model, execution_mode, settings), release=release, num_csx=num_csx)
     options = streaming_options(model, execution_mode, settings)
-    masked = _masked_elements(model.sparse)
+    masked = {
+        one.name: math.prod(one.shape) * network.sparsity[one.name]
+        for one in model.sparse
+        if one.name in network.sparsity
+    }
     # Free the TensorFlow graph: it takes a gigabyte for a large model, and nothing below needs it.
     del model, names
     # A SwiGLU keeps it alive otherwise.
@@ -187,17 +188,6 @@ def _plan_micro_batch(
         op_bytes={name: sum(output.num_bytes for output in made) for name, made in outputs.items()},
         live=dict(zip(program.order, program.value_curve, strict=True)),
     )
-
-
-def _masked_elements(weights: Sequence[SparseWeight]) -> dict[str, float]:
-    """Return the masked elements of each sparse weight, at the last update of its masks."""
-    masked = {}
-    for weight in weights:
-        if weight.algorithm is not None:
-            updates = weight.algorithm.update_steps
-            last = max(updates.steps, default=(updates.stop or _LATE_STEP) - 1)
-            masked[weight.name] = math.prod(weight.shape) * float(weight.algorithm.target(last))
-    return masked
 
 
 def timeline(plan: StepPlan, rates: Rates, title: str) -> Timeline:

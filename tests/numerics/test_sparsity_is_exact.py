@@ -15,6 +15,7 @@ import tf_keras
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.estimator.execution import store_choice
+from cerebras_tensorflow.perf.html import page
 from cerebras_tensorflow.sparsity import DynamicSparsityAlgorithm
 from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
@@ -200,7 +201,10 @@ def test_a_sparse_run_may_start_dense_and_a_dense_run_sparse(run: Run) -> None:
     assert dense["ours/kernel"][~mask].any()
 
 
-def test_what_is_sparse_is_in_a_report_and_the_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_sparse_is_in_a_report_and_the_log(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEREBRAS_REPORT", "1")
     with caplog.at_level("INFO", "tensorflow"):
         run(ADAMW, sparsity=METHODS["set"], steps=2)
     assert "Sparsity at global step 0: 192 of 256 weights are zero, in 1 of 1 variables." in caplog.text
@@ -208,6 +212,8 @@ def test_what_is_sparse_is_in_a_report_and_the_log(run: Run, caplog: pytest.LogC
     assert report["global_step"] == 2
     row = {"shape": [4, 64], "algorithm": "set", "target": 0.625, "actual": 0.625}
     assert report["weights"] == {"ours/kernel": row}
+    html = run.folder / "pipelined" / "report.html"
+    assert not page.is_available() or "62.50% zeros" in html.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("sparsity", [{"sparsity": 0.5, "param_filter": "nothing/*"}, {"algorithm": "rgl"}, 1.0, -0.1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
+from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.exactness import InexactOp, find_inexact_ops
 from cerebras_tensorflow.graph.layers import find_network
@@ -28,6 +30,7 @@ from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.system.wafer.summary import summary_text
 from cerebras_tensorflow.units import format_bytes, format_bytes_up
 
+_LATE_STEP = 1_000_000  # of a schedule without an end
 _ROUNDED_TO = 64_000_000  # [B] round up the memory of the process, so that runs of one model share a Program
 
 
@@ -75,7 +78,12 @@ def compile_model(
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
     program = cache.load(folder) if folder else None
-    if program is not None:
+    estimates = {
+        "compile_report.txt": report.compile_report_text(simulation),
+        "model_summary.txt": summary_text(network, mode),
+    }
+    if folder is not None and program is not None:
+        cache.renew_texts(folder, estimates)  # the model of the machine may have changed since
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, network, workload, simulation)
@@ -89,10 +97,8 @@ def compile_model(
         texts = {
             "schedule.txt": report.schedule_text(program),
             "memory_plan.txt": report.memory_plan_text(program, plan),
-            "compile_report.txt": report.compile_report_text(simulation),
-            "model_summary.txt": summary_text(network, mode),
         }
-        if not cache.save(folder, program, texts):
+        if not cache.save(folder, program, texts | estimates):
             folder = None
     return Compiled(program, compiled_s, folder, network, workload, simulation)
 
@@ -167,7 +173,19 @@ def network_of(model: Model, step: Step) -> Network:
     inputs = {tensor.name: tensor for tensor in model.inputs.tensors if tensor.shape.is_fully_defined()}
     batch_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in inputs.values())
     names = {node.name for node in step.graph_def.node}
-    return find_network(model.graph, names, batch_size, batch_bytes, step.train_node is not None)
+    network = find_network(model.graph, names, batch_size, batch_bytes, step.train_node is not None)
+    return replace(network, sparsity=_target_sparsity(model.sparse))
+
+
+def _target_sparsity(weights: Sequence[SparseWeight]) -> dict[str, float]:
+    """Return the share of zeros of each sparse weight that an algorithm masks, at the last change of its mask."""
+    shares = {}
+    for weight in weights:
+        if weight.algorithm is not None:
+            updates = weight.algorithm.update_steps
+            last = max(updates.steps, default=(updates.stop or _LATE_STEP) - 1)
+            shares[weight.name] = float(weight.algorithm.target(last))
+    return shares
 
 
 def _batch_size(model: Model) -> int:

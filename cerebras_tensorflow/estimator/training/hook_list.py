@@ -30,7 +30,7 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
     request, settings, spec = run.request, run.request.settings, run.model.spec
     hooks: list[Any] = [watch]
     if run.model.sparse:
-        hooks.append(SparsityHook(run))
+        hooks.append(SparsityHook(run, watch.show_sparsity))
     trace_step = env.read().trace_step
     if trace_step:
         trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"), watch.timelines.append)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.signals import StopSignals
 from cerebras_tensorflow.estimator.training.speed_summaries import SpeedSummaries
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.html.content import SparseShare
 from cerebras_tensorflow.perf.step_record import StepRecord
 from cerebras_tensorflow.perf.timeline import Timeline
 
@@ -50,6 +52,7 @@ class TrainingHook(SessionRunHook):
         bad_loss: Loss of the last step if it ends the run: NaN, or infinite in a run of a CerebrasEstimator.
         record: Losses and speed of the run.
         timelines: Steps that were traced or profiled.
+        sparsity: The sparse weights after the last change of masks.
     """
 
     def __init__(self, run: PreparedRun, signals: StopSignals) -> None:
@@ -65,7 +68,12 @@ class TrainingHook(SessionRunHook):
         self.bad_loss: float | None = None
         self.record = StepRecord()
         self.timelines: list[Timeline] = []
+        self.sparsity: tuple[SparseShare, ...] = ()
         self._summaries = SpeedSummaries(run.request.work_folder, run.meter) if run.request.is_cerebras else None
+
+    def show_sparsity(self, shares: Sequence[SparseShare]) -> None:
+        """Note the sparse weights for the report of the run."""
+        self.sparsity = tuple(shares)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Note where the run starts."""

@@ -135,7 +135,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
             ("bytes that each CSX sends in a step, to add up gradients", f"{sent:,.0f} B"),
             ("bytes that each CSX receives in a step", f"{received:,.0f} B"),
         )
-    record = RunRecord(watch.record.steps, watch.record.losses, watch.record.samples_per_s, figures)
+    record = RunRecord(watch.record.steps, watch.record.losses, watch.record.samples_per_s, figures, watch.sparsity)
     write_run_report(run.request.work_folder, creator.compiled, record, watch.timelines)
     performance.write(
         run.request.work_folder,

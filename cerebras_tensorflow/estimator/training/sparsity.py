@@ -10,7 +10,7 @@ dies before it makes them makes them when it starts again.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.sparsity_report import SparsityReport
 from cerebras_tensorflow.estimator.training.warm_start import masks_of_warm_start
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.html.content import SparseShare
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.sparsity.algorithms import DynamicSparsityAlgorithm
@@ -37,16 +38,17 @@ class SparsityHook(SessionRunHook):
 
     Args:
         run: The run. Its model has sparse weights, or the caller's sparsifier chooses them.
+        show: Receives the sparse weights after each change of masks.
     """
 
-    def __init__(self, run: PreparedRun) -> None:
+    def __init__(self, run: PreparedRun, show: Callable[[Sequence[SparseShare]], None] | None = None) -> None:
         request = run.request
         self._run = run
         self._weights: Mapping[str, SparseWeight] = {weight.name: weight for weight in run.model.sparse}
         self._caller = request.sparsity if isinstance(request.sparsity, CallerSparsifier) else None
         self._seed = request.settings.tf_random_seed or 0
         events = EventFile(request.work_folder) if request.settings.save_summary_steps else None
-        self._report = SparsityReport(os.path.join(request.work_folder, "sparsity.json"), events)
+        self._report = SparsityReport(os.path.join(request.work_folder, "sparsity.json"), events, show)
         self._step = -1
         self._fetched: tuple[str, ...] = ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.perf.html.content import SparseShare
 from cerebras_tensorflow.saver.files.atomic import write_file
 from cerebras_tensorflow.sparsity.selection import Mask
 
@@ -23,11 +24,15 @@ class SparsityReport:
     Args:
         path: The JSON file: {"global_step", "sparsity", "weights": {name: {"shape", "algorithm", "target", "actual"}}}.
         events: The event file; None: write no scalars.
+        show: Receives the sparse weights each time, for the report of the run.
     """
 
-    def __init__(self, path: str, events: EventFile | None) -> None:
+    def __init__(
+        self, path: str, events: EventFile | None, show: Callable[[Sequence[SparseShare]], None] | None = None
+    ) -> None:
         self._path = path
         self._events = events
+        self._show = show
         self._rows: dict[str, dict[str, Any]] = {}
         self._sizes: dict[str, tuple[int, int]] = {}  # weight -> masked elements, all elements
 
@@ -54,6 +59,9 @@ class SparsityReport:
             run_log.debug("Sparsity of %s: %.4f", name, row["actual"])
         if self._events is not None:
             self._events.add_summary(self._summary(), step)
+        if self._show is not None:
+            rows = self._rows.items()
+            self._show([SparseShare(name, row["algorithm"], row["target"], row["actual"]) for name, row in rows])
         content = {"global_step": step, "sparsity": masked / total, "weights": self._rows}
         try:
             write_file(self._path, (json.dumps(content, indent=2) + "\n").encode())

@@ -11,6 +11,23 @@ from cerebras_tensorflow.system.wafer.simulation import Simulation
 
 
 @dataclass(frozen=True)
+class SparseShare:
+    """The share of zeros of one sparse weight.
+
+    Attributes:
+        name: Name of the weight.
+        algorithm: What chooses its zeros.
+        target: Share that the schedule asks for; None if a caller's object chooses.
+        actual: Share that its mask has.
+    """
+
+    name: str
+    algorithm: str
+    target: float | None
+    actual: float
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """What a run measured.
 
@@ -19,12 +36,14 @@ class RunRecord:
         losses: The loss of each.
         samples_per_s: Rate up to each, since the one before.
         figures: Name and value of the run's other figures, as text.
+        sparsity: The sparse weights at the end of the run.
     """
 
     steps: Sequence[int] = ()
     losses: Sequence[float] = ()
     samples_per_s: Sequence[float] = ()
     figures: Sequence[tuple[str, str]] = ()
+    sparsity: Sequence[SparseShare] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, Timeline
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 _BINS = 400  # a picture shows no more
+_MOST_WEIGHTS = 40
 _MOST_SPANS = 1500  # of a stream; shorter ones are left out
 
 
@@ -46,7 +47,7 @@ def step_timeline(timeline: Timeline) -> Any:
     figure = chart(bars)
     figure.update_layout(barmode="overlay", height=280, showlegend=False)
     figure.update_xaxes(title=f"milliseconds, {shown(timeline.label)}")
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix=" ")
     return figure
 
 
@@ -75,6 +76,37 @@ def losses(record: RunRecord) -> Any:
 def speed(record: RunRecord) -> Any:
     """Return the speed over the steps of a run."""
     return _line(record, record.samples_per_s, "samples/s, measured on this machine", COLORS[0])
+
+
+def sparsity(record: RunRecord) -> Any:
+    """Return the share of zeros of the sparse weights, in the order of the model."""
+    import plotly.graph_objects as go
+
+    shares = record.sparsity[:_MOST_WEIGHTS]
+    names = [shown(one.name) for one in shares]
+    bar = go.Bar(
+        name="zeros",
+        orientation="h",
+        y=names,
+        x=[one.actual * 100 for one in shares],
+        marker={"color": COLORS[0]},
+        hovertext=[f"{shown(one.name)}<br>{one.algorithm}<br>{one.actual:.2%} zeros" for one in shares],
+        hoverinfo="text",
+    )
+    aims = [one for one in shares if one.target is not None]
+    target = go.Scatter(
+        name="target",
+        mode="markers",
+        y=[shown(one.name) for one in aims],
+        x=[(one.target or 0) * 100 for one in aims],
+        marker={"symbol": "line-ns-open", "size": 16, "color": COLORS[4], "line": {"width": 3}},
+    )
+    figure = chart([bar, target])
+    figure.update_layout(height=max(220, 110 + 22 * len(names)), legend={"orientation": "h", "y": 1.12})
+    of = "" if len(shares) == len(record.sparsity) else f", {len(shares)} of {len(record.sparsity)} sparse weights"
+    figure.update_xaxes(title=f"percent zeros{of}", range=[0, 100])
+    figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix=" ")
+    return figure
 
 
 def _line(record: RunRecord, values: Any, title: str, color: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.perf.html.content import Content
-from cerebras_tensorflow.perf.html.tables import model_summary, rows_table, slowest_table
+from cerebras_tensorflow.perf.html.tables import model_summary, rows_table, slowest_table, sparsity_table
 from cerebras_tensorflow.perf.html.words import EXPLANATIONS
 from cerebras_tensorflow.perf.timeline import Timeline
 from cerebras_tensorflow.system.wafer.advice import advice
@@ -136,8 +136,11 @@ def _cards(simulation: Simulation) -> str:
     cards = [
         (_rate(simulation.samples_per_s), f"samples/s ({_rate(slow)} to {_rate(fast)})"),
         (format_seconds(simulation.step_s), f"a step of {simulation.batch_size} samples"),
-        (str(simulation.num_csx), "system, " + simulation.mode.replace("_", " ")),
-        (str(simulation.micro_batches), "micro-batches on each system"),
+        (
+            str(simulation.num_csx),
+            f"system{'s' if simulation.num_csx > 1 else ''}, " + simulation.mode.replace("_", " "),
+        ),
+        (str(simulation.micro_batches), f"micro-batch{'es' if simulation.micro_batches > 1 else ''} on each system"),
         (format_bytes(simulation.transmitted_bytes), "over the links of a system in a step"),
     ]
     return '<div class="cards">' + "".join(f'<div class="card"><b>{a}</b>{b}</div>' for a, b in cards) + "</div>"
@@ -150,6 +153,7 @@ def _rate(per_s: float) -> str:
 def _limits(simulation: Simulation) -> str:
     step_s = simulation.step_s or 1.0
     shares = [f"{name} {seconds / step_s:.0%}" for name, seconds in list(simulation.limits().items())[:4]]
+    shares = [text for text in shares if not text.endswith(" 0%")]
     return f"Of a step's time, this is what it waits for: {', '.join(shares)}."
 
 
@@ -173,6 +177,8 @@ def _machine(content: Content) -> list[str]:
         if record.steps:
             parts.append(_chart("Loss", EXPLANATIONS["loss"], charts.losses(record)))
             parts.append(_chart("Speed", EXPLANATIONS["speed"], charts.speed(record)))
+        if record.sparsity:
+            parts.append(_chart("Sparsity by weight", EXPLANATIONS["sparsity"], charts.sparsity(record)))
     parts += _timeline(content.measured)
     return [*sections, "\n".join([*parts, "</section>"])]
 
@@ -193,7 +199,7 @@ def _summary(content: Content) -> str:
     words = f"{len(network.layers)} layers, {network.num_weights:,} parameters, {network.flops:.3g} operations a sample"
     return (
         f'<section id="summary"><h2>Model summary</h2><p>{words}.</p>'
-        f"<details><summary>All layers</summary>{model_summary(content)}</details></section>"
+        f"<details><summary>All layers</summary>{model_summary(content)}</details>{sparsity_table(network)}</section>"
     )
 
 

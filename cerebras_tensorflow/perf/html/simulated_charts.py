@@ -121,7 +121,7 @@ def step_timeline(simulation: Simulation, is_training: bool) -> Any:
         barmode="overlay", height=max(260, 120 + 22 * len(lanes)), legend={"orientation": "h", "y": 1.15}
     )
     figure.update_xaxes(title="milliseconds, simulated")
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix=" ")
     return figure
 
 
@@ -167,7 +167,7 @@ def weight_bytes(network: Network) -> Any:
     figure = chart([bar])
     figure.update_layout(height=max(240, 90 + 22 * len(names)))
     figure.update_xaxes(title=f"MB of weights: the largest {len(largest)} of {len(owners)}, which are {total} together")
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix=" ")
     return figure
 
 
@@ -190,7 +190,7 @@ def slowest_layers(simulation: Simulation) -> Any:
     figure = chart(bars)
     figure.update_layout(barmode="group", height=520, legend={"orientation": "h", "y": 1.08})
     figure.update_xaxes(title="milliseconds of a step, simulated; the longest bar of a layer counts")
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix=" ")
     return figure
 
 

@@ -6,8 +6,9 @@ import html
 from collections.abc import Sequence
 
 from cerebras_tensorflow.perf.html.content import Content
+from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulation import Simulation
-from cerebras_tensorflow.system.wafer.summary import TITLES, summary_rows
+from cerebras_tensorflow.system.wafer.summary import SPARSITY_TITLES, TITLES, sparsity_rows, summary_rows
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
@@ -44,6 +45,14 @@ def slowest_table(simulation: Simulation) -> str:
 def model_summary(content: Content) -> str:
     """Return all layers with shapes, parameters, operations, and where their weights live."""
     return _table(TITLES, summary_rows(content.network, content.simulation.mode), numbers=(3, 4))
+
+
+def sparsity_table(network: Network) -> str:
+    """Return the sparse weights with their targets; nothing if all weights are dense."""
+    if not network.sparsity:
+        return ""
+    table = _table(SPARSITY_TITLES, sparsity_rows(network), numbers=(1,))
+    return f"<details><summary>Sparse weights</summary>{table}</details>"
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:

@@ -42,6 +42,9 @@ EXPLANATIONS = {
     "speed": (
         "Samples per second since the last logged step. Compare it with the simulated speed, not with other CPUs."
     ),
+    "sparsity": (
+        "The share of each sparse weight that is zero at the end of the run, and the share that the schedule asks for."
+    ),
     "machine_step": (
         "Loads and stores move weights between the weight store and memory; compute and update run on the CPU. "
         "Overlapping bars are what one wants."

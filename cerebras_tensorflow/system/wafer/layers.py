@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 MATRIX_PRODUCT, ATTENTION, NORM, EMBEDDING, LOSS, OTHER = (
@@ -65,12 +65,14 @@ class Network:
         is_training: Whether there is a backward pass.
         sample_bytes: Bytes of one sample of the input.
         slots: Values that the optimizer keeps for each weight.
+        sparsity: Share of zeros of each sparse weight, by its name, at the last change of its mask.
     """
 
     layers: tuple[Layer, ...]
     is_training: bool
     sample_bytes: float
     slots: float = 2.0
+    sparsity: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def flops(self) -> float:

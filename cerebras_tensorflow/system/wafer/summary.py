@@ -6,6 +6,7 @@ from tabulate import tabulate
 
 from cerebras_tensorflow.system.wafer.layers import Layer, Network
 
+SPARSITY_TITLES = ("sparse weight", "share of zeros, at the last change of its mask")
 TITLES = ("layer", "kind", "output", "parameters", "operations a sample", "its weights live")
 
 
@@ -32,7 +33,15 @@ def summary_rows(network: Network, mode: str) -> list[tuple[str, ...]]:
 def summary_text(network: Network, mode: str) -> str:
     """Return the summary as a table, with the totals below."""
     total = f"{len(network.layers)} layers, {network.num_weights:,} parameters, {network.flops:.3g} operations a sample"
-    return f"Model summary\n\n{tabulate(summary_rows(network, mode), TITLES, disable_numparse=True)}\n\n{total}\n"
+    text = f"Model summary\n\n{tabulate(summary_rows(network, mode), TITLES, disable_numparse=True)}\n\n{total}\n"
+    if network.sparsity:
+        text += f"\n{tabulate(sparsity_rows(network), SPARSITY_TITLES, disable_numparse=True)}\n"
+    return text
+
+
+def sparsity_rows(network: Network) -> list[tuple[str, str]]:
+    """Return one row for each sparse weight, as SPARSITY_TITLES."""
+    return [(name, f"{share:.1%}") for name, share in network.sparsity.items()]
 
 
 def weights_live(layer: Layer, mode: str) -> str:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cerebras_tensorflow.perf.html.content import Content, RunRecord
+from cerebras_tensorflow.perf.html.content import Content, RunRecord, SparseShare
 from cerebras_tensorflow.perf.html.page import write_report
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, Span, Timeline
 from cerebras_tensorflow.system.wafer.schedule import GRADIENTS_OUT, WAFER, WEIGHTS_IN, held_activations, schedule
 from cerebras_tensorflow.system.wafer.simulate import Workload, scaling, simulate
+from cerebras_tensorflow.system.wafer.summary import summary_text
 from cerebras_tensorflow.system.wafer.transformers import Transformer
 
 pytest.importorskip("plotly", reason="reports need plotly")
@@ -42,6 +43,21 @@ def test_a_report_keeps_simulated_and_measured_panels_apart(mode: str, tmp_path:
     assert "Loss" in sections["measured"] and "Speed" in sections["measured"] and "step 7" in sections["measured"]
     assert "measured" not in sections["simulated"].replace("not a measurement", "")
     assert "toy &lt;model&gt;" in text and 'id="summary"' in text
+
+
+def test_sparse_weights_are_shown_with_target_and_zeros(tmp_path: Path) -> None:
+    network = replace(NETWORK, sparsity={"block_0/<up>": 0.75})
+    shares = [SparseShare("block_0/<up>", "rigl", 0.75, 0.7421875), SparseShare("mine", "sparsifier", None, 0.5)]
+    record = RunRecord(sparsity=shares)
+    simulation = simulate(network, Workload("pipelined", 16))
+    write_report(tmp_path / "report.html", Content("toy", simulation, network, record=record))
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    summary = text[text.index('id="summary"') :]
+    assert "block_0/&lt;up&gt;" in summary and "75.0%" in summary
+    measured = text[text.index('id="measured"') : text.index('id="summary"')]
+    assert "Sparsity by weight" in measured and "74.22% zeros" in measured
+    assert "75.0%" in summary_text(network, "pipelined").partition("sparse weight")[2]
+    assert "sparse" not in summary_text(NETWORK, "pipelined").replace("\n", "")
 
 
 def test_a_report_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
