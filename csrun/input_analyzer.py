@@ -112,12 +112,15 @@ def _analyse(argv: Sequence[str]) -> int:
             "ERROR: the input pipeline ended before it could be measured. It must give a few batches", file=sys.stderr
         )
         return code or NO_RATE
-    print(_text(reports, recommend(reports, _estimate(command)), nodes))
+    needed_samples_per_s = _estimate(command)
+    print(_text(reports, recommend(reports, needed_samples_per_s), nodes, needed_samples_per_s))
     print("Finished Analysis")
     return code
 
 
-def _text(reports: Sequence[Mapping[str, float]], best: Recommendation, nodes: int) -> str:
+def _text(
+    reports: Sequence[Mapping[str, float]], best: Recommendation, nodes: int, needed_samples_per_s: float | None
+) -> str:
     lines = ["Measured on this machine, one process:"]
     for report in reports:
         rate = report["samples"] / report["wall_s"]
@@ -130,6 +133,7 @@ def _text(reports: Sequence[Mapping[str, float]], best: Recommendation, nodes: i
     else:
         tasks = math.ceil(best.workers / nodes)
         lines += [
+            f"Estimated rate of the system (simulated): {needed_samples_per_s:.1f} samples/s",
             f"Input workers for the system's estimated rate (simulated): {best.workers}",
             f"Recommended: --total-nodes {nodes} --tasks-per-node {tasks} --cpus-per-task {best.cpus_per_worker}",
             f"Estimated input rate then: {best.samples_per_s * tasks * nodes:.1f} samples/s on nodes like this one",

@@ -28,6 +28,7 @@ def test_the_report_has_the_measured_rate_and_a_recommendation(run, tmp_path: Pa
     assert lines[-1] == "Finished Analysis"
     measured = re.findall(r"^  with (\d+) CPU\(s\): ([0-9.]+) samples/s \(800 samples", done.stdout, re.M)
     assert [int(cpus) for cpus, _ in measured] == cpu_counts(len(os.sched_getaffinity(0)))
+    assert "Estimated rate of the system (simulated): 1000000.0 samples/s" in done.stdout
     workers = int(re.search(r"estimated rate \(simulated\): (\d+)", done.stdout).group(1))
     cpus = re.search(r"Recommended: --total-nodes 3 --tasks-per-node \d+ --cpus-per-task (\d+)", done.stdout).group(1)
     rate = float(dict(measured)[cpus])
