@@ -24,7 +24,7 @@ from cerebras_tensorflow.saver.interface import (
     as_bytes,
     flat_view,
     missing_tensor,
-    no_rows,
+    row_range,
     wrong_buffer,
 )
 
@@ -124,8 +124,7 @@ class TorchReader(TensorReader):
         target[:] = value
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        if not self._tensor(name).shape:
-            raise no_rows(self, name)
+        start, stop = row_range(self, name, self._tensor(name).shape, start, stop)
         rows: np.ndarray[Any, Any] = self.read(name)[start:stop]
         return rows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -190,9 +190,23 @@ def wrong_buffer(reader: TensorReader, name: str, num_bytes: int, buffer_bytes: 
     return ValueError(f"{reader.path}: tensor {name!r} has {num_bytes} bytes, the buffer {buffer_bytes}")
 
 
-def no_rows(reader: TensorReader, name: str) -> ValueError:
-    """Return the error for a request for rows of a scalar."""
-    return ValueError(f"{reader.path}: tensor {name!r} is a scalar and has no rows")
+def row_range(reader: TensorReader, name: str, shape: Sequence[int], start: int, stop: int) -> tuple[int, int]:
+    """Return the first row of a slice and the row after its last, both within a tensor and in this order.
+
+    Args:
+        reader: The reader, for the error.
+        name: Name of the tensor.
+        shape: Its shape.
+        start: As in `tensor[start:stop]`.
+        stop: As in `tensor[start:stop]`.
+
+    Raises:
+        ValueError: If the tensor is a scalar.
+    """
+    if not shape:
+        raise ValueError(f"{reader.path}: tensor {name!r} is a scalar and has no rows")
+    start, stop, _ = slice(start, stop).indices(shape[0])
+    return start, max(start, stop)
 
 
 class TensorWriter(ABC):

@@ -23,7 +23,7 @@ from cerebras_tensorflow.saver.interface import (
     check_shape,
     flat_view,
     missing_tensor,
-    no_rows,
+    row_range,
     target_view,
 )
 
@@ -93,10 +93,8 @@ class SafetensorsReader(TensorReader):
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         entry, offset = self._item(name)
-        if not entry.shape:
-            raise no_rows(self, name)
-        start, stop, _ = slice(start, stop).indices(entry.shape[0])
-        rows = np.empty((max(stop - start, 0), *entry.shape[1:]), entry.dtype)
+        start, stop = row_range(self, name, entry.shape, start, stop)
+        rows = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         row_bytes = entry.num_bytes // max(entry.shape[0], 1)
         self._fill(name, offset + start * row_bytes, rows.reshape(-1).view(np.uint8))
         return rows

@@ -68,58 +68,55 @@ def make_stop_at_checkpoint_step_hook(
     return _StopAtCheckpoint(estimator.model_dir, last_step, wait_after_file_check_secs)
 
 
+# TensorFlow's signatures.
 def stop_if_higher_hook(
-    estimator: Any,
-    metric_name: str,
-    threshold: float,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> Any:
-    """Return a hook that stops once a metric of an evaluation at or after min_steps is above a threshold."""
+    estimator: Any, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
+    run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Any:  # fmt: skip
+    """Return a hook that stops once a metric of an evaluation is above a threshold.
+
+    Args:
+        estimator: The estimator.
+        metric_name: Name of the metric.
+        threshold: The threshold.
+        eval_dir: Folder of the event files of evaluations; by default that of the estimator.
+        min_steps: Evaluations before this global step do not count.
+        run_every_secs: Seconds between two looks at the event files; give this or run_every_steps.
+        run_every_steps: Steps between two looks.
+    """
     should_stop = _crossed(estimator, metric_name, threshold, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 
 
 def stop_if_lower_hook(
-    estimator: Any,
-    metric_name: str,
-    threshold: float,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> Any:
-    """Return a hook that stops once a metric of an evaluation at or after min_steps is below a threshold."""
+    estimator: Any, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
+    run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Any:  # fmt: skip
+    """Return a hook that stops once a metric is below a threshold. The arguments are those of stop_if_higher_hook."""
     should_stop = _crossed(estimator, metric_name, threshold, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 
 
 def stop_if_no_increase_hook(
-    estimator: Any,
-    metric_name: str,
-    max_steps_without_increase: int,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> Any:
-    """Return a hook that stops when a metric has not increased within a number of steps."""
+    estimator: Any, metric_name: str, max_steps_without_increase: int, eval_dir: str | None = None, min_steps: int = 0,
+    run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Any:  # fmt: skip
+    """Return a hook that stops when a metric has not increased within a number of steps.
+
+    The other arguments are those of stop_if_higher_hook.
+    """
     should_stop = _stalled(estimator, metric_name, max_steps_without_increase, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 
 
 def stop_if_no_decrease_hook(
-    estimator: Any,
-    metric_name: str,
-    max_steps_without_decrease: int,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> Any:
-    """Return a hook that stops when a metric has not decreased within a number of steps."""
+    estimator: Any, metric_name: str, max_steps_without_decrease: int, eval_dir: str | None = None, min_steps: int = 0,
+    run_every_secs: float | None = 60, run_every_steps: int | None = None,
+) -> Any:  # fmt: skip
+    """Return a hook that stops when a metric has not decreased within a number of steps.
+
+    The other arguments are those of stop_if_higher_hook.
+    """
     should_stop = _stalled(estimator, metric_name, max_steps_without_decrease, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 

@@ -28,7 +28,7 @@ from cerebras_tensorflow.saver.interface import (
     as_bytes,
     holds_strings,
     missing_tensor,
-    no_rows,
+    row_range,
     target_view,
 )
 
@@ -127,14 +127,12 @@ class BundleReader(TensorReader):
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         entry = self.entry(name)
-        if not entry.shape:
-            raise no_rows(self, name)
-        start, stop, _ = slice(start, stop).indices(entry.shape[0])
+        start, stop = row_range(self, name, entry.shape, start, stop)
         if entry.dtype.kind == "O":
             return self._read_strings(name)[start:stop]
         self._checked(name)
         record = self._record(name)
-        rows = np.empty((max(stop - start, 0), *entry.shape[1:]), entry.dtype)
+        rows = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         if not record.slices:
             row_bytes = bundle_format.num_elements(entry.shape[1:]) * entry.dtype.itemsize
             self._pread(name, record, start * row_bytes, rows.reshape(-1).view(np.uint8))

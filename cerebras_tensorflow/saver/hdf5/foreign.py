@@ -28,7 +28,7 @@ from cerebras_tensorflow.saver.interface import (
     as_bytes,
     flat_view,
     missing_tensor,
-    no_rows,
+    row_range,
     target_view,
 )
 
@@ -113,12 +113,9 @@ class ForeignH5Reader(TensorReader):
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         item = self._item(name)
         entry = item.entry
-        if not entry.shape:
-            raise no_rows(self, name)
+        start, stop = row_range(self, name, entry.shape, start, stop)
         if item.value is not None or entry.dtype.kind == "O":
             return self.read(name)[start:stop]
-        start, stop, _ = slice(start, stop).indices(entry.shape[0])
-        stop = max(start, stop)
         rows = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
         if rows.size:
             whole = ((0, dim) for dim in entry.shape[1:])

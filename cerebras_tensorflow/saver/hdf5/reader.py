@@ -26,7 +26,7 @@ from cerebras_tensorflow.saver.interface import (
     flat_view,
     holds_strings,
     missing_tensor,
-    no_rows,
+    row_range,
     target_view,
 )
 
@@ -111,10 +111,7 @@ class H5Reader(TensorReader):
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         record = self.record(name)
         entry = record.entry()
-        if not entry.shape:
-            raise no_rows(self, name)
-        start, stop, _ = slice(start, stop).indices(entry.shape[0])
-        stop = max(start, stop)
+        start, stop = row_range(self, name, entry.shape, start, stop)
         if record.type_name == h5_format.STRING_TYPE:
             return self._read_strings(name, record)[start:stop]
         if record.offset == NOT_CONTIGUOUS:

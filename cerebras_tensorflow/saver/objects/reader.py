@@ -19,7 +19,7 @@ from cerebras_tensorflow.saver.interface import (
     TensorReader,
     holds_strings,
     missing_tensor,
-    no_rows,
+    row_range,
     target_view,
 )
 from cerebras_tensorflow.saver.objects import manifest as manifests
@@ -87,10 +87,7 @@ class ObjectReader(TensorReader):
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         record = self._record(name)
         entry = record.entry()
-        if not entry.shape:
-            raise no_rows(self, name)
-        start, stop, _ = slice(start, stop).indices(entry.shape[0])
-        stop = max(start, stop)
+        start, stop = row_range(self, name, entry.shape, start, stop)
         if record.type_name == h5_format.STRING_TYPE:
             return self.read(name)[start:stop]
         row_bytes = h5_format.num_elements(entry.shape[1:]) * entry.dtype.itemsize
