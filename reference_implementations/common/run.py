@@ -377,6 +377,7 @@ def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: Run
 def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, model_dir: str) -> Any:
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 
+    read_once = {} if settings.read_once is None else {"read_once": settings.read_once}
     given: dict[str, Any] = {
         "memory_budget": settings.memory_budget,
         "micro_batch_size": settings.micro_batch_size,
@@ -392,7 +393,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
     }
     config = CSRunConfig(
         cs_ip=settings.cs_ip,
-        cs_config=CSConfig(**params["csconfig"] | {name: value for name, value in given.items() if value}),
+        cs_config=CSConfig(**params["csconfig"] | {name: value for name, value in given.items() if value} | read_once),
         tf_random_seed=settings.tf_random_seed,
         save_checkpoints_steps=None if settings.save_checkpoints_secs else settings.save_checkpoints_steps,
         save_checkpoints_secs=settings.save_checkpoints_secs,

@@ -39,6 +39,7 @@ class RunSettings:
     num_csx: int | None = None  # CS systems that share the batches of training
     global_batch_size: int | None = None  # samples of all systems in a training step, instead of batch_size
     op_profiler_config: dict[str, Any] | None = None  # start_step and end_step of the run to profile
+    read_once: bool | None = None  # one system reads a checkpoint, and sends it to the others
     num_wgt_servers: int | None = None
     num_act_servers: int | None = None
     num_workers_per_csx: int | None = None
@@ -75,6 +76,7 @@ class CsSettings:
     micro_batch_size: int | str | dict[str, Any] | None = None  # runconfig's micro_batch_size overrides it
     allow_oversize: bool = False
     op_profiler_config: dict[str, Any] | None = None
+    read_once: bool = True
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,10 @@ def test_a_setting_without_effect_on_several_csx_is_logged(
     assert lines == []
     several_csx.check_settings(CSConfig(num_csx=2, num_workers_per_csx=5), {})
     assert lines == ["num_workers_per_csx=5 has no effect: this process reads the input for all CSX."]
+    several_csx.check_settings(CSConfig(num_csx=2, read_once=True), {})
+    assert len(lines) == 1
+    several_csx.check_settings(CSConfig(num_csx=2, read_once=False), {})
+    assert lines[1].startswith("read_once=False has no effect: one CSX reads checkpoints")
 
 
 def by_python(folder: Path) -> CerebrasEstimator:

@@ -40,6 +40,8 @@ class CSConfig:
             run on a CS system refuses it; a run on the CPU alone never does.
         op_profiler_config: Steps to profile, as {"start_step": 3, "end_step": 5}, counted from the first step of the
             run. It writes chrome_trace.json into model_dir and logs the ten slowest layers.
+        read_once: On several CSX, one reads a checkpoint and sends the values to the others, so the storage is read
+            once. False has no effect but a line in the log: the others have no access of their own.
         use_xla: Compile clusters of ops with XLA, in pipelined mode only. The last bits of the results then differ from
             those of weight streaming.
 
@@ -73,6 +75,7 @@ class CSConfig:
     micro_batch_size: int | str | dict[str, dict[str, int]] | None = None
     allow_oversize: bool = False
     op_profiler_config: dict[str, Any] | None = None
+    read_once: bool = True
 
     def __post_init__(self) -> None:
         if self.weight_store not in STORES:
@@ -93,6 +96,8 @@ class CSConfig:
         if self.num_csx is not None and not _is_count(self.num_csx):
             raise SettingsError(f"num_csx is {self.num_csx!r}: expected the number of CSX, 1 or more")
         profiler_settings(self.op_profiler_config)
+        if not isinstance(self.read_once, bool):
+            raise SettingsError(f"read_once is {self.read_once!r}: expected true or false")
         for name in ("stream_window_bytes", "min_stream_bytes", "memory_budget"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 0):

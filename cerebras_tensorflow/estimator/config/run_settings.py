@@ -21,6 +21,7 @@ _OUR_FIELDS = (
     "num_csx",
     "allow_oversize",
     "op_profiler_config",
+    "read_once",
 )
 
 

@@ -73,6 +73,8 @@ def check_settings(settings: CSConfig, params: Any) -> None:
     if num_csx_of(settings) == 1:
         return
     check_mpi()
+    if not settings.read_once:
+        run_log.info("read_once=False has no effect: one CSX reads checkpoints, and sends the values to the others.")
     if settings.num_workers_per_csx is not None:
         run_log.info(
             "num_workers_per_csx=%d has no effect: this process reads the input for all CSX.",
