@@ -108,7 +108,7 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.runtime.session import ProgramSession
 
-    shape = argparse.Namespace(**vars(options), optimizer="adam", clip=None)
+    shape = argparse.Namespace(**vars(options), optimizer="adam", clip=None, sparsity=None)
     model, pipeline = bench_streaming.build(shape)
     residence = Residence.HOST_MEMORY if kind == "memory" else Residence.STORE
     program = compile_step(training_ops(model).step, mode, StreamingOptions(residence=residence))
@@ -119,7 +119,7 @@ def measure(options: argparse.Namespace, mode: str, kind: str) -> None:
     names = set(model.saved_names())
     model_dir = options.folder / f"{mode}_{kind}"
     config = run_settings(CSRunConfig(keep_checkpoint_max=1, checkpoint_format=options.format))
-    with CheckpointSaver(str(model_dir), mode, names, config) as saver:
+    with CheckpointSaver(str(model_dir), mode, dict(zip(names, names, strict=True)), config) as saver:
         row = measured(Blocks(session, model, options.interval), session, saver, options.blocks)
     size = sum(spec.num_bytes for spec in session.weights() if spec.name in names)
     slower, share = row["with_save"] / row["without"] - 1, row["stop"] / row["without"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,9 @@ from typing import TypeVar
 logger = logging.getLogger(__name__)
 
 _Snapshot = TypeVar("_Snapshot")
+# What the second thread adds to its niceness, so that the training's threads get the cores first. Steps beside a save
+# were 13 % slower without it; with 5, 10 and 19 the difference was within the spread (a busy machine).
+_NICENESS = 10
 
 
 class AsynchronousWriter:
@@ -21,7 +26,7 @@ class AsynchronousWriter:
 
     At most one snapshot exists at a time: a save waits until the previous one is written. So saves stay in order, and
     memory holds at most one snapshot beside the training. The thread is not a daemon: a process that exits normally
-    finishes the write first.
+    finishes the write first. It and the threads that it starts give way to others on busy cores.
 
     Attributes:
         waited_s: Time that callers spent waiting for earlier writes [s].
@@ -95,6 +100,9 @@ class AsynchronousWriter:
             logger.error("writing the checkpoint in the background failed too: %s", error)
 
     def _run(self, values: _Snapshot, write: Callable[[_Snapshot], object]) -> None:
+        with contextlib.suppress(OSError):
+            own = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICENESS)
         try:
             write(values)
         except BaseException as exc:  # noqa: BLE001 (the next call raises it)

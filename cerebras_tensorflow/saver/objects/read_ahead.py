@@ -58,7 +58,7 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(_THREADS, "object-reader")
         self._kept: collections.OrderedDict[tuple[int, int], Future[memoryview]] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._next = 0
+        self._next: int | None = None  # the first run may be the only one
 
     def read(self, position: int, size: int) -> Iterator[memoryview]:
         """Yield a run of the stream in order. If it follows the last run, also request the pieces after it.

@@ -1,5 +1,6 @@
 """asynchronous: order, bound, errors."""
 
+import os
 import threading
 
 import pytest
@@ -14,6 +15,25 @@ def test_training_continues_while_a_write_waits() -> None:
         assert writer.is_writing and written == []
         gate.set()
     assert written == [1]
+
+
+def test_the_writing_threads_give_way_to_those_of_the_training() -> None:
+    levels: list[int] = []
+
+    def note() -> None:
+        levels.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    def write(_value: object) -> None:
+        note()
+        helper = threading.Thread(target=note)
+        helper.start()
+        helper.join()
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    with AsynchronousWriter() as writer:
+        writer.save(lambda: None, write)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+    assert len(levels) == 2 and levels[0] == levels[1] and levels[0] == min(before + 10, 19)
 
 
 def test_saves_never_overtake_and_one_snapshot_exists_at_a_time() -> None:
