@@ -28,7 +28,7 @@ from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, W
 
 logger = logging.getLogger(__name__)
 
-VERSION = 13  # raise it when the compiler's output or the format changes, so that no run uses older Programs
+VERSION = 14  # raise it when the compiler's output or the format changes, so that no run uses older Programs
 _GRAPH, _MANIFEST, _SIGNATURE = "program.pb", "program.json", "program.sig"
 _MAX_MANIFEST_BYTES, _MAX_GRAPH_BYTES, _MAX_SIGNATURE_BYTES = 1 << 30, 2 << 30, 1 << 10
 
@@ -37,7 +37,13 @@ def checksum(step: Step, mode: str, options: StreamingOptions) -> str:
     """Return the hash of a compilation's inputs, as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     names = [list(step.roots), step.train_node, list(step.sources), step.global_step, list(step.weights)]
-    cut = [step.micro_batches, step.num_csx, [asdict(mark) for mark in step.marks], list(step.trainable)]
+    cut = [
+        step.micro_batches,
+        step.num_csx,
+        [asdict(mark) for mark in step.marks],
+        list(step.trainable),
+        step.is_shared,
+    ]
     digest.update(json.dumps([VERSION, tf.__version__, mode, asdict(options), names, cut]).encode())
     digest.update(step.graph_def.SerializeToString(deterministic=True))
     return digest.hexdigest()
@@ -80,6 +86,7 @@ def save(path: Path, program: Program, texts: dict[str, str]) -> bool:
         "order": program.order,
         "notes": [asdict(note) for note in program.notes],
         "micro_batches": asdict(program.micro_batches) if program.micro_batches is not None else None,
+        "owners": program.owners,
     }
     contents = {name: text.encode() for name, text in texts.items()}
     contents |= {_GRAPH: graph, _MANIFEST: json.dumps(manifest).encode()}
@@ -153,6 +160,7 @@ def load(path: Path) -> Program | None:
             order=tuple(manifest["order"]),
             notes=tuple(Note(**{**fields, "ops": tuple(fields["ops"])}) for fields in manifest["notes"]),
             micro_batches=_micro_batches(manifest["micro_batches"]) if manifest["micro_batches"] else None,
+            owners=tuple(manifest["owners"]),
         )
     except FileNotFoundError:
         return None

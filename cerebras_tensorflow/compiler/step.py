@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.micro_batches.join import join
+from cerebras_tensorflow.compiler.micro_batches.ownership import Update, choose_owners, update_of
 from cerebras_tensorflow.compiler.micro_batches.split import Parts, Request, split
 from cerebras_tensorflow.compiler.micro_batches.sums import host_bytes, num_partials, partial_sums
 from cerebras_tensorflow.compiler.options import StreamingOptions
@@ -15,7 +16,7 @@ from cerebras_tensorflow.compiler.pipelined import compile_pipelined
 from cerebras_tensorflow.compiler.streaming.compile import compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.graph.cost import Output, op_outputs
-from cerebras_tensorflow.graph.micro_batches import Mark, MicroBatches
+from cerebras_tensorflow.graph.micro_batches import EVERY, Mark, MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.ordering import accesses_in_order, reads_before_writes, writes_in_order
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, Residence
@@ -39,6 +40,7 @@ class Step:
         num_csx: CSX that share them.
         marks: The gradients that model_fn computes. Empty for a single micro-batch.
         trainable: VarHandleOps of the trainable variables. Empty for a single micro-batch.
+        is_shared: Whether the CSX hold each streamed weight once, and each one updates what it owns.
     """
 
     graph_def: GraphDef
@@ -51,6 +53,7 @@ class Step:
     num_csx: int = 1
     marks: Sequence[Mark] = ()
     trainable: Sequence[str] = ()
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class _Part:
 def compile_step(
     step: Step, mode: str, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]] | None = None
 ) -> Program:
-    """Return the Program of a step.
+    """Return the Program of a step. If several CSX share the weights, it is that of the first one.
 
     Both modes fix the order of sums, of additions to rows and of several writes to one variable, make random ops
     functions of the step, and put reads before writes. So their results agree to the last bit.
@@ -92,16 +95,42 @@ def compile_step(
     Raises:
         CompileError: If the graph cannot be compiled for the mode, or not within the memory budget.
     """
-    after = _read_after(step)
-    # Keep the global step resident: every run reads and fetches it.
-    weights = [weight for weight in step.weights if weight != step.global_step]
     if step.train_node and step.micro_batches > 1:
-        graph_def = GraphDef()
-        graph_def.CopyFrom(step.graph_def)
-        graph_def.node.extend(after)
-        return _compile_in_parts(replace(step, graph_def=graph_def, weights=weights), mode, options, outputs or {})
-    part = _Part(step.graph_def, step.roots, step.train_node, step.sources, weights, after)
+        return _compile_in_parts(_with_step_counter(step), mode, options, outputs or {}, [0])[0]
+    part = _Part(step.graph_def, step.roots, step.train_node, step.sources, _streamable(step), _read_after(step))
     return _compile_part(part, mode, options, outputs or {})
+
+
+def compile_for_each_csx(
+    step: Step, mode: str, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]]
+) -> tuple[Program, ...]:
+    """Return the Program of each CSX. If the CSX share the weights, the Programs differ in the update.
+
+    Args:
+        step: The step.
+        mode: Execution mode.
+        options: Options of weight streaming.
+        outputs: Outputs of each op.
+
+    Raises:
+        CompileError: As `compile_step`.
+    """
+    if step.num_csx == 1 or not step.train_node:
+        return (compile_step(step, mode, options, outputs),)
+    return _compile_in_parts(_with_step_counter(step), mode, options, outputs, range(step.num_csx))
+
+
+def _with_step_counter(step: Step) -> Step:
+    """Return a step that also reads the global step after all updates."""
+    graph_def = GraphDef()
+    graph_def.CopyFrom(step.graph_def)
+    graph_def.node.extend(_read_after(step))
+    return replace(step, graph_def=graph_def, weights=_streamable(step))
+
+
+def _streamable(step: Step) -> list[str]:
+    """Return the weights without the global step. It stays resident: every run reads and fetches it."""
+    return [weight for weight in step.weights if weight != step.global_step]
 
 
 def _read_after(step: Step) -> list[NodeDef]:
@@ -141,9 +170,13 @@ def _compile_part(
 
 
 def _compile_in_parts(
-    step: Step, mode: str, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]]
-) -> Program:
-    """Return the Program of a step in micro-batches: gradients of one micro-batch, and the update on the totals."""
+    step: Step,
+    mode: str,
+    options: StreamingOptions,
+    outputs: Mapping[str, Sequence[Output]],
+    ranks: Sequence[int],
+) -> tuple[Program, ...]:
+    """Return the Programs of some CSX for a step in micro-batches: gradients of one, and the update on the totals."""
     in_memory: set[str] = set()  # ops of gradients whose total cannot be streamed
     while True:
         parts = split(_cut_request(step, mode, options, outputs, in_memory))
@@ -153,6 +186,17 @@ def _compile_in_parts(
         if not refused:
             break
         in_memory |= refused
+    if not (step.is_shared and update.needs_store and step.num_csx > 1):
+        program = _joined(step, parts, gradient, update, outputs)
+        return (program,) * len(ranks)
+    return _compile_shares(step, parts, (gradient, update), mode, options, outputs, ranks)
+
+
+def _joined(
+    step: Step, parts: Parts, gradient: Program, update: Program, outputs: Mapping[str, Sequence[Output]]
+) -> Program:
+    """Return the Program of both parts."""
+    indices = {spec.name: index for index, spec in enumerate(update.streamed)}
     stored = {number: indices[name] for number, name in parts.stored.items()}
     first_scratch = len(update.stored) + len(gradient.spilled)
     levels = num_partials(step.micro_batches, step.num_csx)
@@ -160,6 +204,72 @@ def _compile_in_parts(
     plan = MicroBatches(step.micro_batches, gradients, parts.carried, len(gradient.order), step.num_csx)
     program = join(gradient, update, plan, scratch)
     return replace(program, overhead_bytes=program.overhead_bytes + host_bytes(gradients, outputs, levels))
+
+
+def _compile_shares(
+    step: Step,
+    parts: Parts,
+    whole: tuple[Program, Program],
+    mode: str,
+    options: StreamingOptions,
+    outputs: Mapping[str, Sequence[Output]],
+    ranks: Sequence[int],
+) -> tuple[Program, ...]:
+    """Return the Programs of CSX that share the weights: the same gradients, and the update of what each one owns.
+
+    Args:
+        step: The step.
+        parts: Its two parts.
+        whole: Both parts, compiled for a CSX that owns all weights.
+        mode: Execution mode.
+        options: Options of weight streaming.
+        outputs: Outputs of each op.
+        ranks: The CSX.
+    """
+    assert step.train_node is not None
+    gradient, update = whole
+    handles = _handles_of(parts.update, [spec.name for spec in update.streamed])
+    request = Update(
+        graph_def=parts.update,
+        train_node=step.train_node,
+        roots=parts.update_roots,
+        outputs=_outputs_of_update(parts, outputs),
+        sizes={handles[spec.name]: spec.num_bytes for spec in update.streamed},
+        totals=frozenset(handles[name] for name in parts.stored.values()),
+        placeholders={
+            name: number
+            for number, one in enumerate(parts.gradients)
+            if one.mark.rows is not None
+            for name in one.totals
+        },
+    )
+    owners = choose_owners(request, step.num_csx)
+    by_index = tuple(owners.variables[handles[spec.name]] for spec in update.streamed)
+    programs = []
+    for rank in ranks:
+        weights = list(handles.values())
+        own = _Part(
+            update_of(request, owners, rank), parts.update_roots, step.train_node, parts.update_sources, weights
+        )
+        second = _compile_part(own, mode, options, request.outputs)
+        if len(second.spilled) != len(update.spilled):
+            first = _Part(parts.gradient, parts.gradient_roots, None, step.sources, weights)
+            gradient = _compile_part(first, mode, options, outputs, len(second.spilled))
+            update = second
+        program = _joined(step, parts, gradient, second, outputs)
+        programs.append(_with_owners(program, by_index, owners.sparse))
+    return tuple(programs)
+
+
+def _with_owners(program: Program, owners: tuple[int, ...], sparse: Mapping[int, int]) -> Program:
+    """Return a Program that knows who owns each weight, and who takes each total."""
+    plan = program.micro_batches
+    assert plan is not None
+    gradients = tuple(
+        replace(one, owner=owners[one.stored] if one.stored is not None else sparse.get(number, EVERY))
+        for number, one in enumerate(plan.gradients)
+    )
+    return replace(program, owners=owners, micro_batches=replace(plan, gradients=gradients))
 
 
 def _cut_request(
@@ -237,10 +347,15 @@ def _without(weights: Iterable[str], refused: Iterable[str], graph_def: GraphDef
         refused: Names, in the checkpoint, of the variables that one part cannot stream.
         graph_def: The step.
     """
-    names = {
-        node.name: node.attr["shared_name"].s.decode() or node.name
+    dropped = set(_handles_of(graph_def, refused).values()) | set(refused)
+    return [weight for weight in weights if weight not in dropped]
+
+
+def _handles_of(graph_def: GraphDef, names: Iterable[str]) -> dict[str, str]:
+    """Return name in the checkpoint -> VarHandleOp."""
+    handles = {
+        node.attr["shared_name"].s.decode() or node.name: node.name
         for node in graph_def.node
         if node.op == "VarHandleOp"
     }
-    dropped = set(refused)
-    return [weight for weight in weights if names.get(weight, weight) not in dropped]
+    return {name: handles[name] for name in names if name in handles}

@@ -12,6 +12,7 @@ GRADIENT_TOKEN = "cs_gradient"  # a call that takes (index, values) or (index, v
 BATCH = "cs_input/"  # scope of the placeholders that take the batch
 TOTAL = "cs_total/"  # scope of the totals in the update
 CARRIED = "cs_carried/"  # scope of other values of the micro-batches in the update
+EVERY = -1  # owner of what every CSX holds
 UPDATE = "cs_update/"  # prefix of the update's copies of nodes that both parts use
 
 
@@ -41,6 +42,7 @@ class Gradient:
         totals: Placeholders of the total: (values,) or (values, rows). Empty: the total is in the store.
         stored: Index of the total in Program.stored; None: in host memory.
         partials: Indices of partial sums in Program.stored.
+        owner: The CSX whose update takes the total; EVERY: all of them.
     """
 
     mark: Mark
@@ -49,6 +51,7 @@ class Gradient:
     totals: tuple[str, ...]
     stored: int | None = None
     partials: tuple[int, ...] = ()
+    owner: int = EVERY
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from operator import add
 
 import numpy as np
 
-from cerebras_tensorflow.graph.micro_batches import MicroBatches
+from cerebras_tensorflow.graph.micro_batches import EVERY, MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.variables import Variable
 
@@ -129,6 +129,7 @@ class Program:
         held_curve: Peak bytes that moves hold in addition, while each op of the order runs; empty if nothing moves.
         notes: Large variables that stay in memory, and why.
         micro_batches: How a step is computed in micro-batches; None: at once.
+        owners: The CSX that holds and updates each of `streamed`, or EVERY. Empty: every CSX holds all.
     """
 
     mode: str
@@ -146,6 +147,7 @@ class Program:
     overhead_bytes: int = 0
     residence: Residence = Residence.STORE
     micro_batches: MicroBatches | None = None
+    owners: tuple[int, ...] = ()
 
     def repeats(self, event: Event) -> int:
         """Return how many times a step makes a move. A step in micro-batches repeats its first part."""
@@ -184,6 +186,18 @@ class Program:
     def stored(self) -> tuple[WeightSpec, ...]:
         """Everything in the store, by the index in the graph's calls and in the events."""
         return (*self.streamed, *self.spilled)
+
+    def is_on_every_csx(self, index: int) -> bool:
+        """Whether every CSX has room for something in the store. Each has its own spilled values."""
+        return index >= len(self.owners) or self.owners[index] == EVERY
+
+    def is_held_by(self, rank: int, index: int) -> bool:
+        """Whether a CSX has room for something in the store."""
+        return self.is_on_every_csx(index) or self.owners[index] == rank
+
+    def stored_by(self, rank: int) -> tuple[WeightSpec, ...]:
+        """Return what one CSX has room for, of everything in the store."""
+        return tuple(spec for index, spec in enumerate(self.stored) if self.is_held_by(rank, index))
 
     @property
     def weight_bytes(self) -> int:

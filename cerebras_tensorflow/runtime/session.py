@@ -180,7 +180,7 @@ class ProgramSession(tf.compat.v1.Session):
                 self._step = int(self.read(_GLOBAL_STEP))  # a step may count before it finds the end of the input
             raise
         if self._csx is not None:
-            self._csx.run_ended(is_step, self._ops.may_write(names, is_step))
+            self._end_run(self._csx, names, is_step)
         if is_step or self._train_node is None:
             self._parts = []  # without a train op, every run that needs a batch takes the next one
         if self._variables.is_resident(_GLOBAL_STEP):
@@ -271,6 +271,12 @@ class ProgramSession(tf.compat.v1.Session):
         """Add ops that the session of the first CSX has added."""
         self._ops.add(extension)
 
+    def _end_run(self, csx: Orders, names: frozenset[str], is_step: bool) -> None:
+        """Tell the store and the other CSX that a run of some ops has ended."""
+        if is_step and self._store is not None:
+            self._store.update_ended()
+        csx.run_ended(is_step, self._ops.may_write(names, is_step))
+
     def _note_change(self, names: Iterable[str]) -> None:
         for others in (self._csx, self._inference):
             if others is not None:
@@ -349,6 +355,8 @@ class ProgramSession(tf.compat.v1.Session):
         step, self._micro_step, self._entropy = order.counters
         assert step == self._step, f"the first CSX is at step {step}, this one at step {self._step}"
         values = runs.feeds_of_update(order.wanted, order.parts, order.feeds, self._counters)
+        if self._store is not None:
+            self._store.update_begins()
         taken = {key: value for key, value in values.items() if key in own or key in runs.names_of_totals}
         return {**self._counters(), **order.feeds, **taken}
 

@@ -57,7 +57,7 @@ def estimator(
     folder: Path, num_csx: int, batch_size: int, micro_batch_size: Any = MICRO_BATCH, **params: Any
 ) -> CerebrasEstimator:
     config = CSRunConfig(
-        cs_config=CSConfig(num_csx=num_csx, micro_batch_size=micro_batch_size),
+        cs_config=CSConfig(num_csx=num_csx, micro_batch_size=micro_batch_size, min_stream_bytes=64),
         tf_random_seed=1,
         save_checkpoints_steps=100,
     )

@@ -16,19 +16,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cerebras_tensorflow.compiler.step import compile_step
+from cerebras_tensorflow.compiler.step import compile_for_each_csx
 from cerebras_tensorflow.graph.cost import op_outputs
+from cerebras_tensorflow.graph.micro_batches import EVERY
+from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
+from cerebras_tensorflow.runtime.csx.peers import Peers
+from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.follower import follow
 from cerebras_tensorflow.runtime.session import ProgramSession
+from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
+from cerebras_tensorflow.runtime.weight_store.remote import ServerAddress, ServerStore
 from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
 from tests.numerics.micro_batches import Cut, Result, batches, build, different, options, tied_loss, train
 from tests.numerics.test_micro_batches_are_exact import TRAINERS, adam
+from tests.unit.runtime.weight_store.test_remote import weight_servers
 
 v1 = tf.compat.v1
 COUNT, WHOLE = 8, 24  # micro-batches and samples of a step
@@ -44,6 +53,8 @@ def train_on(
     start: dict[str, np.ndarray] | None = None,
     between: Callable[[ProgramSession, int], None] = lambda session, step: None,
     later: Callable[[], dict[str, Any]] | None = None,
+    shared: str | None = None,
+    servers: Sequence[ServerAddress] = (),
 ) -> Result:
     """Train on several CSX; with a folder, each streams its weights from a file there.
 
@@ -57,21 +68,25 @@ def train_on(
         start: Values to start from; by default the initial ones.
         between: Called before each step with the session of the first CSX.
         later: Makes more tensors after compiling, as a hook may.
+        shared: The kind of store in which the CSX hold the weights once; None: each holds all of them.
+        servers: The weight servers of this kind.
     """
-    step = replace(cut.step, num_csx=num_csx)
-    program = compile_step(step, mode, options(folder, False), op_outputs(cut.graph))
+    step = replace(cut.step, num_csx=num_csx, is_shared=shared is not None)
+    outputs, chosen = op_outputs(cut.graph), options(folder, shared == "mapped")
+    programs = compile_for_each_csx(step, mode, chosen, outputs)
+    program = programs[0]
     assert cut.step.train_node is not None
     source = iter(data or batches(steps, WHOLE))
     group = make_group(num_csx)
     stores: list[WeightStore | None] = [
-        FileStore(program.stored, folder / str(rank)) if program.needs_store and folder is not None else None
-        for rank in range(num_csx)
+        store_of(one, rank, folder, shared, servers) if one.needs_store and folder is not None else None
+        for rank, one in enumerate(programs)
     ]
     errors: list[BaseException] = []
 
     def other(ranks: Collectives) -> None:
         try:
-            follow(ranks, program, str(cut.step.train_node), stores[ranks.rank])
+            follow(ranks, programs[ranks.rank], str(cut.step.train_node), stores[ranks.rank])
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             errors.append(error)
             ranks.abort(repr(error))
@@ -79,7 +94,7 @@ def train_on(
     threads = [threading.Thread(target=other, args=(ranks,)) for ranks in group[1:]]
     for thread in threads:
         thread.start()
-    first = FirstCsx(group[0], program, 1)
+    first = FirstCsx(group[0], program, 1, stores[0] if isinstance(stores[0], SharedStore) else None)
     session = ProgramSession(program, cut.graph, cut.step.train_node, stores[0], None, lambda: next(source), first)
     with cut.graph.as_default():
         added = later() if later is not None else {}
@@ -99,6 +114,27 @@ def train_on(
     return result
 
 
+def store_of(
+    program: Program, rank: int, folder: Path, shared: str | None, servers: Sequence[ServerAddress] = ()
+) -> WeightStore:
+    """Return the store of one CSX."""
+    if shared is None:
+        return FileStore(program.stored, folder / str(rank))
+    specs = program.stored_by(rank)
+    makers: dict[str, Callable[[], WeightStore]] = {
+        "memory": lambda: MemoryStore(specs),
+        "file": lambda: FileStore(specs, folder / str(rank)),
+        "mapped": lambda: MappedStore(specs, folder / str(rank)),
+        "servers": lambda: ServerStore(specs, servers),
+    }
+    return SharedStore(
+        program,
+        rank,
+        makers[shared](),
+        lambda answer, counted: Peers(rank, folder, b"secret", answer, counted=tuple(counted)),
+    )
+
+
 def assert_same_bits(cut: Cut, folder: Path, numbers: Sequence[int], data: Any = None, steps: int = 3) -> Result:
     """Train on one CSX and on several, in both modes; all agree in every bit. Return the result of one CSX."""
     data = data or batches(steps, WHOLE)
@@ -108,11 +144,68 @@ def assert_same_bits(cut: Cut, folder: Path, numbers: Sequence[int], data: Any =
             result = train_on(num_csx, cut, mode, steps, store, data)
             np.testing.assert_array_equal(result.losses, expected.losses)
             assert not different(result, expected), (num_csx, mode, store)
+        shared = train_on(num_csx, cut, "weight_streaming", steps, folder, data, shared="memory")
+        np.testing.assert_array_equal(shared.losses, expected.losses)
+        assert not different(shared, expected), (num_csx, "shared")
     return expected
 
 
 def cut_of(trainer: Callable[[Any, Any], Any], loss: Any = tied_loss, count: int = COUNT) -> Cut:
     return build(trainer, loss, count, WHOLE)
+
+
+@pytest.mark.parametrize("shared", ["memory", "file", "mapped", "servers"])
+def test_weights_that_are_held_once_get_the_bits_of_one_csx(shared: str, tmp_path: Path) -> None:
+    cut, data = cut_of(adam), batches(3, WHOLE)
+    expected = train(cut, steps=3, data=data)
+    for num_csx in (2, 3):
+        with weight_servers(2 if shared == "servers" else 0) as servers:
+            result = train_on(num_csx, cut, "weight_streaming", 3, tmp_path, data, shared=shared, servers=servers)
+        assert result.losses == expected.losses
+        assert not different(result, expected)
+        owners = dict(zip((spec.name for spec in result.program.streamed), result.program.owners, strict=True))
+        for name in ("embedding", "w"):
+            assert owners[name] == owners[f"{name}/Adam"] == owners[f"{name}/Adam_1"], "a weight and its slots"
+        assert owners["embedding"] != owners["w"]
+
+
+def test_a_snapshot_has_the_weights_of_all_csx_at_one_step_while_training_goes_on(tmp_path: Path) -> None:
+    cut, data = cut_of(adam), batches(3, WHOLE)
+    names = ["embedding", "w", "w/Adam"]
+    taken: list[SessionSnapshot] = []
+    values: dict[str, bytes] = {}
+
+    def snapshot(session: ProgramSession, step: int) -> None:
+        if step == 1:
+            taken.append(session.snapshot(names))
+        if step == 2:
+            for name, _, _, value in taken[0].take():
+                parts = [value] if isinstance(value, np.ndarray) else value
+                values[name] = b"".join(part.tobytes() for part in parts)
+            taken[0].close()
+
+    train_on(2, cut, "weight_streaming", 3, tmp_path, data, between=snapshot, shared="memory")
+    expected = train(cut, steps=1, data=data).variables
+    assert values == {name: expected[name].tobytes() for name in names}
+
+
+def test_a_weight_that_another_variable_depends_on_stays_on_every_csx() -> None:
+    norms: list[Any] = []
+
+    def loss(ids: Any, targets: Any) -> Any:
+        norms.append(v1.get_variable("norm", [], initializer=v1.zeros_initializer(), trainable=False))
+        return tied_loss(ids, targets)
+
+    def with_norm(value: Any, step: Any) -> Any:
+        w = next(one for one in v1.trainable_variables() if one.op.name == "w")
+        return tf.group(adam(value, step), norms[0].assign(tf.nn.l2_loss(w)))
+
+    cut = cut_of(with_norm, loss)
+    step = replace(cut.step, num_csx=2, is_shared=True)
+    program = compile_for_each_csx(step, "weight_streaming", options(Path("unused"), False), op_outputs(cut.graph))[0]
+    owners = dict(zip((spec.name for spec in program.streamed), program.owners, strict=True))
+    assert owners["w"] == owners["w/Adam"] == EVERY
+    assert owners["embedding"] == owners["embedding/Adam"] != EVERY
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(TRAINERS) - {"adamw"})]

@@ -10,7 +10,7 @@ from pathlib import Path
 from cerebras_tensorflow.compiler import cache, report
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.options import StreamingOptions
-from cerebras_tensorflow.compiler.step import Step, compile_step
+from cerebras_tensorflow.compiler.step import Step, compile_for_each_csx
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CerebrasError, MemoryBudgetError
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
@@ -39,7 +39,8 @@ class Compiled:
     """A compiled step.
 
     Attributes:
-        program: The Program.
+        program: The Program. If several CSX share the weights, it is that of the first one.
+        others: The Programs of the CSX after the first one, if the CSX share the weights.
         compile_s: Time it took [s]; 0 if it came from the cache.
         folder: Its tfcs_<checksum> folder; None if nothing was written.
         network: Its layers, for the model of the wafer.
@@ -53,6 +54,7 @@ class Compiled:
     network: Network
     workload: Workload
     simulation: Simulation
+    others: tuple[Program, ...] = ()
 
 
 def compile_model(
@@ -74,21 +76,23 @@ def compile_model(
     workload = workload_of(model, mode, settings)
     workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
     network, simulation = _simulated(model, step, workload)
-    options = streaming_options(model, mode, settings)
+    step = replace(step, is_shared=mode == WEIGHT_STREAMING and step.num_csx > 1 and step.train_node is not None)
+    options = streaming_options(model, mode, settings, step.is_shared)
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
-    program = cache.load(folder) if folder else None
+    cached = _cached(folder, step) if folder else None
     estimates = {
         "compile_report.txt": report.compile_report_text(simulation),
         "model_summary.txt": summary_text(network, mode),
     }
-    if folder is not None and program is not None:
+    if folder is not None and cached is not None:
+        program, *others = cached
         cache.renew_texts(folder, estimates)  # the model of the machine may have changed since
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
-        return Compiled(program, 0.0, folder, network, workload, simulation)
+        return Compiled(program, 0.0, folder, network, workload, simulation, tuple(others))
     with run_progress("Compiling"):
-        program = compile_step(step, mode, options, op_outputs(model.graph))
+        program, *others = compile_for_each_csx(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
     _warn_of_notes(program, model)
     plan = plan_memory(program)
@@ -98,9 +102,32 @@ def compile_model(
             "schedule.txt": report.schedule_text(program),
             "memory_plan.txt": report.memory_plan_text(program, plan),
         }
-        if not cache.save(folder, program, texts | estimates):
+        is_saved = cache.save(folder, program, texts | estimates)
+        if step.is_shared:
+            is_saved = is_saved and all(
+                cache.save(_folder_of(folder, rank), other, {}) for rank, other in enumerate(others, 1)
+            )
+        if not is_saved:
             folder = None
-    return Compiled(program, compiled_s, folder, network, workload, simulation)
+    own = tuple(others) if step.is_shared else ()
+    return Compiled(program, compiled_s, folder, network, workload, simulation, own)
+
+
+def _cached(folder: Path, step: Step) -> list[Program] | None:
+    """Return the Programs of all CSX from the cache; None if one is missing."""
+    folders = [folder, *(_folder_of(folder, rank) for rank in range(1, step.num_csx if step.is_shared else 1))]
+    programs = []
+    for one in folders:
+        program = cache.load(one)
+        if program is None:
+            return None
+        programs.append(program)
+    return programs
+
+
+def _folder_of(folder: Path, rank: int) -> Path:
+    """Return the cache folder of a CSX after the first one."""
+    return folder.with_name(f"{folder.name}_csx{rank}")
 
 
 def _simulated(model: Model, step: Step, workload: Workload) -> tuple[Network, Simulation]:
@@ -122,7 +149,7 @@ def _warn_of_notes(program: Program, model: Model) -> None:
         run_log.warning("%s.", with_source_line(note, model.graph))
 
 
-def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingOptions:
+def streaming_options(model: Model, mode: str, settings: CSConfig, is_shared: bool = False) -> StreamingOptions:
     """Return the compile options of a run. They depend on the settings and on the memory that is free now."""
     budget = settings.memory_budget
     assert not isinstance(budget, str)  # CSConfig has converted text to bytes
@@ -135,7 +162,7 @@ def streaming_options(model: Model, mode: str, settings: CSConfig) -> StreamingO
         settings.stream_window_bytes,
         memory_budget=budget,
         process_bytes=taken,
-        residence=store_choice.choose_residence(weight_bytes, settings) if is_streaming else Residence.STORE,
+        residence=store_choice.choose_residence(weight_bytes, settings, is_shared) if is_streaming else Residence.STORE,
     )
 
 

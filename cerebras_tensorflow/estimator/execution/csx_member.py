@@ -6,16 +6,17 @@ import base64
 import json
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler import cache
 from cerebras_tensorflow.errors import StoreError
-from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
-from cerebras_tensorflow.estimator.execution.several_csx import PROGRAM_FOLDER, SETTINGS_FILE
+from cerebras_tensorflow.estimator.execution.several_csx import SETTINGS_FILE, connect, program_folder
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.follower import follow
 from cerebras_tensorflow.runtime.inference_follower import follow_inference
 
@@ -35,13 +36,15 @@ def main(ranks: Collectives, folder: Path) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     described = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
-    program = cache.load(folder / PROGRAM_FOLDER)
+    place = folder / program_folder(ranks.rank, described["is_shared"])
+    program = cache.load(place)
     if program is None:
-        raise StoreError(f"the program in {folder / PROGRAM_FOLDER} cannot be read")
+        raise StoreError(f"the program in {place} cannot be read")
     config = tf.compat.v1.ConfigProto.FromString(base64.b64decode(described["session_config"]))
     own = Path(described["stores"]) / f"store-{ranks.rank}"
-    settings = CSConfig(weight_store="file", weight_store_dir=str(own))
-    store = store_choice.open_store(program, settings, str(folder), is_training=False)
+    store = store_choice.open_share(program, ranks.rank, described["store_kind"], own)
+    if store is not None and program.owners:
+        store = SharedStore(program, ranks.rank, store, partial(connect, ranks, folder))
     logger.info("rank %d of %d follows", ranks.rank, ranks.size)
     train_node, setup = described["train_node"], described["setup"]
     try:

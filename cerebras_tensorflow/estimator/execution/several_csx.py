@@ -7,9 +7,10 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from cerebras_tensorflow.compiler import cache
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CompileError, FolderInUseError, SettingsError, StoreError
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
+from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import INPUT_SECTIONS
 from cerebras_tensorflow.graph.program import Program
@@ -25,8 +27,12 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.placement import check_mpi
+from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
+from cerebras_tensorflow.runtime.csx.peers import Answer, Peers
+from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.weight_store import owner
+from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 KEY = "global_batch_size"
 FOLDER, INFERENCE_FOLDER = "csx", "csx_eval"  # in model_dir
@@ -163,6 +169,8 @@ class CsxRequest:
         settings: The run's CSConfig.
         folder: Folder of the run on this machine.
         batches_per_step: Batches of the input in a step.
+        others: The Programs of the other CSX, if they share the weights. Empty: all have the same one.
+        store: The weight store of the first CSX; None if nothing is streamed.
     """
 
     program: Program
@@ -172,6 +180,8 @@ class CsxRequest:
     settings: CSConfig
     folder: str
     batches_per_step: int = 1
+    others: Sequence[Program] = ()
+    store: WeightStore | None = None
 
 
 def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
@@ -187,13 +197,18 @@ def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
         CompileError: If the model calls Python functions.
         StoreError: If another run uses their folder, it cannot be made, or the Program cannot be written for them.
     """
-    plan = request.program.micro_batches
+    program = request.program
+    plan = program.micro_batches
     if plan is None or plan.num_csx == 1:
         return None
-    check_program(request.program)
+    check_program(program)
     folder = _new_folder(Path(request.folder).resolve() / FOLDER, cleanup)
     ranks = _start_processes(request, plan.num_csx, folder)
-    first = FirstCsx(ranks, request.program, request.batches_per_step)
+    store = None
+    if request.store is not None and program.owners:
+        store = SharedStore(program, ranks.rank, request.store, partial(connect, ranks, folder))
+        cleanup.callback(store.close)
+    first = FirstCsx(ranks, program, request.batches_per_step, store)
     cleanup.callback(first.close)
     return first
 
@@ -218,19 +233,42 @@ def start_inference(request: CsxRequest, num_csx: int, cleanup: ExitStack) -> Co
 
 
 def _start_processes(request: CsxRequest, num_csx: int, folder: Path) -> Collectives:
-    if not cache.save(folder / PROGRAM_FOLDER, request.program, {}):
-        raise StoreError(f"num_csx: the compiled program cannot be written to {folder / PROGRAM_FOLDER}: see the log")
+    is_shared = bool(request.program.owners)
+    for rank, one in enumerate(request.others if is_shared else [request.program], 1):
+        place = folder / program_folder(rank, is_shared)
+        if not cache.save(place, one, {}):
+            raise StoreError(f"num_csx: the compiled program cannot be written to {place}: see the log")
     stores = request.settings.weight_store_dir
     described = {
         "train_node": request.train_node,
         "setup": request.setup,
         "session_config": base64.b64encode(request.session_config.SerializeToString()).decode(),
         "stores": stores or str(folder),
+        "store_kind": store_choice.kind_of(request.store),
+        "is_shared": is_shared,
     }
     files.write_text(folder / SETTINGS_FILE, json.dumps(described), 0o600, is_durable=False)
     run_log.info("Starting %d CSX; the logs of the others are %s.", num_csx, folder / "rank-*.log")
     module = "cerebras_tensorflow.estimator.execution.csx_member"
     return launch.start(num_csx, module, folder, env.read().csx_timeout_s)
+
+
+def program_folder(rank: int, is_shared: bool) -> str:
+    """Return the name of the folder with the Program of a CSX."""
+    return f"{PROGRAM_FOLDER}-{rank}" if is_shared else PROGRAM_FOLDER
+
+
+def connect(ranks: Collectives, folder: Path, answer: Answer, counted: Iterable[int]) -> Peers:
+    """Return the connections of a CSX to the others.
+
+    Args:
+        ranks: The group of all CSX.
+        folder: Folder of the processes, with the secret of the run.
+        answer: Answers the requests of others.
+        counted: Kinds of requests whose bytes are counted.
+    """
+    secret = (folder / SECRET_FILE).read_bytes()
+    return Peers(ranks.rank, folder, secret, answer, ranks.check, frozenset(counted))
 
 
 def _new_folder(folder: Path, cleanup: ExitStack) -> Path:

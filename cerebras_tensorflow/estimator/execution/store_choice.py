@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.graph.program import Program, Residence
+from cerebras_tensorflow.runtime.csx.messages import FIRST
 from cerebras_tensorflow.runtime.host.disk_space import Need, check_space
 from cerebras_tensorflow.runtime.host.heap import return_large_buffers
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
 
 MEMORY_SHARE = 0.25
 """If the weights take less than this share of free memory, "auto" means memory, and "file" a mapped file."""
 
 
-def choose_residence(weight_bytes: int, settings: CSConfig) -> Residence:
+def choose_residence(weight_bytes: int, settings: CSConfig, is_shared: bool = False) -> Residence:
     """Return where a weight-streaming run keeps its weights between their uses.
 
     Args:
         weight_bytes: Size of all weights of the model.
         settings: The user's choice of weight store, and the memory budget.
+        is_shared: Whether several CSX hold the weights once, so that each one moves those of the others.
     """
+    memory = Residence.STORE if is_shared else Residence.HOST_MEMORY
     if settings.weight_store == "memory":
-        return Residence.HOST_MEMORY
-    if settings.memory_budget is None and weight_bytes < MEMORY_SHARE * free_memory_bytes():
+        return memory
+    if _fit_into_memory(weight_bytes, settings):
         if settings.weight_store == "auto":
-            return Residence.HOST_MEMORY
+            return memory
         if settings.weight_store == "file":
             return Residence.MAPPED_FILE
     return Residence.STORE
+
+
+def _fit_into_memory(weight_bytes: int, settings: CSConfig) -> bool:
+    return settings.memory_budget is None and weight_bytes < MEMORY_SHARE * free_memory_bytes()
 
 
 def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
     """Return the weight store of a Program; None if it needs none.
 
     The file store of a training run is in `weight_store_dir`. Other runs use a subfolder, so that a model can be
-    evaluated while it is trained.
+    evaluated while it is trained. If several CSX share the weights, this is the store of the first one.
 
     Raises:
         StoreError: If the disks have no room for the weights or, in training, for a checkpoint. Or if another run uses
@@ -49,18 +58,55 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
     check_space(needs)
     if not program.needs_store:
         return None
-    if settings.weight_store != "file":
+    specs = program.stored_by(FIRST)
+    if settings.weight_store in ("auto", "servers"):
         from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # imports gRPC
 
         servers = weight_servers.start_weight_servers()
         needed = sum(spec.num_bytes for spec in program.stored)
         if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
-            return weight_servers.ServerStore(program.stored, servers)
+            return weight_servers.ServerStore(specs, servers)
+    is_auto = settings.weight_store == "auto" and _fit_into_memory(program.weight_bytes, settings)
+    if program.owners and (settings.weight_store == "memory" or is_auto):
+        return MemoryStore(specs)
     # Follow a symbolic link that the user chose. The store refuses links inside a model_dir.
     chosen = settings.weight_store_dir
     folder = Path(chosen).resolve() if chosen else Path(model_dir).resolve() / "weight_store"
     folder = folder if is_training else folder / "other"
+    return _file_store(program, FIRST, folder, needs)
+
+
+def open_share(program: Program, rank: int, like: str, folder: Path) -> WeightStore | None:
+    """Return the store of a CSX after the first one; None if it needs none.
+
+    Args:
+        program: Its Program.
+        rank: Its number.
+        like: The kind of the first one's store, from `kind_of`.
+        folder: Folder of a file store.
+
+    Raises:
+        StoreError: If the disk has no room, or the weight servers do not answer.
+    """
+    if not program.needs_store:
+        return None
+    if like == "servers":
+        from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # imports gRPC
+
+        return weight_servers.ServerStore(program.stored_by(rank), weight_servers.start_weight_servers())
+    return MemoryStore(program.stored_by(rank)) if like == "memory" else _file_store(program, rank, folder, [])
+
+
+def kind_of(store: WeightStore | None) -> str:
+    """Return the kind of a store: "memory", "file" or "servers"."""
+    if isinstance(store, MemoryStore):
+        return "memory"
+    return "file" if store is None or isinstance(store, (FileStore, MappedStore)) else "servers"
+
+
+def _file_store(program: Program, rank: int, folder: Path, needs: Sequence[Need]) -> WeightStore:
+    specs = program.stored_by(rank)
     if program.residence is Residence.MAPPED_FILE:
-        return MappedStore(program.stored, folder, needs)
+        return MappedStore(specs, folder, needs)
     return_large_buffers()
-    return FileStore(program.stored, folder, beside=needs)
+    return FileStore(specs, folder, beside=needs)

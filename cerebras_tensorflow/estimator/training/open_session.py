@@ -80,6 +80,8 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             ).write_beside
         begin = time.perf_counter()
         self.csx = self._other_csx()
+        if self.csx is not None and self.csx.store is not None:
+            self.opened_store = self.csx.store
         session = ProgramSession(
             self.compiled.program,
             model.graph,
@@ -112,6 +114,8 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         return several_csx.start(
             several_csx.CsxRequest(
                 program=self.compiled.program,
+                others=self.compiled.others,
+                store=self.opened_store,
                 train_node=run.model.train_node,
                 setup=run.ops.local_init.name,
                 session_config=run.session_config,

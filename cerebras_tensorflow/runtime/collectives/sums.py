@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,11 +28,32 @@ def reduce_scatter(
     Raises:
         CollectiveError: If a rank failed or did not answer in time.
     """
-    dtype = own[0].dtype
-    first, after = bounds[ranks.rank], bounds[ranks.rank + 1]
-    incoming = [np.empty((len(part), after - first), dtype) for part in groups]
-    outgoing = [_joined([value[bounds[rank] : bounds[rank + 1]] for value in own]) for rank in range(ranks.size)]
-    ranks.exchange(outgoing, [_bytes(place) for place in incoming])
+    parts = [[value[begin:end] for value in own] for begin, end in itertools.pairwise(bounds)]
+    total = reduce_to_owners(ranks, parts, groups)
+    assert total is not None
+    return total
+
+
+def reduce_to_owners(
+    ranks: Collectives, own: Sequence[Sequence[np.ndarray]], groups: Sequence[Sequence[Group]]
+) -> np.ndarray | None:
+    """Return the sum, over all micro-batches, of the value that this rank owns; None if it owns none.
+
+    Args:
+        ranks: The group of ranks.
+        own: For the value of each owner: this rank's sums, one for each group in groups[rank], as flat arrays of one
+            dtype. Empty: the owner has no value in this call.
+        groups: The groups of micro-batches that each rank has added up, in order.
+
+    Raises:
+        CollectiveError: If a rank failed or did not answer in time.
+    """
+    mine = own[ranks.rank]
+    size, dtype = (mine[0].size, mine[0].dtype) if mine else (0, np.dtype(np.uint8))
+    incoming = [np.empty((len(part), size), dtype) for part in groups]
+    ranks.exchange([_joined(parts) for parts in own], [_bytes(place) for place in incoming])
+    if not mine:
+        return None
     values = [row for place in incoming for row in place]
     stack: list[np.ndarray] = []
     for value, taken in zip(values, absorbed([group for part in groups for group in part]), strict=True):
@@ -43,6 +65,8 @@ def reduce_scatter(
 
 
 def _joined(parts: Sequence[np.ndarray]) -> Bytes:
+    if not parts:
+        return np.empty(0, np.uint8)
     return _bytes(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 

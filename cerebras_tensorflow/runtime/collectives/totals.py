@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from cerebras_tensorflow.graph.micro_batches import EVERY
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives, split_evenly
-from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter
+from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter, reduce_to_owners
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.sums import divided, merged_rows
 from cerebras_tensorflow.runtime.micro_batches.tree import absorbed
@@ -29,6 +30,16 @@ class Totals(Across):
         self._groups = share.groups
         self._absorbed = absorbed([group for groups in self._groups for group in groups])
 
+    @property
+    def rank(self) -> int:
+        """Number of this CSX."""
+        return self._ranks.rank
+
+    @property
+    def num_csx(self) -> int:
+        """Number of CSX."""
+        return self._ranks.size
+
     def check(self) -> None:
         """Raise a CollectiveError if another rank is known to have failed."""
         self._ranks.check()
@@ -43,10 +54,20 @@ class Totals(Across):
             totals += np.split(total, ends[:-1])
         return totals
 
-    def rows(self, sums: Sequence[tuple[np.ndarray, np.ndarray]], divisor: int) -> tuple[np.ndarray, np.ndarray]:
+    def to_owners(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> np.ndarray | None:
+        """Return the mean of the value that this CSX owns: flat, with the dtype of the sums. None if it owns none."""
+        own = [[value.reshape(-1) for value in values] for values in sums]
+        total = reduce_to_owners(self._ranks, own, self._groups)
+        return None if total is None else divided(total, divisor, total)
+
+    def rows(
+        self, sums: Sequence[tuple[np.ndarray, np.ndarray]], divisor: int, owner: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Return (values, rows) of the mean of a gradient of an embedding, from the sums of this rank's groups."""
-        all_rows = self._gathered([rows for _, rows in sums])
-        all_values = self._gathered([values for values, _ in sums])
+        all_rows = self._gathered([rows for _, rows in sums], owner)
+        all_values = self._gathered([values for values, _ in sums], owner)
+        if owner not in (EVERY, self._ranks.rank):
+            return None
         stack: list[tuple[np.ndarray, np.ndarray]] = []
         for result, taken in zip(zip(all_values, all_rows, strict=True), self._absorbed, strict=True):
             for _ in range(taken):
@@ -66,15 +87,30 @@ class Totals(Across):
         self._ranks.allgather([as_bytes[begin * size : end * size] for begin, end in itertools.pairwise(bounds)])
         return total
 
-    def _gathered(self, own: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of all ranks, in the order of their groups. They differ only in dim 0."""
+    def _gathered(self, own: Sequence[np.ndarray], owner: int) -> list[np.ndarray]:
+        """Return the arrays of all ranks, in the order of their groups. They differ only in dim 0.
+
+        If they have an owner, the other ranks get nothing.
+        """
+        ranks = self._ranks
         lengths = [np.zeros(len(groups), np.int64) for groups in self._groups]
-        lengths[self._ranks.rank][:] = [len(value) for value in own]
-        self._ranks.allgather([length.view(np.uint8) for length in lengths])
+        lengths[ranks.rank][:] = [len(value) for value in own]
+        ranks.allgather([length.view(np.uint8) for length in lengths])
         inner, dtype = own[0].shape[1:], own[0].dtype
+        if owner not in (EVERY, ranks.rank):
+            nothing = np.empty(0, np.uint8)
+            mine = _bytes(np.concatenate(own))
+            outgoing = [mine if rank == owner else nothing for rank in range(ranks.size)]
+            ranks.exchange(outgoing, [nothing] * ranks.size)
+            return []
         whole = [np.empty((int(length.sum()), *inner), dtype) for length in lengths]
-        np.concatenate(own, out=whole[self._ranks.rank])
-        self._ranks.allgather([_bytes(value) for value in whole])
+        np.concatenate(own, out=whole[ranks.rank])
+        places = [_bytes(value) for value in whole]
+        if owner == EVERY:
+            ranks.allgather(places)
+        else:
+            nothing = np.empty(0, np.uint8)
+            ranks.exchange([place if rank == owner else nothing for rank, place in enumerate(places)], places)
         return [
             part
             for value, length in zip(whole, lengths, strict=True)

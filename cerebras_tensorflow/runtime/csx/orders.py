@@ -21,6 +21,7 @@ from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.totals import Totals
 from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, send
+from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.steps import Wanted
 
@@ -100,21 +101,31 @@ class FirstCsx(Orders):
         ranks: The group of all CSX; this one has rank 0.
         program: The Program, which has a step in micro-batches.
         batches_per_step: Batches of the input in a step.
+        store: The store whose weights the CSX share; None: each CSX holds all weights.
     """
 
-    def __init__(self, ranks: Collectives, program: Program, batches_per_step: int) -> None:
+    def __init__(
+        self, ranks: Collectives, program: Program, batches_per_step: int, store: SharedStore | None = None
+    ) -> None:
         assert program.micro_batches is not None
         share = Share.of(program.micro_batches, FIRST)
         super().__init__(share, Totals(ranks, share) if ranks.size > 1 else None, batches_per_step)
         self._ranks = ranks
-        specs = (*program.resident, *program.streamed)
-        self._variables = [spec.name for spec in specs if not spec.name.startswith(TOTAL)]
+        self._store = store
+        on_every = [spec for index, spec in enumerate(program.streamed) if program.is_on_every_csx(index)]
+        self._variables = [s.name for s in (*program.resident, *on_every) if not s.name.startswith(TOTAL)]
         self._changed = set(self._variables)
         self._num_extensions = 0
         self._is_in_step = False
         self._steps = 0
         self._sent = self._received = 0  # bytes of the sums of all steps
         self._before = (0, 0)
+        self._weights_before: tuple[int, int] | None = None  # bytes of weights before the first step
+
+    @property
+    def store(self) -> SharedStore | None:
+        """The store whose weights the CSX share; None: each CSX holds all weights."""
+        return self._store
 
     @property
     def num_csx(self) -> int:
@@ -123,9 +134,10 @@ class FirstCsx(Orders):
 
     @property
     def wire_bytes(self) -> tuple[float, float]:
-        """Bytes that this CSX sends and receives in a step to add up gradients, on average."""
+        """Bytes that this CSX sends and receives in a step, for gradients and for weights, on average."""
         steps = max(1, self._steps)
-        return self._sent / steps, self._received / steps
+        sent, received = self._wire_bytes_of_weights()
+        return (self._sent + sent) / steps, (self._received + received) / steps
 
     def of_step(self, order: Order) -> Order:
         """Tell the others to compute their parts of a step; return this CSX's part."""
@@ -139,12 +151,17 @@ class FirstCsx(Orders):
             for first, after in itertools.pairwise(bounds)
         ]
         self._is_in_step = True
+        if self._store is not None and self._weights_before is None:
+            self._weights_before = self._store.wire_bytes
         send(self._ranks, messages)
         self._before = (self._ranks.bytes_sent, self._ranks.bytes_received)
         return Order(order.wanted, order.parts[: self.share.size], order.feeds, order.counters)
 
     def before_step(self, extensions: Sequence[GraphDef], read: Callable[[str], np.ndarray]) -> None:
-        """Send new ops, and the variables that have changed outside of a step, one at a time."""
+        """Send new ops, and the variables that have changed outside of a step, one at a time.
+
+        A weight that has one owner is at its owner already.
+        """
         for extension in extensions[self._num_extensions :]:
             graph = np.frombuffer(extension.SerializeToString(), np.uint8)
             self._send(Message(EXTEND, {}, {"graph": graph}))
@@ -172,12 +189,20 @@ class FirstCsx(Orders):
 
     def close(self) -> None:
         """End the others: orderly between two steps, else at once."""
+        if self._store is not None and not self._is_in_step:
+            self._store.wait_for_snapshot()
         if self._is_in_step:
             self._ranks.abort("the step failed on the first CSX")
         else:
             with contextlib.suppress(CollectiveError):  # the run's own error, if any, is already known
                 self._send(Message(END))
         self._ranks.close()
+
+    def _wire_bytes_of_weights(self) -> tuple[int, int]:
+        if self._store is None or self._weights_before is None:
+            return 0, 0
+        sent, received = self._store.wire_bytes
+        return sent - self._weights_before[0], received - self._weights_before[1]
 
     def _send(self, message: Message) -> None:
         send(self._ranks, [message] * self._ranks.size)

@@ -58,6 +58,14 @@ class Share:
 class Across(Protocol):
     """Completes sums across all CSX. Each CSX makes the same calls in the same order."""
 
+    @property
+    def rank(self) -> int:
+        """Number of this CSX."""
+
+    @property
+    def num_csx(self) -> int:
+        """Number of CSX."""
+
     def check(self) -> None:
         """Raise a CollectiveError if another CSX is known to have failed."""
 
@@ -69,5 +77,21 @@ class Across(Protocol):
             divisor: Number of micro-batches of a step.
         """
 
-    def rows(self, sums: Sequence[tuple[np.ndarray, np.ndarray]], divisor: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (values, rows) of the mean of a gradient of an embedding, from the sums of this CSX's groups."""
+    def to_owners(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> np.ndarray | None:
+        """Return the mean of the value that this CSX owns: flat, with the dtype of the sums. None if it owns none.
+
+        Args:
+            sums: For the value of each owner: this CSX's sums, one for each of its groups. Empty: it has no value.
+            divisor: Number of micro-batches of a step.
+        """
+
+    def rows(
+        self, sums: Sequence[tuple[np.ndarray, np.ndarray]], divisor: int, owner: int
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return (values, rows) of the mean of a gradient of an embedding, from the sums of this CSX's groups.
+
+        Args:
+            sums: The sums.
+            divisor: Number of micro-batches of a step.
+            owner: The CSX that gets the mean, or EVERY. On another CSX the result is None.
+        """

@@ -16,6 +16,7 @@ import tensorflow as tf
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.micro_batches import (
     BATCH,
+    EVERY,
     GRADIENT_TOKEN,
     Carried,
     Gradient,
@@ -23,7 +24,14 @@ from cerebras_tensorflow.graph.micro_batches import (
 )
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
-from cerebras_tensorflow.runtime.micro_batches.sums import MemorySum, RowsSum, StoreSum, Sum, complete_in_memory
+from cerebras_tensorflow.runtime.micro_batches.sums import (
+    MemorySum,
+    RowsSum,
+    StoreSum,
+    Sum,
+    complete_at_owners,
+    complete_in_memory,
+)
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
@@ -80,9 +88,14 @@ class GradientSums:
         in_memory = [one for one in self._sums if isinstance(one, MemorySum)]
         if in_memory:
             complete_in_memory(in_memory, across, self._count)
-        for one in self._sums:
-            if not isinstance(one, MemorySum):
+        owned: dict[int, list[StoreSum]] = {}
+        for gradient, one in zip(self._gradients, self._sums, strict=True):
+            if isinstance(one, StoreSum) and gradient.owner != EVERY:
+                owned.setdefault(gradient.owner, []).append(one)
+            elif not isinstance(one, MemorySum):
                 one.complete(across, self._count)
+        if owned:
+            complete_at_owners(owned, across, self._count)
 
     def totals(self) -> dict[str, np.ndarray]:
         """Return the totals in host memory: name of the update's tensor -> value.
@@ -93,7 +106,9 @@ class GradientSums:
         self._check_taken()
         feeds: dict[str, np.ndarray] = {}
         for gradient, total in zip(self._gradients, self._sums, strict=True):
-            feeds.update(zip((f"{name}:0" for name in gradient.totals), total.take_total(), strict=True))
+            names, values = [f"{name}:0" for name in gradient.totals], total.take_total()
+            if values or gradient.owner == EVERY:  # another CSX has the total
+                feeds.update(zip(names, values, strict=True))
         return feeds
 
     def _check_taken(self) -> None:
@@ -120,7 +135,7 @@ class GradientSums:
         if gradient.stored is not None:
             assert store is not None, "a Program with totals in the store has a store"
             return StoreSum(store, gradient.stored, gradient.partials)
-        return MemorySum(self._buffers) if gradient.mark.rows is None else RowsSum()
+        return MemorySum(self._buffers) if gradient.mark.rows is None else RowsSum(gradient.owner)
 
     def _take(self, index: np.int64, *value: np.ndarray) -> np.int32:
         """Add the gradient of the current micro-batch."""
@@ -261,6 +276,6 @@ class MicroBatchRuns:
                     is_mean = one.dtype.is_floating and one.shape.rank in (0, None)
                     wanted[one] = Wanted(one.name, is_mean, is_fetched=True)
         for carried in (*self._plan.carried, *self._added):
-            if carried.placeholder in sources:
+            if carried.placeholder in sources or (self._across is not None and carried.is_mean):  # others take it
                 wanted[f"{carried.placeholder}:0"] = Wanted(carried.tensor, carried.is_mean)
         return wanted

@@ -6,12 +6,13 @@ back to the dtype of the values.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from cerebras_tensorflow.graph.micro_batches import sum_dtype
+from cerebras_tensorflow.graph.micro_batches import EVERY, sum_dtype
 from cerebras_tensorflow.graph.program import dtype_from_name
 from cerebras_tensorflow.runtime.micro_batches.share import Across
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
@@ -119,9 +120,13 @@ class RowsSum(Sum):
 
     If a row repeats in a micro-batch, its values are first added in their order. The total has each row once, in
     ascending order.
+
+    Args:
+        owner: The CSX that gets the total, or EVERY.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: int = EVERY) -> None:
+        self._owner = owner
         self._partials: list[tuple[np.ndarray, np.ndarray]] = []
         self._total: tuple[np.ndarray, ...] = ()
         self._dtype = np.dtype(np.float32)  # of the values
@@ -140,15 +145,38 @@ class RowsSum(Sum):
 
     def complete(self, across: Across, divisor: int) -> None:
         """Make the total from the partial sums of all CSX."""
-        values, rows = across.rows(self._partials, divisor)
+        total = across.rows(self._partials, divisor, self._owner)
         self._partials = []
-        self._total = (values.astype(self._dtype, copy=False), rows)
+        if total is not None:
+            values, rows = total
+            self._total = (values.astype(self._dtype, copy=False), rows)
 
     def take_total(self) -> tuple[np.ndarray, ...]:
         """Return (values, rows) of the total and start again."""
         total, self._total = self._total, ()
         self._partials.clear()
         return total
+
+
+def complete_at_owners(sums: Mapping[int, Sequence[StoreSum]], across: Across, divisor: int) -> None:
+    """Make totals in the weight store, each on the CSX that owns it. All owners get pieces at the same time.
+
+    Args:
+        sums: Owner -> the sums.
+        across: Gets the sums of the other CSX.
+        divisor: Number of micro-batches of the step.
+    """
+    owners = range(across.num_csx)
+    pieces = [[(one, *bounds) for one in sums.get(owner, ()) for bounds in one.pieces()] for owner in owners]
+    for together in itertools.zip_longest(*pieces):
+        own = [piece[0].partials(*piece[1:]) if piece is not None else [] for piece in together]
+        mean = across.to_owners(own, divisor)
+        mine = together[across.rank]
+        if mine is not None and mean is not None:
+            one, start, stop = mine
+            one.set_rows(start, stop, mean)
+    for done in itertools.chain.from_iterable(sums.values()):
+        done.take_total()
 
 
 class StoreSum(Sum):
@@ -187,15 +215,28 @@ class StoreSum(Sum):
 
     def complete(self, across: Across, divisor: int) -> None:
         """Make the total from the partial sums of all CSX, a few rows at a time."""
+        for start, stop in self.pieces():
+            own = self.partials(start, stop)
+            (mean,) = across.dense([own], divisor)
+            self.set_rows(start, stop, mean)
+        self._depth = 0
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of consecutive rows."""
         spec = self._store.specs[self._total]
-        dtype = dtype_from_name(spec.dtype)
         step = max(1, _PIECE_BYTES // max(1, row_bytes(spec)))
         for start in range(0, num_rows(spec), step):
-            stop = min(start + step, num_rows(spec))
-            own = [self._store.read_slice(index, start, stop) for index in self._partials[: self._depth]]
-            (mean,) = across.dense([own], divisor)
-            self._store.write_slice(self._total, start, mean.astype(dtype, copy=False).reshape(own[0].shape))
-        self._depth = 0
+            yield start, min(start + step, num_rows(spec))
+
+    def partials(self, start: int, stop: int) -> list[np.ndarray]:
+        """Return rows of the partial sums of this CSX, in the order of their groups."""
+        return [self._store.read_slice(index, start, stop) for index in self._partials[: self._depth]]
+
+    def set_rows(self, start: int, stop: int, mean: np.ndarray) -> None:
+        """Set rows of the total, from a flat array in the dtype of the sum."""
+        spec = self._store.specs[self._total]
+        shape = (stop - start, *spec.shape[1:]) if spec.shape else ()
+        self._store.write_slice(self._total, start, mean.astype(dtype_from_name(spec.dtype), copy=False).reshape(shape))
 
     def take_total(self) -> tuple[np.ndarray, ...]:
         """Start again. The total is in the store."""

@@ -5,6 +5,7 @@ Import nothing here: a weight server and the launcher load modules of this packa
 | module | what it does |
 |---|---|
 | `interface.py` | what a store offers |
+| `memory.py` | the store in this process's memory, for the share of one of several CSX |
 | `mapped.py` | the store in a mapped file that fits into memory |
 | `checksums.py` | checksums for the mapped store, by pieces that follow the updates of a weight |
 | `file.py` | the store in a file: checked reads, writes in the background |

@@ -120,6 +120,12 @@ class WeightStore(ABC):
     def between_steps(self) -> None:  # noqa: B027 - most stores have nothing to do
         """Do what must not happen while a step uses weights. Called before each run."""
 
+    def update_begins(self) -> None:  # noqa: B027
+        """Note that all gradients of a step are known, and its update begins."""
+
+    def update_ended(self) -> None:  # noqa: B027
+        """Note that the update of a step has changed all weights."""
+
     @abstractmethod
     def flush(self) -> None:
         """Wait until every write so far has arrived."""

@@ -15,6 +15,7 @@ from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
 from cerebras_tensorflow.runtime.weight_store.remote import ServerStore
 from tests.unit.runtime.weight_store.test_remote import weight_servers
 
@@ -28,10 +29,11 @@ SPECS = (
 )
 
 
-@pytest.fixture(params=["mapped", "file", "servers"])
+@pytest.fixture(params=["memory", "mapped", "file", "servers"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStore]:
     with ExitStack() as stack:
         make: dict[str, Callable[[], WeightStore]] = {
+            "memory": lambda: MemoryStore(SPECS),
             "mapped": lambda: MappedStore(SPECS, tmp_path / "store"),
             "file": lambda: FileStore(SPECS, tmp_path / "store"),
             "servers": lambda: ServerStore(SPECS, stack.enter_context(weight_servers(2))),

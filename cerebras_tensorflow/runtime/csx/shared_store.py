@@ -1,0 +1,280 @@
+"""The weight store of several CSX: each weight, its slots and the total of its gradient are in the store of one CSX.
+
+Each CSX has a store of its own for what it owns and for what every CSX holds. It reads the rest from the owners, when
+a pass over the model needs it (peers.py). A snapshot on the first CSX has the weights of all CSX, so that a checkpoint
+does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from enum import IntEnum
+
+import numpy as np
+from typing_extensions import override
+
+from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.graph.micro_batches import EVERY
+from cerebras_tensorflow.graph.program import Program, dtype_from_name
+from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
+from cerebras_tensorflow.runtime.weight_store.interface import Move, WeightStore, as_bytes, row_bytes, shaped
+from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, Lifetime, StoreSnapshot
+
+
+class Kind(IntEnum):
+    """The kinds of requests between CSX."""
+
+    READ = 1
+    ROWS = 2
+    WRITE = 3
+    HOLD = 4  # take a snapshot
+    HELD = 5  # read a weight of the snapshot
+    RELEASE = 6
+    END_HOLD = 7
+
+
+class SharedStore(WeightStore):
+    """The store of one of several CSX.
+
+    It has more than 20 methods because a weight store has 15, and it answers the other CSX besides.
+
+    Args:
+        program: The Program of this CSX.
+        rank: Number of this CSX.
+        local: The store of `Program.stored_by`.
+        connect: Makes the connections to the others, given what answers their requests and the kinds to count.
+    """
+
+    def __init__(
+        self, program: Program, rank: int, local: WeightStore, connect: Callable[[Answer, Iterable[int]], Peers]
+    ) -> None:
+        super().__init__(program.stored)
+        self._owners = program.owners
+        self._rank = rank
+        self._local = local
+        held = [index for index in range(len(self.specs)) if program.is_held_by(rank, index)]
+        self._places = {index: place for place, index in enumerate(held)}
+        self._indices = held
+        self._others = sorted(set(range(program.micro_batches.num_csx if program.micro_batches else 1)) - {rank})
+        self._buffers = Buffers()
+        self._updates = 0  # that this CSX has done
+        self._is_updating = False
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._held: StoreSnapshot | None = None  # for a checkpoint of the first CSX
+        self._lifetime = Lifetime()
+        self._no_snapshot = threading.Event()
+        self._no_snapshot.set()
+        local.on_move = self._note_local
+        self._peers = connect(self._answer, (Kind.READ, Kind.ROWS))
+
+    @property
+    def wire_bytes(self) -> tuple[int, int]:
+        """Bytes of weights that this CSX has sent to others and received from them for their steps."""
+        return self._peers.bytes_sent, self._peers.bytes_received
+
+    @override
+    def read(self, index: int) -> np.ndarray:
+        return self._local.read(self._places[index]) if index in self._places else super().read(index)
+
+    @override
+    def read_unchecked(self, index: int) -> np.ndarray:
+        return self._local.read_unchecked(self._places[index]) if index in self._places else super().read(index)
+
+    @override
+    def read_private(self, index: int) -> np.ndarray:
+        return self._local.read_private(self._places[index]) if index in self._places else super().read(index)
+
+    @override
+    def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
+        if index in self._places:
+            return self._local.read_slice(self._places[index], start, stop)
+        spec = self.specs[index]
+        num_bytes = (stop - start) * row_bytes(spec)
+        with self._moving("receive", index, num_bytes):
+            values = self._buffers.take(num_bytes)
+            request = Request(Kind.READ, index, start, stop, self._version)
+            self._peers.ask(self._owners[index], request, out=values)
+        return shaped(values, spec, stop - start)
+
+    @override
+    def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
+        if index in self._places:
+            return self._local.read_rows(self._places[index], rows)
+        self._check_rows(index, rows)
+        spec = self.specs[index]
+        unique, inverse = np.unique(rows, return_inverse=True)
+        with self._moving("receive", index, unique.size * row_bytes(spec)):
+            values = self._buffers.take(unique.size * row_bytes(spec))
+            request = Request(Kind.ROWS, index, 0, unique.size, self._version)
+            self._peers.ask(self._owners[index], request, as_bytes(unique.astype(np.int64)), values)
+        return np.asarray(shaped(values, spec, unique.size)[inverse.reshape(rows.shape)])
+
+    @override
+    def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
+        if index in self._places:
+            self._local.write_slice(self._places[index], start, value)
+            return
+        data = as_bytes(np.ascontiguousarray(value))
+        with self._moving("store", index, data.nbytes):
+            request = Request(Kind.WRITE, index, start, start + data.nbytes // row_bytes(self.specs[index]))
+            self._peers.ask(self._owners[index], replace(request, after=self._version), data)
+
+    @override
+    def lend(self, index: int, start: int, stop: int) -> np.ndarray:
+        return self._local.lend(self._places[index], start, stop)
+
+    @override
+    def between_steps(self) -> None:
+        self._local.between_steps()
+
+    @override
+    def update_begins(self) -> None:
+        self._is_updating = True
+
+    @override
+    def update_ended(self) -> None:
+        with self._changed:
+            self._is_updating = False
+            self._updates += 1
+            self._changed.notify_all()
+
+    @override
+    def flush(self) -> None:
+        self._local.flush()
+
+    @override
+    def drop_cache(self) -> None:
+        self._local.drop_cache()
+
+    @override
+    def snapshot(self) -> StoreSnapshot:
+        with self._lifetime.new_snapshot():
+            own = self._local.snapshot()
+            try:
+                for rank in self._others:
+                    self._peers.ask(rank, Request(Kind.HOLD, after=self._updates))
+            except BaseException:
+                own.close()
+                raise
+        self._no_snapshot.clear()
+
+        def pieces(index: int) -> Iterator[Bytes]:
+            if index in self._places:
+                return own.pieces(self._places[index])
+            return self._peers.stream(self._owners[index], Request(Kind.HELD, index), PIECE_BYTES)
+
+        def release(index: int) -> None:
+            if index in self._places:
+                own.release(self._places[index])
+            else:
+                self._peers.ask(self._owners[index], Request(Kind.RELEASE, index))
+
+        def close() -> None:
+            try:
+                own.close()
+                for rank in self._others:
+                    self._peers.ask(rank, Request(Kind.END_HOLD))
+            finally:
+                self._no_snapshot.set()
+                self._lifetime.end_snapshot()
+
+        return StoreSnapshot(pieces, release, close)
+
+    @property
+    @override
+    def snapshot_bytes(self) -> int:
+        return self._local.snapshot_bytes
+
+    def wait_for_snapshot(self) -> None:
+        """Wait until the open snapshot, if there is one, has been written: it needs the other CSX."""
+        self._no_snapshot.wait()
+
+    @override
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+        self._peers.close()
+        if self._held is not None:
+            self._held.close()
+        self._local.close()
+        self._lifetime.close()
+
+    @property
+    def _version(self) -> int:
+        """Updates that the owner of a weight must have done before this CSX may read or set it."""
+        return self._updates + self._is_updating
+
+    def _note_local(self, move: Move) -> None:
+        """Report a move of the local store as one of this store."""
+        with self._count_lock:
+            if move.kind == "store":
+                self.bytes_written += move.num_bytes
+            else:
+                self.bytes_read += move.num_bytes
+        if self.on_move is not None:
+            self.on_move(replace(move, weight=self._indices[move.weight]))
+
+    def _wait_for_updates(self, number: int) -> None:
+        """Wait until this CSX has done a number of updates.
+
+        Raises:
+            CollectiveError: If it ends before.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._updates >= number or self._is_closed)
+            if self._updates < number:
+                raise CollectiveError(f"rank {self._rank} has ended")
+
+    def _answer(self, request: Request, data: Bytes) -> tuple[int, Iterable[Bytes]]:
+        """Answer a request of another CSX: return the size of the answer, and its parts."""
+        self._wait_for_updates(request.after)
+        if request.kind == Kind.HOLD:
+            self._hold()
+            return 0, ()
+        if request.kind == Kind.END_HOLD:
+            held, self._held = self._held, None
+            if held is not None:
+                held.close()
+            return 0, ()
+        if (
+            request.index >= len(self._owners)
+            or request.index not in self._places
+            or self._owners[request.index] == EVERY
+        ):
+            raise CollectiveError(f"it does not own weight {request.index}")
+        return self._answer_for(request, self._places[request.index], data)
+
+    def _answer_for(self, request: Request, place: int, data: Bytes) -> tuple[int, Iterable[Bytes]]:
+        """Answer a request for a weight that this CSX owns."""
+        spec = self._local.specs[place]
+        if request.kind == Kind.READ:
+            values = as_bytes(np.ascontiguousarray(self._local.read_slice(place, request.start, request.stop)))
+            return values.nbytes, (values,)
+        if request.kind == Kind.ROWS:
+            values = as_bytes(np.ascontiguousarray(self._local.read_rows(place, data.view(np.int64))))
+            return values.nbytes, (values,)
+        if request.kind == Kind.WRITE:
+            rows = request.stop - request.start
+            value = data.view(dtype_from_name(spec.dtype)).reshape((rows, *spec.shape[1:]) if spec.shape else ())
+            self._local.write_slice(place, request.start, value)
+            return 0, ()
+        if self._held is None:
+            raise CollectiveError("it has no snapshot")
+        if request.kind == Kind.HELD:
+            return spec.num_bytes, self._held.pieces(place)
+        self._held.release(place)
+        return 0, ()
+
+    def _hold(self) -> None:
+        """Take a snapshot of what this CSX owns, for a checkpoint of the first one."""
+        self._held = self._local.snapshot()
+        for index, place in self._places.items():
+            if index >= len(self._owners) or self._owners[index] == EVERY:
+                self._held.release(place)
