@@ -25,6 +25,7 @@ _HOMES = {
     "ModeKeys": "cerebras_tensorflow.estimator.mode_keys",
     "RunConfig": "cerebras_tensorflow.estimator.config.run_config",
     "WarmStartSettings": "cerebras_tensorflow.estimator.training.warm_start",
+    "get_streaming_batch_size": "cerebras_tensorflow.estimator.config.streaming_batch",
 }
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "RunConfig",
     "WarmStartSettings",
     "__version__",
+    "get_streaming_batch_size",
 ]
 
 

@@ -18,11 +18,12 @@ class CSConfig:
     """Settings of a run on a CS system.
 
     Fields up to `use_cbfloat16` are those of the original (1.6 to 1.8). Scripts may set them. Except
-    `num_csx` they have no effect: on the simulated system one machine plays all roles.
+    `num_csx` and `num_workers_per_csx` they have no effect: on the simulated system one machine plays all roles.
 
     Attributes:
         num_csx: CSX that share the batches of a training run. Each takes one of `num_csx` consecutive batches of the
             input; with `global_batch_size` in params' train_input, they split each batch. None: 1.
+        num_workers_per_csx: Input workers of each CSX, of those that the launch has. None or 0: all of them.
         weight_store: "memory", "servers" (the launch's weight servers), "file", or "auto". "auto" chooses memory if the
             weights fit in a quarter of free memory, else servers if they fit in half of the servers' memory, else file.
         weight_store_dir: Folder of the file store; None: `<model_dir>/weight_store`.

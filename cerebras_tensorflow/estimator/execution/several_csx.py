@@ -70,7 +70,7 @@ def num_csx_of(settings: CSConfig) -> int:
 def check_settings(settings: CSConfig, params: Any) -> None:
     """Check the needs of a training run on several CSX that do not depend on the model or the input.
 
-    It runs before model_fn and before the first write. It also logs the settings that have no effect.
+    It runs before model_fn and before the first write.
 
     Raises:
         SettingsError: If MPI is not installed, or global_batch_size is not a positive number.
@@ -81,11 +81,6 @@ def check_settings(settings: CSConfig, params: Any) -> None:
     check_mpi()
     if not settings.read_once:
         run_log.info("read_once=False has no effect: one CSX reads checkpoints, and sends the values to the others.")
-    if settings.num_workers_per_csx is not None:
-        run_log.info(
-            "num_workers_per_csx=%d has no effect: this process reads the input for all CSX.",
-            settings.num_workers_per_csx,
-        )
 
 
 def check_inference(settings: CSConfig, params: Any, mode: str) -> None:

@@ -26,13 +26,16 @@ class DatasetReader:
     Args:
         dataset: A Dataset of the default graph.
         should_stop: Called while waiting for a batch; True ends the input.
+        workers: How many of the launch's input workers to use.
 
     Attributes:
         element: The structure of tensors that the Dataset yields.
         waited_s: Time that callers of `next_batch` have waited [s].
     """
 
-    def __init__(self, dataset: Any, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, dataset: Any, should_stop: Callable[[], bool], workers: input_workers.WorkersOfCsx | None = None
+    ) -> None:
         self._should_stop = should_stop
         self._batches: queue.Queue[Any] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
@@ -40,7 +43,11 @@ class DatasetReader:
         self._session: Any = None
         self._graph = tf.compat.v1.get_default_graph()
         iterator = tf.compat.v1.data.make_initializable_iterator(
-            untuned(input_workers.distributed(dataset, should_stop=self._stop.is_set))
+            untuned(
+                input_workers.distributed(
+                    dataset, should_stop=self._stop.is_set, workers=workers or input_workers.WorkersOfCsx()
+                )
+            )
         )
         self._initializer = iterator.initializer
         self.element = iterator.get_next()

@@ -20,10 +20,12 @@ import tensorflow as tf
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.estimator.config.streaming_batch import sharing
 from cerebras_tensorflow.estimator.model.dataset_reader import DatasetReader, untuned
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph
 from cerebras_tensorflow.estimator.user_functions import call_with
 from cerebras_tensorflow.graph.micro_batches import BATCH
+from cerebras_tensorflow.runtime.input_workers.chief import WorkersOfCsx
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
 
 PLACEHOLDER_PREFIX = BATCH
@@ -89,12 +91,14 @@ class InputPipeline:
         as_worker = env.as_input_worker() if settings.is_cs_config else nullcontext()
         self._initializer: Any = None
         self._reader: DatasetReader | None = None
-        with graph.as_default(), graph_semantics(), as_worker:
+        workers = _workers(settings)
+        shared = sharing(workers.num_csx, workers.per_csx or 1)
+        with graph.as_default(), graph_semantics(), as_worker, shared:
             with tf.device("/cpu:0"):
                 result = call_with(input_fn, offered)
             if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
                 if known.is_apart(graph):
-                    self._reader = DatasetReader(result, should_stop)
+                    self._reader = DatasetReader(result, should_stop, workers)
                     result = self._reader.element
                 else:
                     iterator = tf.compat.v1.data.make_initializable_iterator(untuned(result))
@@ -243,6 +247,12 @@ class InputPipeline:
         """Stop reading and release the input."""
         if self._reader is not None:
             self._reader.close()
+
+
+def _workers(settings: RunSettings) -> WorkersOfCsx:
+    """Return how many input workers each CSX has; 0 means as many as there are, as in the original."""
+    num_csx = env.read().num_csx or settings.cs.num_csx or 1
+    return WorkersOfCsx(num_csx, settings.cs.num_workers_per_csx or None)
 
 
 class _Known:

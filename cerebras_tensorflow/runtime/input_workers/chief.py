@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,47 @@ SHUFFLING = {
 PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"}
 
 
+@dataclass(frozen=True)
+class WorkersOfCsx:
+    """The input workers of each CSX.
+
+    Batch number b of the input goes to CSX b mod num_csx, and worker b mod W computes it, where W is the number of all
+    workers. If W is a multiple of num_csx, each CSX has workers of its own, and each worker computes only batches of
+    its CSX.
+
+    Attributes:
+        num_csx: Number of CSX that take batches in turn.
+        per_csx: Workers of each; None: as many as the launch has.
+    """
+
+    num_csx: int = 1
+    per_csx: int | None = None
+
+    def count(self, available: int) -> int:
+        """Return how many workers of a launch to use.
+
+        >>> WorkersOfCsx(2).count(5), WorkersOfCsx(2, per_csx=1).count(5), WorkersOfCsx(4).count(3)
+        (4, 2, 3)
+        """
+        most = available if self.per_csx is None else min(available, self.per_csx * self.num_csx)
+        return most - most % self.num_csx if most >= self.num_csx else most
+
+    def note(self, available: int) -> None:
+        """Log that a launch has fewer workers than the run asks for."""
+        asked = (self.per_csx or 0) * self.num_csx
+        if asked > available:
+            run_log.info(
+                "num_workers_per_csx=%d asks for %d input worker(s), and this launch has %d. Start it with "
+                "csrun_wse --input-workers %d.",
+                self.per_csx, asked, available, asked,
+            )  # fmt: skip
+
+
 def distributed(
-    dataset: Any, environment: env.Environment | None = None, should_stop: Callable[[], bool] = lambda: False
+    dataset: Any,
+    environment: env.Environment | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    workers: WorkersOfCsx = WorkersOfCsx(),
 ) -> Any:
     """Return a dataset of the same batches, computed by this launch's input workers if it has any.
 
@@ -55,18 +95,24 @@ def distributed(
         dataset: The dataset that input_fn returned.
         environment: Environment variables. By default, those of this process.
         should_stop: Called repeatedly during the wait for a batch. If it returns True, the data ends.
+        workers: How many workers to use.
     """
     environment = env.read() if environment is None else environment
     if environment.input_report is not None:
         rate.write_report(dataset, environment.input_report, environment.input_cpus)
-    count, folder = environment.input_workers, environment.input_folder
-    if count == 0 or folder is None or environment.role != "chief":
+    available, folder = environment.input_workers, environment.input_folder
+    if environment.role == "chief":
+        workers.note(available)
+    if available == 0 or folder is None or environment.role != "chief":
         return dataset
+    count = workers.count(available)
     reason = why_not(tf.data.experimental.to_variant(dataset))
     if reason:
         run_log.warning("The input stays in the chief, and %d input worker(s) stay idle: %s.", count, reason)
         return dataset
     run_log.info("Input is computed by %d input worker(s).", count)
+    if workers.num_csx > 1 and count >= workers.num_csx:
+        run_log.info("Each of %d CSX has %d input worker(s) of its own.", workers.num_csx, count // workers.num_csx)
     # They import TensorFlow while the chief builds and compiles the model.
     start_workers(folder)
     return remote(dataset, folder, count, should_stop)

@@ -152,3 +152,24 @@ def test_without_workers_the_dataset_is_unchanged() -> None:
     with tf.Graph().as_default():
         dataset = numbers()
         assert input_workers.distributed(dataset) is dataset
+
+
+def test_each_csx_has_workers_of_its_own_which_read_only_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(input_workers.run_log, "info", lambda text, *values: lines.append(text % values))
+    num_csx, workers = 2, input_workers.WorkersOfCsx(2, per_csx=2)
+    assert [workers.count(available) for available in (1, 3, 4, 9)] == [1, 2, 4, 4]
+    with tf.Graph().as_default():
+        dataset = tf.data.Dataset.range(24).map(lambda x: x * 3).batch(2)
+        count = workers.count(5)
+        whole = batches(dataset)
+        variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
+        parts = [batches(part(variant, dataset.element_spec, index, count)) for index in range(count)]
+    for csx in range(num_csx):  # a step takes num_csx consecutive batches, in the order of the CSX
+        own = [batch for index, part_of in enumerate(parts) if index % num_csx == csx for batch in part_of]
+        assert sorted(own) == sorted(whole[csx::num_csx])
+    workers.note(1)
+    assert lines == [
+        "num_workers_per_csx=2 asks for 4 input worker(s), and this launch has 1. Start it with csrun_wse "
+        "--input-workers 4."
+    ]
