@@ -55,6 +55,20 @@ def write_text(path: AnyPath, text: str, permissions: int = 0o666, is_durable: b
 
 
 @contextlib.contextmanager
+def closed_to_others() -> Iterator[None]:
+    """In this block no new file or folder of this process is writable for every user, even with umask 0.
+
+    This holds for files of TensorFlow too. The users of the file's group may write, if the umask allows it.
+    """
+    before = os.umask(0o022)
+    os.umask(before | 0o002)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
 def atomic_file(path: AnyPath, permissions: int = 0o666, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Open a draft for writing. At the end of the block the draft replaces the file; after an error it is removed.
 

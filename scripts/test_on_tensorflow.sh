@@ -24,8 +24,9 @@ try:
     import tomllib
 except ModuleNotFoundError:
     from pip._vendor import tomli as tomllib
-install = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-print("\n".join(name for name in install if not name.startswith(("tensorflow", "tf_keras"))))
+settings = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+install = [name for name in settings["project"]["dependencies"] if not name.startswith(("tensorflow>", "tf_keras>"))]
+print("\n".join([*settings["build-system"]["requires"], *install]))
 PYTHON
         )
         "${pip[@]}" "tensorflow==$version.*" "tf_keras==$version.*" "${needed[@]}" pandas pytest hypothesis

@@ -45,7 +45,8 @@ def _key() -> bytes | None:
     path = env.read().home / KEY_FILE
     try:
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.closed_to_others():
+                path.parent.mkdir(parents=True, exist_ok=True)
             files.create_once(path, secrets.token_bytes(_KEY_BYTES))
         status = path.stat()
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:

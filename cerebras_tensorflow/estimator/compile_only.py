@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.compiler.memory_plan import plan_memory
 from cerebras_tensorflow.errors import MemoryBudgetError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
@@ -48,6 +49,7 @@ class CompileRequest:
     sparsity: SparseChoice | None = None
 
 
+@files.closed_to_others()
 def compile_only(request: CompileRequest) -> Compiled:
     """Compile a model, and write a report. With micro_batch_size "explore", compile the fastest of all sizes.
 

@@ -99,6 +99,7 @@ class ProgramSession(tf.compat.v1.Session):
         self._mapping = threading.Lock()
         self._step = 0
         self._micro_step = 0
+        self._is_updating = False
         if store is not None:
             trim_heap()
 
@@ -143,6 +144,11 @@ class ProgramSession(tf.compat.v1.Session):
         """Value of the global step after the last run."""
         return self._step
 
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether the variables have the values after `global_step`; False if a step failed in its update."""
+        return not self._is_updating
+
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         """Run the Program, like tf.compat.v1.Session.run.
 
@@ -170,6 +176,7 @@ class ProgramSession(tf.compat.v1.Session):
                     **self._values_of_others(mapped, names, feeds),
                     **feeds,
                 }
+            self._is_updating = self._is_updating or is_step
             result, after = self._session.run((mapped, extra), feeds, options=options, run_metadata=run_metadata)
         except tf.errors.OpError as error:
             original = self._calls.take_error() if self._calls else None
@@ -179,6 +186,7 @@ class ProgramSession(tf.compat.v1.Session):
             if is_step and isinstance(error, tf.errors.OutOfRangeError) and self._variables.is_resident(_GLOBAL_STEP):
                 self._step = int(self.read(_GLOBAL_STEP))  # a step may count before it finds the end of the input
             raise
+        self._is_updating = self._is_updating and not is_step
         if self._csx is not None:
             self._end_run(self._csx, names, is_step)
         if is_step or self._train_node is None:

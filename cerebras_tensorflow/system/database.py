@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SystemStateError
 
 LOCK_TIMEOUT_S = 60.0
@@ -186,7 +187,8 @@ def _make_file(path: Path) -> None:
 
     A file that its owner has made writable for others stays shared.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.closed_to_others():
+        path.parent.mkdir(parents=True, exist_ok=True)
     if path.name not in PRIVATE:
         return
     try:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SystemStateError
 from cerebras_tensorflow.system import alive, database
 from cerebras_tensorflow.system.database import LOCKED, RecordsError
@@ -260,7 +261,8 @@ def submit(
     job_id = new_id()
     folder = job_folder(home, job_id)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        with files.closed_to_others():
+            folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
         # Take the lock before writing the record: a record without a lock counts as a dead job.
         lock = alive.hold(lock_path(home, job_id))

@@ -26,7 +26,8 @@ def make(home: Path) -> Path:
     if path.exists():
         return path
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        with files.closed_to_others():
+            home.mkdir(parents=True, exist_ok=True)
         files.create_once(path, f"{secrets.token_urlsafe(32)}\n".encode())
     except OSError as exc:
         raise SettingsError(f"cannot create the token file for clients, {path}: {exc}") from exc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from cerebras_tensorflow.estimator.execution import several_csx
 from cerebras_tensorflow.graph.micro_batches import MicroBatches
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
+from cerebras_tensorflow.runtime.host import stopping
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
 v1 = tf.compat.v1
@@ -156,8 +158,6 @@ def test_a_run_resumes_on_another_number_of_csx(
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_and_nothing_half_saved_is_left(tmp_path: Path) -> None:
-    import signal
-
     class Killer(v1.train.SessionRunHook):  # type: ignore[misc]
         def after_run(self, run_context: Any, run_values: Any) -> None:
             if run_context.session.global_step == 2:
@@ -166,6 +166,24 @@ def test_a_killed_rank_ends_the_run_and_nothing_half_saved_is_left(tmp_path: Pat
     with pytest.raises(CollectiveError, match=r"rank 1 on .* ended without an error.*rank-1.log"):
         estimator(tmp_path, 2, GLOBAL_BATCH // 2).train(input_fn, hooks=[Killer()], steps=100)
     assert estimator(tmp_path, 1, GLOBAL_BATCH).latest_checkpoint() == str(tmp_path / "model.ckpt-0")
+
+
+@pytest.mark.slow
+def test_a_signal_beside_a_stopped_rank_saves_the_last_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopper(v1.train.SessionRunHook):  # type: ignore[misc]
+        def before_run(self, run_context: Any) -> None:
+            if run_context.session.global_step == 2:
+                os.kill(int((tmp_path / "two" / "csx" / "rank-1").read_text().split()[1]), signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(stopping, "ANSWER_LIMIT_S", 3.0)
+    with pytest.raises(SystemExit) as end:
+        estimator(tmp_path / "two", 2, GLOBAL_BATCH // 2).train(input_fn, hooks=[Stopper()], steps=100)
+    assert end.value.code == 128 + signal.SIGTERM
+    estimator(tmp_path / "one", 1, GLOBAL_BATCH).train(input_fn, steps=2)
+    assert weights(tmp_path / "two") == weights(tmp_path / "one")
 
 
 @pytest.mark.parametrize(

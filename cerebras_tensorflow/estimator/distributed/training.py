@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow import tf_private
+from cerebras_tensorflow import files, tf_private
 from cerebras_tensorflow.estimator.config.run_settings import Distribution, RunSettings
 from cerebras_tensorflow.estimator.distributed.format import check_folder, tensorflow_prefix
 from cerebras_tensorflow.estimator.distributed.graph_model import (
@@ -39,6 +39,7 @@ def is_distributed(settings: RunSettings) -> bool:
     return bool(settings.distribution.master) or settings.distribution.train_distribute is not None
 
 
+@files.closed_to_others()
 def train(request: TrainingRequest) -> None:
     """Train until the last step or the end of the input. In a cluster the last step counts the steps of all workers.
 

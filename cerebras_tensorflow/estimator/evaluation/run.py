@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
@@ -67,6 +68,7 @@ class InferenceRequest:
     load: Callable[[Model, ProgramSession], None] | None = None
 
 
+@files.closed_to_others()
 def evaluate(request: InferenceRequest, target: Target) -> dict[str, Any]:
     """Return metric name -> value, with "loss" (mean over batches) and "global_step"."""
     begin = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
-from cerebras_tensorflow import tf_private
+from cerebras_tensorflow import files, tf_private
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
@@ -174,6 +174,7 @@ class ExportRequest:
     strips_defaults: bool = True
 
 
+@files.closed_to_others()
 def export(request: ExportRequest) -> str:
     """Write a SavedModel into a new timestamped folder and return its path. The folder appears when it is complete.
 

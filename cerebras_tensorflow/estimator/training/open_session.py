@@ -36,6 +36,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         opened_store: The weight store of the session; None if nothing is streamed.
         programming_s: Setup time of the session [s]; 0 before it is made.
         csx: Tells the other CSX what to do; None: there are none.
+        session: The session; None before it is made.
     """
 
     def __init__(self, run: PreparedRun) -> None:
@@ -46,6 +47,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         self.compiled = run.compiled
         self.programming_s = 0.0
         self.csx: FirstCsx | None = None
+        self.session: ProgramSession | None = None
 
     def create_session(self) -> ProgramSession:
         """Make the session.
@@ -82,7 +84,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         self.csx = self._other_csx()
         if self.csx is not None and self.csx.store is not None:
             self.opened_store = self.csx.store
-        session = ProgramSession(
+        self.session = session = ProgramSession(
             self.compiled.program,
             model.graph,
             model.train_node,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import tensorflow as tf
 
-from cerebras_tensorflow.errors import CorruptCheckpointError
+from cerebras_tensorflow import files
+from cerebras_tensorflow.errors import CollectiveError, CorruptCheckpointError
 from cerebras_tensorflow.estimator.execution.run_report import write_run_report
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.training import checkpoints
@@ -25,6 +27,7 @@ from cerebras_tensorflow.saver.files.atomic import FolderLock
 from cerebras_tensorflow.saver.model_dir import retention
 
 
+@files.closed_to_others()
 def train(request: TrainingRequest, target: Target) -> None:
     """Train until the last step, the end of the input or a signal.
 
@@ -60,7 +63,7 @@ def _run(
             watch = TrainingHook(run, signals)
             creator = TrainingSessionCreator(run)
             with run.saver:
-                _take_steps(run, watch, creator)
+                _take_steps(run, watch, creator, signals)
             _finish(run, watch, creator)
     except CorruptCheckpointError as error:
         # The input is already at the step of this checkpoint, so this run cannot fall back to another one.
@@ -69,7 +72,7 @@ def _run(
         ) from error
 
 
-def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator) -> None:
+def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreator, signals: StopSignals) -> None:
     fetches = [run.model.spec.train_op, run.model.spec.loss]
 
     def step() -> None:
@@ -83,6 +86,7 @@ def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionC
     with (
         run.model.graph.as_default(),
         tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks_of(run, watch)) as session,
+        _saving_after_a_lost_csx(watch, creator, signals),
     ):
         if not session.should_stop():
             with _first_step_progress(creator):
@@ -92,6 +96,23 @@ def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionC
         with run_progress("Training", num_steps, "steps", lambda: watch.step - first):
             while not session.should_stop():
                 step()
+
+
+@contextmanager
+def _saving_after_a_lost_csx(
+    watch: TrainingHook, creator: TrainingSessionCreator, signals: StopSignals
+) -> Iterator[None]:
+    """End the steps without an error if another CSX fails after a signal, before the update of a step.
+
+    The run was to end after this step. It ends before it: this process has all values of the step before.
+    """
+    try:
+        yield
+    except CollectiveError as error:
+        session = creator.session
+        if signals.received is None or session is None or not session.is_between_steps:
+            raise
+        run_log.warning("%s So the run ends at step %d.", error, watch.step)
 
 
 def _first_step_progress(creator: TrainingSessionCreator) -> Progress:

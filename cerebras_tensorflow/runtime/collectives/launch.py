@@ -25,14 +25,14 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
 from cerebras_tensorflow.runtime.collectives.placement import MpiCommand, mpi_command
 from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FILE, cut, mapped
-from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, Sign, Watch, host_name
+from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, MPI_LOG, Sign, Watch, host_name
+from cerebras_tensorflow.runtime.host import stopping
 
 _POLL_S = 0.2
 _WATCH_S = 0.5
 _START_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0  # for an orderly end
 _KILL_LIMIT_S = 5.0
-_LOG_FILE = "mpi.log"
 _SOCKET_PREFIX = "cs_csx_"
 
 
@@ -78,7 +78,7 @@ class _FirstRank(Collectives):
         (folder / SOCKET_FILE).unlink(missing_ok=True)
         (folder / SOCKET_FILE).symlink_to(self._short / SOCKET_FILE)
         program = (sys.executable, "-m", f"{__package__}.process", str(folder), module)
-        with open(folder / _LOG_FILE, "wb") as log:
+        with open(folder / MPI_LOG, "wb") as log:
             self._process = subprocess.Popen(
                 (*command.words, *program),
                 stdin=subprocess.DEVNULL,
@@ -115,9 +115,16 @@ class _FirstRank(Collectives):
             self._failure = "the run has ended"
             with suppress(OSError):
                 self._link.sendall(json.dumps({"end": True}).encode())
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_LIMIT_S)
+            self._wait_for_end()
         self._end()
+
+    def _wait_for_end(self) -> None:
+        """Wait until all have ended, or one of them hangs."""
+        begin = time.monotonic()
+        while self._watch.hanging() is None and time.monotonic() - begin < _limit(_END_LIMIT_S):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_WATCH_S)
+                return
 
     def _watch_others(self) -> None:
         """End all ranks when one has ended or hangs, even while this process computes."""
@@ -174,7 +181,7 @@ class _FirstRank(Collectives):
             return
         with self._lock:
             self._ended.set()
-            self._failure = self._failure or self._watch.failure() or f"{error}; see {self._folder / _LOG_FILE}"
+            self._failure = self._failure or self._watch.failure() or f"{error}; see {self._folder / MPI_LOG}"
             self._end()
         raise CollectiveError(self._failure)
 
@@ -188,8 +195,8 @@ class _FirstRank(Collectives):
             listener.bind(str(self._short / SOCKET_FILE))
             listener.listen(1)
             listener.settimeout(_POLL_S)
-            end = time.monotonic() + _START_LIMIT_S
-            while time.monotonic() < end and self._process.poll() is None:
+            begin = time.monotonic()
+            while time.monotonic() - begin < _limit(_START_LIMIT_S) and self._process.poll() is None:
                 with suppress(TimeoutError):
                     link, _ = listener.accept()
                     link.settimeout(_POLL_S * 50)
@@ -197,7 +204,7 @@ class _FirstRank(Collectives):
                         link.settimeout(_POLL_S)
                         return link
                     link.close()
-        log = self._folder / _LOG_FILE
+        log = self._folder / MPI_LOG
         text = log.read_text(errors="replace").strip()
         raise CollectiveError(f"the processes of {self.size} CSX did not start; {log}: {text[-500:]}")
 
@@ -217,6 +224,11 @@ class _FirstRank(Collectives):
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def _limit(limit_s: float) -> float:
+    """Return how long to wait for processes [s]."""
+    return min(limit_s, stopping.ANSWER_LIMIT_S) if stopping.requested.is_set() else limit_s
 
 
 def mmap_page() -> int:

@@ -34,8 +34,10 @@ def main(folder: Path, module: str) -> int:
     ranks = join_world(math.inf)  # the first CSX ends the run if a rank ends or hangs
     exit_with(folder / FIRST_FILE, 1)
     if ranks.rank == 0:
+        sign = Sign(rank_file(folder, 0))
         relay.serve(ranks, folder)
         ranks.finish()
+        sign.close()
         return 0
     log = os.open(log_file(folder, ranks.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):

@@ -15,9 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.host import stopping
 
 _PERIOD_S = 1.0
-FIRST_FILE = "first"
+FIRST_FILE, MPI_LOG = "first", "mpi.log"
 
 
 def host_name() -> str:
@@ -99,8 +100,8 @@ class Watch:
 
     Args:
         folder: Folder of the files.
-        size: Number of ranks. Rank 0 is the caller's own.
-        limit_s: How long a file may stay the same before its rank hangs [s].
+        size: Number of ranks. The file of rank 0 is that of the process that moves the caller's bytes.
+        limit_s: How long a file may stay the same before its rank hangs [s]. After a signal to stop it is shorter.
     """
 
     def __init__(self, folder: Path, size: int, limit_s: float) -> None:
@@ -117,47 +118,52 @@ class Watch:
             time.sleep(_PERIOD_S / 2)  # others fail because the first one did; all reasons are there now
             reasons = [(*self._why_ended(rank), rank not in first) for rank in self._ended()]
             return min(reasons, key=lambda reason: (reason[0], reason[2]))[1]
-        return self._hanging()
+        return self.hanging()
 
     def _ended(self) -> list[int]:
-        return [rank for rank in range(1, self._size) if has_ended(rank_file(self._folder, rank))]
+        return [rank for rank in range(self._size) if has_ended(rank_file(self._folder, rank))]
 
     def places(self) -> list[tuple[str, int]]:
         """Return the host and process id of each rank that has started."""
         found = []
-        for rank in range(1, self._size):
+        for rank in range(self._size):
             with suppress(OSError, ValueError):
                 host, pid = rank_file(self._folder, rank).read_text(encoding="utf-8").split()
                 found.append((host, int(pid)))
         return found
 
     def _why_ended(self, rank: int) -> tuple[int, str]:
-        """Return (order of the reason, text). A rank that only lost another one comes last."""
-        log = log_file(self._folder, rank)
+        """Return (order of the reason, text).
+
+        A rank that only lost another one comes late, and rank 0 last: MPI may end it because another one ended.
+        """
+        log = self._log(rank)
         try:
             reason = error_file(self._folder, rank).read_text(encoding="utf-8")
         except OSError:
             text = "ended without an error: killed, or out of memory"
-            return 1, f"{self._named(rank)} {text}. Its log is {log}."
+            return 1 if rank else 3, f"{self._named(rank)} {text}. Its log is {log}."
         order = 2 if reason.startswith("CollectiveError") else 0
         return order, f"{self._named(rank)} failed: {reason} Its log is {log}."
 
-    def _hanging(self) -> str | None:
+    def hanging(self) -> str | None:
+        """Return which rank gives no sign of life; None if all do."""
+        limit = min(self._limit, stopping.ANSWER_LIMIT_S) if stopping.requested.is_set() else self._limit
         now = time.monotonic()
         passed = min(now - self._checked_at, 2 * _PERIOD_S)  # this process itself may have been stopped
         self._checked_at = now
-        for rank in range(1, self._size):
+        for rank in range(self._size):
             with suppress(OSError):
                 changed = rank_file(self._folder, rank).stat().st_mtime_ns
                 before, waited = self._seen.get(rank, (changed, 0.0))
-                waited = waited + passed if changed == before else 0.0
-                self._seen[rank] = (changed, waited)
-                if waited > self._limit:
-                    return (
-                        f"{self._named(rank)} hangs: no sign of life for {self._limit:g} s. Its log is "
-                        f"{log_file(self._folder, rank)}."
-                    )
-        return None
+                self._seen[rank] = (changed, waited + passed if changed == before else 0.0)
+        silent = max(self._seen, key=lambda rank: self._seen[rank][1], default=0)
+        if silent not in self._seen or self._seen[silent][1] <= limit:
+            return None
+        return f"{self._named(silent)} hangs: no sign of life for {limit:g} s. Its log is {self._log(silent)}."
+
+    def _log(self, rank: int) -> Path:
+        return log_file(self._folder, rank) if rank else self._folder / MPI_LOG
 
     def _named(self, rank: int) -> str:
         try:

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.host import stopping
 from cerebras_tensorflow.runtime.host.announcement import read_announcement
 from cerebras_tensorflow.runtime.host.gate import STAY_S, UNLIMITED
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
@@ -44,8 +45,13 @@ POLL_S = 0.1
 MEMORY_SHARE = 0.5
 """weight_store "auto" uses the servers if the weights take at most this share of their free memory."""
 
-# Detects a server whose host is gone. Without this, a call would wait forever.
-CHANNEL = [*UNLIMITED, ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
+# Detect a server that hangs or whose host is gone.
+CHANNEL = [
+    *UNLIMITED,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # gRPC's minute would delay the detection
+]
 
 
 @dataclass(frozen=True)
@@ -236,6 +242,9 @@ class _Link:
         self._address = address
         self._channel = grpc.insecure_channel(address.target, options=CHANNEL)
         self._metadata = ((TOKEN_KEY, address.token),)
+        self._is_lost = False
+        self._silence = ""  # why it counts as lost, if it did not answer after a signal to stop
+        self._num_moved = 0  # pieces; several threads count, and only a change matters
         request = json.dumps(sizes).encode()
         with self._errors():
             self._store = int(self._method("unary_unary", "Open")(request, metadata=self._metadata))
@@ -263,6 +272,7 @@ class _Link:
         request = self._header(index, start, stop, is_held) + rest
         with self._errors():
             for piece in self._method("unary_stream", name)(request, metadata=self._metadata):
+                self._num_moved += 1
                 yield np.frombuffer(piece, np.uint8)
 
     def write(self, index: int, start: int, data: Bytes) -> None:
@@ -271,6 +281,7 @@ class _Link:
         def messages() -> Iterator[bytes]:
             yield self._header(index, start, start + data.size)
             for low in range(0, data.size, PIECE_BYTES):
+                self._num_moved += 1
                 yield data[low : low + PIECE_BYTES].tobytes()
 
         with self._errors():
@@ -280,7 +291,8 @@ class _Link:
         """Free the share on the server, if the server still lives."""
         self._ended.set()
         try:
-            self.call("Close")
+            if not self._is_lost:
+                self.call("Close")
         except StoreError:
             pass  # the server is gone, and the share with it
         finally:
@@ -288,11 +300,27 @@ class _Link:
             self._staying.join()
 
     def _stay(self) -> None:
-        """Background thread: keep the server from closing the connection during a long step."""
-        while not self._ended.wait(STAY_S):
-            # The next call of the run tells that the server is gone. After `close`, the channel takes no calls.
-            with suppress(grpc.RpcError, ValueError):
-                self._method("unary_unary", "Stay")(b"", metadata=self._metadata)
+        """Background thread: keep the server from closing the connection during a long step.
+
+        After a signal to stop, it calls at once and does not wait long: if the server hangs, it ends all calls.
+        """
+        called_at = time.monotonic()
+        while not self._ended.wait(stopping.POLL_S):
+            is_stopping = stopping.requested.is_set()
+            if not is_stopping and time.monotonic() - called_at < STAY_S:
+                continue
+            called_at, moved_before = time.monotonic(), self._num_moved
+            try:
+                timeout_s = stopping.ANSWER_LIMIT_S if is_stopping else None
+                self._method("unary_unary", "Stay")(b"", metadata=self._metadata, timeout=timeout_s)
+            except grpc.RpcError as error:  # the next call of the run reports it
+                is_silent = is_stopping and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if is_silent and self._num_moved == moved_before:  # else its threads are busy with other calls
+                    self._silence = f"no answer for {timeout_s:g} s"
+                    self._channel.close()
+                    return
+            except ValueError:  # `close` has closed the channel
+                return
 
     def _fill(self, target: Bytes, pieces: Iterator[Bytes]) -> None:
         position = 0
@@ -312,8 +340,12 @@ class _Link:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except grpc.RpcError as exc:
+        except (grpc.RpcError, ValueError) as exc:
+            if isinstance(exc, ValueError) and not self._silence:
+                raise
+            self._is_lost = True
+            details = self._silence or exc.details()  # type: ignore[union-attr]
             raise StoreError(
-                f"weight server {self._address.index} at {self._address.target} fails: {exc.details()}. The run needs "
+                f"weight server {self._address.index} at {self._address.target} fails: {details}. The run needs "
                 "its share of the weights. Start again: the run goes on from the last checkpoint"
             ) from exc

@@ -32,7 +32,8 @@ _lock = threading.Lock()
 def begin(model_dir: str) -> str:
     """Make the work folder of a model_dir and return it. If model_dir is a URL, also take note of its files."""
     folder = work_folder(model_dir)
-    os.makedirs(folder, exist_ok=True)
+    with files.closed_to_others():
+        os.makedirs(folder, exist_ok=True)
     if object_location(model_dir) is None:
         return folder
     with _lock:

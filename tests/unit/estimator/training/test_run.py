@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import tensorflow as tf
 from cerebras_tensorflow import CerebrasEstimator
 from cerebras_tensorflow.errors import CerebrasError, SystemNotFoundError
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first
+from cerebras_tensorflow.system import jobs
 from tests.unit.estimator.tiny import BATCH, SAMPLES, estimator, input_fn, model_fn, v1
 
 
@@ -32,6 +35,21 @@ def test_both_modes_end_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.M
         weights.append({name: trained.get_variable_value(name).tobytes() for name in trained.get_variable_names()})
     assert weights[0] == weights[1]
     assert set(weights[0]) >= {"w", "w/Adam", "out", "global_step", "beta1_power"}
+
+
+def test_with_umask_0_nobody_else_may_write_what_a_run_makes(mode: str, tmp_path: Path, home: Path) -> None:
+    before = os.umask(0)
+    try:
+        trained = estimator(tmp_path / "model").train(input_fn(), steps=2)
+        trained.evaluate(input_fn(), steps=1)
+        job = jobs.submit(home, "cs2", "pipelined")
+        job.finish(jobs.SUCCEEDED)
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+    made = [home, *home.rglob("*"), tmp_path / "model", *(tmp_path / "model").rglob("*")]
+    assert len(made) > 15
+    assert not [path for path in made if path.stat().st_mode & stat.S_IWOTH]
 
 
 def test_steps_count_from_the_restored_step_and_max_steps_does_not(mode: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -17,6 +18,7 @@ from cerebras_tensorflow.errors import CollectiveError, SettingsError
 from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.signs_of_life import rank_file
+from cerebras_tensorflow.runtime.host import stopping
 from tests.unit.runtime.collectives.member import numbers
 
 MODULE = "tests.unit.runtime.collectives.member"
@@ -61,13 +63,17 @@ def test_two_runs_of_one_process_exchange_bytes(tmp_path: Path, monkeypatch: pyt
         ("killed", 60.0, "ended without an error: killed, or out of memory"),
         ("full", 60.0, r"failed: OSError: \[Errno 28\] No space left on device"),
         ("stopped", 2.0, "hangs: no sign of life for 2 s"),
+        ("stopped", None, "hangs: no sign of life for 4 s"),  # after a signal to stop
     ],
 )
 def test_a_rank_that_fails_is_named_and_all_ranks_end(
-    behaviour: str, limit_s: float, reason: str, tmp_path: Path
+    behaviour: str, limit_s: float | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = started(tmp_path, behaviour, limit_s)
+    ranks = started(tmp_path, behaviour, limit_s or 60.0)
     assert numbers(ranks) == [0, 1, 2]
+    if limit_s is None:
+        monkeypatch.setattr(stopping, "ANSWER_LIMIT_S", 4.0)
+        monkeypatch.setattr(stopping.requested, "is_set", lambda: True)
     with pytest.raises(CollectiveError, match=f"rank 1 on {socket.gethostname()} {reason}.*rank-1.log") as error:
         ranks.barrier()
     pids = [int(rank_file(tmp_path, rank).read_text().split()[1]) for rank in (1, 2)]
@@ -75,6 +81,14 @@ def test_a_rank_that_fails_is_named_and_all_ranks_end(
     with pytest.raises(CollectiveError) as again:
         ranks.exchange([np.empty(0, np.uint8)] * 3, [np.empty(0, np.uint8)] * 3)
     assert str(again.value) == str(error.value)
+
+
+def test_a_stopped_process_that_moves_the_bytes_of_the_first_csx_ends_the_run(tmp_path: Path) -> None:
+    ranks = started(tmp_path, "exchanging", 2.0)
+    assert numbers(ranks) == [0, 1, 2]
+    os.kill(int(rank_file(tmp_path, 0).read_text().split()[1]), signal.SIGSTOP)
+    with pytest.raises(CollectiveError, match=r"rank 0 on .* hangs: no sign of life for 2 s.*mpi\.log"):
+        ranks.barrier()
 
 
 def test_without_mpi4py_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,7 +19,7 @@ import pytest
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
-from cerebras_tensorflow.runtime.host import gate
+from cerebras_tensorflow.runtime.host import gate, stopping
 from cerebras_tensorflow.runtime.weight_store import remote
 from cerebras_tensorflow.runtime.weight_store import server as weight_server_process
 from cerebras_tensorflow.runtime.weight_store.remote import (
@@ -110,6 +112,24 @@ def test_the_error_of_a_dead_server_names_it_and_no_call_waits(store: ServerStor
     with pytest.raises(StoreError, match="goes on from the last checkpoint"):
         other.flush()
     other.close()
+
+
+def test_after_a_signal_to_stop_a_server_that_hangs_is_given_up_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [sys.executable, "-m", weight_server_process.__name__, str(tmp_path), "0"]
+    with subprocess.Popen(words) as process, ExitStack() as cleanup:
+        cleanup.callback(process.kill)
+        monkeypatch.setattr(stopping, "ANSWER_LIMIT_S", 0.5)
+        announced = {env.ROLE: "chief", env.WEIGHT_SERVERS: "1", env.INPUT_FOLDER: str(tmp_path)}
+        store = ServerStore(SPECS, start_weight_servers(env.read(announced)))
+        store.write(1, np.ones((5, 3), np.float32))
+        store.flush()
+        process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(stopping.requested, "is_set", lambda: True)
+        with pytest.raises(StoreError, match=r"fails: no answer for 0\.5 s.*goes on from the last checkpoint"):
+            store.read(1)
+        store.close()
 
 
 def test_another_token_is_refused() -> None:
