@@ -10,6 +10,7 @@ from typing import Any
 from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.saver.files.checksum import crc32c
 from cerebras_tensorflow.saver.hdf5.index import H5Record, record_of, values_of
+from cerebras_tensorflow.saver.objects.store import Bucket
 
 NAME = "manifest.json"
 DATA = re.compile(r"data-[0-9a-f]+-\d{5}")
@@ -19,6 +20,7 @@ PIECE_BYTES = 8 << 20
 
 _FORMAT = "cerebras_tensorflow checkpoint"
 _VERSION = 1
+_READS = 4
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,28 @@ def decode(url: str, content: bytes) -> Manifest:
         return _parse(json.loads(body))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CorruptCheckpointError(f"{url}: not a manifest, or damaged: {exc}. Use another checkpoint.") from exc
+
+
+def read(bucket: Bucket, folder: str) -> tuple[Manifest, bytes] | None:
+    """Return a checkpoint's manifest, and its bytes; None if there is none.
+
+    If it is damaged, read it again: the network may have damaged it.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+        CorruptCheckpointError: If it is damaged at every attempt.
+    """
+    key = f"{folder}/{NAME}"
+    for attempt in range(_READS):
+        found = bucket.get(key)
+        if found is None:
+            return None
+        try:
+            return decode(bucket.url(key), found[0]), found[0]
+        except CorruptCheckpointError:
+            if attempt + 1 == _READS:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _parse(content: Any) -> Manifest:

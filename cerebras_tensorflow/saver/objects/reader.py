@@ -49,14 +49,14 @@ class ObjectReader(TensorReader):
         self.path = str(location)
         self._bucket = Bucket(location)
         self._folder = location.key
-        found = self._read_manifest()
+        found = manifests.read(self._bucket, self._folder)
         if found is None:
             raise NoManifestError(
                 f"{self.path}: no checkpoint: it has no {manifests.NAME}. Copy files of other kinds to a folder first, "
                 "and read them there."
             )
-        self.manifest: manifests.Manifest = found
-        self._ahead: ReadAhead | None = ReadAhead(self._bucket, location.key, found)
+        self.manifest = found[0]
+        self._ahead: ReadAhead | None = ReadAhead(self._bucket, location.key, self.manifest)
 
     def names(self) -> list[str]:
         return sorted(self.manifest.records)
@@ -133,20 +133,6 @@ class ObjectReader(TensorReader):
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
-
-    def _read_manifest(self) -> manifests.Manifest | None:
-        """Return the manifest. If it is damaged, read it again: the network may have damaged it."""
-        key = f"{self._folder}/{manifests.NAME}"
-        for is_last in (False, True):
-            found = self._bucket.get(key)
-            if found is None:
-                return None
-            try:
-                return manifests.decode(self._bucket.url(key), found[0])
-            except CorruptCheckpointError:
-                if is_last:
-                    raise
-        raise AssertionError("unreachable")
 
     def _record(self, name: str) -> H5Record:
         record = self.manifest.records.get(name)

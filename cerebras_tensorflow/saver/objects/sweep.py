@@ -42,5 +42,5 @@ def sweep(location: ObjectLocation, older_than_s: float, is_dry_run: bool = Fals
 
 
 def _objects_of(bucket: Bucket, folder: str) -> frozenset[str]:
-    found = bucket.get(f"{folder}/{manifests.NAME}")
-    return frozenset() if found is None else frozenset(manifests.decode(bucket.url(folder), found[0]).objects)
+    found = manifests.read(bucket, folder)
+    return frozenset() if found is None else frozenset(found[0].objects)

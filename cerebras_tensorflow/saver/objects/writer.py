@@ -225,8 +225,8 @@ def put_manifest(bucket: Bucket, folder: str, content: bytes, replaced: Version 
         bucket.put_if(key, content, replaced)
     except ConflictError as exc:
         # If the response to a successful request was lost, the store refused the repeated request.
-        found = bucket.get(key)
-        if found is not None and found[0] == content:
+        found = manifests.read(bucket, folder)
+        if found is not None and found[1] == content:
             return
         with contextlib.suppress(CheckpointError):
             bucket.delete(data)

@@ -411,6 +411,29 @@ def test_many_readers_share_a_checkpoint(proxy: FaultyProxy) -> None:
     assert not failed
 
 
+def test_a_commit_whose_answer_is_lost_and_whose_manifest_is_read_damaged_stands(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_if, get, damaged = Bucket.put_if, Bucket.get, []
+
+    def lose_answer(self: Bucket, key: str, content: bytes, replaced: Any) -> None:
+        put_if(self, key, content, replaced)
+        raise store_module.ConflictError("another writer was first")
+
+    def damage(self: Bucket, key: str) -> Any:
+        found = get(self, key)
+        if found is None or len(damaged) >= 3:
+            return found
+        damaged.append(key)
+        return found[0][:-3] + b"x" + found[0][-2:], found[1]
+
+    monkeypatch.setattr(Bucket, "put_if", lose_answer)
+    monkeypatch.setattr(Bucket, "get", damage)
+    tf_h5_saver.save("s3://bucket/run/c", VALUES)
+    assert len(damaged) == 3
+    check("s3://bucket/run/c", VALUES)
+
+
 def test_a_manifest_that_is_too_large_is_refused(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     Bucket(place("s3://bucket")).put("run/c/manifest.json", bytes(2000))
     monkeypatch.setattr(store_module, "_MAX_SMALL_BYTES", 1999)
