@@ -118,6 +118,15 @@ class TensorReader(ABC):
             ValueError: If the size of the buffer is wrong, or the tensor holds strings.
         """
 
+    def read_region(self, name: str, region: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+        """Return a part of a tensor, one slice for each dim.
+
+        Raises:
+            KeyError, CorruptCheckpointError: As `read`.
+            CheckpointError: If the checkpoint has no value for some of it.
+        """
+        return self.read(name)[region]
+
     @abstractmethod
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         """Return rows start to stop along axis 0, unverified: checksums cover whole tensors only."""

@@ -237,8 +237,8 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
                 if acting is not None:
                     acting.restore(session, request.checkpoint)
                 for variable, key in values if acting is None else ():
-                    value = reader.read(key)
-                    value = value[key.region] if isinstance(key, PartKey) else value
+                    is_part = isinstance(key, PartKey)
+                    value = reader.read_region(key, key.region) if is_part else reader.read(key)
                     session.run(variable.initializer, {variable.initializer.inputs[1]: value})
                 run_log.info("Restoring parameters from %s", request.checkpoint)
                 builder.add_meta_graph_and_variables(session, [_TAGS[mode]], **described)

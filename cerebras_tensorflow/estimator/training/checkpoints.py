@@ -135,7 +135,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
             if is_fixed and shape != expected:
                 raise OtherShapeError(f"{path}: {key} has shape {shape}, the model's has {expected}.")
             if isinstance(part, PartKey):
-                session.load(name, reader.read(key)[part.region])
+                session.load(name, reader.read_region(key, part.region))
                 progress.advance(specs[name].num_bytes)
                 continue
             where = reader.extent(key)

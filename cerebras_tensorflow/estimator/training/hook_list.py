@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.estimator.event_writers import EventFile
-from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, NanHook, TrainingHook
+from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, EndHook, TrainingHook
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.profiler_hook import ProfilerHook
 from cerebras_tensorflow.estimator.training.sparsity import SparsityHook
@@ -66,7 +66,7 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
         hooks.append(
             _QuietStepCounterHook(settings.log_step_count_steps, summary_writer=EventFile(request.work_folder))
         )
-    return [*hooks, *chief, *request.hooks, NanHook(run, watch), *others]
+    return [*hooks, *chief, *request.hooks, EndHook(run, watch), *others]
 
 
 class _QuietStepCounterHook(tf.compat.v1.train.StepCounterHook):

@@ -93,7 +93,7 @@ class TrainingHook(SessionRunHook):
         return tf.compat.v1.train.SessionRunArgs([self._run.model.spec.loss, *([] if size is None else [size])])
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Check and log the loss; end the run after the last step or a signal."""
+        """Check and log the loss."""
         loss, *size = (float(value) for value in run_values.results)
         if size:
             self._run.meter.batch_size = int(size[0])
@@ -110,8 +110,11 @@ class TrainingHook(SessionRunHook):
             self._logged_step = step
             if self._summaries is not None:
                 self._summaries.write(step, loss)
-        if (self.last_step is not None and step >= self.last_step) or self._signals.received is not None:
-            run_context.request_stop()
+
+    @property
+    def is_due_to_end(self) -> bool:
+        """Whether the run has taken its last step or received a signal."""
+        return (self.last_step is not None and self.step >= self.last_step) or self._signals.received is not None
 
     def _is_due(self, step: int, taken: int) -> bool:
         if not self._log_every:
@@ -130,8 +133,10 @@ class TrainingHook(SessionRunHook):
             run_log.info("global step %d: loss = %.6g (%.3g steps/sec)", step, loss, speed.steps_per_s)
 
 
-class NanHook(SessionRunHook):
-    """Ends the run with an error after a bad loss. As in tf.estimator, the caller's hooks see the step before.
+class EndHook(SessionRunHook):
+    """Ends the run after its last step or a signal, and with an error after a bad loss.
+
+    As in tf.estimator, the caller's hooks see the step before.
 
     Args:
         run: The run.
@@ -143,10 +148,16 @@ class NanHook(SessionRunHook):
         self._watch = watch
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Raise a NanLossError if the loss is bad."""
+        """Ask for the end of the run if it is due.
+
+        Raises:
+            NanLossError: If the loss is bad.
+        """
         if self._watch.bad_loss is not None:
             self._run.saver.wait()
             raise NanLossError(self._watch.step, self._watch.bad_loss, newest_whole(self._run.request.model_dir))
+        if self._watch.is_due_to_end:
+            run_context.request_stop()
 
 
 class CheckpointHook(SessionRunHook):

@@ -172,8 +172,8 @@ def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> 
     if settings is not None and warm.sources:
         with open_checkpoint(checkpoint_of(settings)) as reader:
             for name, source in warm.sources.items():
-                value = reader.read(source)
-                yield name, value[source.region] if isinstance(source, PartKey) else value
+                is_part = isinstance(source, PartKey)
+                yield name, reader.read_region(source, source.region) if is_part else reader.read(source)
     if settings is not None and warm.by_vocabulary:
         yield from _by_vocabulary(model, settings, warm.by_vocabulary)
 

@@ -178,16 +178,29 @@ def tiles(slices: Sequence[tuple[Extent, ...]], shape: tuple[int, ...]) -> list[
     """Return the index of each piece in the whole tensor, in the given order.
 
     Raises:
-        ValueError: If a piece is not inside the tensor, or the pieces do not cover each element once.
+        ValueError: If a piece is not inside the tensor, or two pieces overlap. They may leave gaps: TensorFlow saves
+            some optimizer slots of partitioned variables so.
     """
     indexes = [resolve(piece, shape) for piece in slices]
     sizes = [math.prod(part.stop - part.start for part in index) for index in indexes]
-    if sum(sizes) != num_elements(shape):
+    if sum(sizes) > num_elements(shape):
         raise ValueError(f"its pieces hold {sum(sizes)} elements, the shape {shape} has {num_elements(shape)}")
-    # The pieces are inside the tensor and have as many elements as it has, so they cover it unless two overlap.
     if _overlap([index for index, size in zip(indexes, sizes, strict=True) if size]):
-        raise ValueError("its pieces overlap, so that a part of it is missing")
+        raise ValueError("its pieces overlap")
     return indexes
+
+
+def common(one: tuple[slice, ...], other: tuple[slice, ...]) -> tuple[slice, ...] | None:
+    """Return the part that two regions of a tensor share, or None."""
+    shared = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)]
+    if any(start >= stop for start, stop in shared):
+        return None
+    return tuple(slice(start, stop) for start, stop in shared)
+
+
+def within(part: tuple[slice, ...], region: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Return the index of a part in an array that holds only a region of the tensor."""
+    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(part, region, strict=True))
 
 
 def _overlap(boxes: list[tuple[slice, ...]]) -> bool:

@@ -119,11 +119,30 @@ class BundleReader(TensorReader):
         if not record.slices:
             self._fill(name, record, target)
             return
+        self._check_whole(name, record)
         whole = target.view(entry.dtype).reshape(entry.shape)
         for index, piece in self._pieces(name, record):
             part = np.empty(piece.shape, entry.dtype)
             self._fill(name, piece, part.reshape(-1).view(np.uint8))
             whole[index] = part
+
+    def read_region(self, name: str, region: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+        entry, record = self.entry(name), self._record(name)
+        if not record.slices:
+            return self.read(name)[region]
+        self._checked(name)
+        values = np.empty(tuple(dim.stop - dim.start for dim in region), entry.dtype)
+        num_read = 0
+        for index, piece in self._pieces(name, record):
+            shared = bundle_format.common(index, region)
+            if shared is not None:
+                part = np.empty(piece.shape, entry.dtype)
+                self._fill(name, piece, part.reshape(-1).view(np.uint8))
+                values[bundle_format.within(shared, region)] = part[bundle_format.within(shared, index)]
+                num_read += values[bundle_format.within(shared, region)].size
+        if num_read < values.size:
+            raise self._gap(name)
+        return values
 
     def read_slice(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
         entry = self.entry(name)
@@ -137,6 +156,7 @@ class BundleReader(TensorReader):
             row_bytes = bundle_format.num_elements(entry.shape[1:]) * entry.dtype.itemsize
             self._pread(name, record, start * row_bytes, rows.reshape(-1).view(np.uint8))
             return rows
+        self._check_whole(name, record)
         for index, piece in self._pieces(name, record):
             first, last = max(index[0].start, start), min(index[0].stop, stop)
             if first < last:
@@ -156,6 +176,7 @@ class BundleReader(TensorReader):
         if not record.slices:
             yield from self._stream(name, record)
             return
+        self._check_whole(name, record)
         # Check the pieces first: reading rows of the whole tensor reads only parts of them, without checksums.
         for _, piece in self._pieces(name, record):
             for _ in self._stream(name, piece):
@@ -251,6 +272,19 @@ class BundleReader(TensorReader):
                     f"{self.path}.index: tensor {name!r}: piece {piece_extents} has shape {piece.shape}"
                 )
             yield index, piece
+
+    def _check_whole(self, name: str, record: BundleEntry) -> None:
+        """Raise a CheckpointError if the pieces of a tensor leave a gap."""
+        if sum(bundle_format.num_elements(piece.shape) for _, piece in self._pieces(name, record)) < (
+            bundle_format.num_elements(record.shape)
+        ):
+            raise self._gap(name)
+
+    def _gap(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path}: tensor {name!r} has no value in a part of its shape: the program that wrote the checkpoint "
+            "saved only some parts of it. Only these parts can be read."
+        )
 
     def _checked(self, name: str) -> list[BundleEntry]:
         """Return the records that make up a tensor, after checking their sizes against its shape and the file.
