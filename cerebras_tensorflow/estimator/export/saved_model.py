@@ -18,7 +18,7 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn, local_init_of
-from cerebras_tensorflow.estimator.model.partitions import PartKey
+from cerebras_tensorflow.estimator.model.partitions import read_key
 from cerebras_tensorflow.estimator.model.scaffold import acting_saver, checkpoint_layout
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.logs import run_log
@@ -237,9 +237,7 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
                 if acting is not None:
                     acting.restore(session, request.checkpoint)
                 for variable, key in values if acting is None else ():
-                    is_part = isinstance(key, PartKey)
-                    value = reader.read_region(key, key.region) if is_part else reader.read(key)
-                    session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+                    session.run(variable.initializer, {variable.initializer.inputs[1]: read_key(reader, key)})
                 run_log.info("Restoring parameters from %s", request.checkpoint)
                 builder.add_meta_graph_and_variables(session, [_TAGS[mode]], **described)
 

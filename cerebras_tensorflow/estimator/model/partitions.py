@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.interface import TensorReader
 
 
 class PartKey(str):
@@ -63,6 +64,19 @@ def checkpoint_keys(variables: Mapping[str, Any]) -> dict[str, str]:
     for key in parts:
         key.has_gaps = covered[str(key)] < math.prod(key.shape)
     return keys
+
+
+def read_key(reader: TensorReader, key: str) -> np.ndarray:
+    """Return the value of a variable: a tensor of a checkpoint, or a part of one.
+
+    Args:
+        reader: The checkpoint.
+        key: The name of the tensor; a PartKey for a part.
+
+    Raises:
+        KeyError, CheckpointError: As `reader.read_region`.
+    """
+    return reader.read_region(key, key.region) if isinstance(key, PartKey) else reader.read(key)
 
 
 class Wholes:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.slicing.apply_ops import slice_bounds
 from cerebras_tensorflow.compiler.slicing.initializers import SlicedInitializers
 from cerebras_tensorflow.estimator.model.model_call import Model
-from cerebras_tensorflow.estimator.model.partitions import PartKey
+from cerebras_tensorflow.estimator.model.partitions import PartKey, read_key
 from cerebras_tensorflow.estimator.training.checkpoints import NamedValue
 from cerebras_tensorflow.estimator.training.warm_start import (
     WarmStart,
@@ -172,8 +172,7 @@ def _warm(model: Model, settings: WarmStartSettings | None, warm: WarmStart) -> 
     if settings is not None and warm.sources:
         with open_checkpoint(checkpoint_of(settings)) as reader:
             for name, source in warm.sources.items():
-                is_part = isinstance(source, PartKey)
-                yield name, reader.read_region(source, source.region) if is_part else reader.read(source)
+                yield name, read_key(reader, source)
     if settings is not None and warm.by_vocabulary:
         yield from _by_vocabulary(model, settings, warm.by_vocabulary)
 
