@@ -1,0 +1,86 @@
+"""Keras 3 on TensorFlow with layers of the same shape, jit_compile off; the operating system swaps what does not fit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+import keras
+import numpy as np
+from keras import layers
+
+from peers.shape import LEARNING_RATE, Work, batch, report, timed, work
+
+
+class Block(layers.Layer):
+    """One layer of GPT-2: attention and feed-forward, each with a norm before it."""
+
+    def __init__(self, one: Work, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.first, self.second = layers.LayerNormalization(), layers.LayerNormalization()
+        self.attention = layers.MultiHeadAttention(one.heads, one.hidden // one.heads)
+        self.wide = layers.Dense(4 * one.hidden, activation=lambda x: keras.activations.gelu(x, approximate=True))
+        self.narrow = layers.Dense(one.hidden)
+
+    def build(self, shape: Any) -> None:
+        """Make the weights."""
+        self.first.build(shape)
+        self.second.build(shape)
+        self.attention.build(shape, shape)
+        self.wide.build(shape)
+        self.narrow.build((*shape[:-1], self.wide.units))
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        """Return the layer's output: (batch, sequence, hidden)."""
+        normed = self.first(x)
+        x = x + self.attention(normed, normed, use_causal_mask=True)
+        return x + self.narrow(self.wide(self.second(x)))
+
+
+def build(one: Work) -> Any:
+    """Return the compiled model."""
+    words = layers.Embedding(one.vocabulary, one.hidden)
+    places = layers.Embedding(max(1024, one.sequence), one.hidden)
+    ids = keras.Input((one.sequence,), dtype="int32")
+    x = words(ids) + places(np.arange(one.sequence)[None])
+    for _ in range(one.layers):
+        x = Block(one)(x)
+    x = layers.LayerNormalization()(x)
+    logits = keras.ops.matmul(x, keras.ops.transpose(words.embeddings))
+    model = keras.Model(ids, logits)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(LEARNING_RATE), loss, jit_compile=False)
+    return model
+
+
+def main() -> None:
+    """Run the part of the benchmark that the command line asks for."""
+    one = work()
+    keras.utils.set_random_seed(1)
+    path = Path(f"{one.state}.weights.h5")
+    model = build(one)
+    if one.what == "resume":
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(path)
+    ids = batch(one)
+    begin = time.perf_counter()
+    labels = np.roll(ids, -1, 1)
+    times, losses = zip(
+        *(timed(lambda: float(model.train_on_batch(ids, labels))) for _ in range(one.steps)), strict=True
+    )
+    save_s = 0.0
+    if one.what == "save":
+        saving = time.perf_counter()
+        model.save_weights(path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        save_s = time.perf_counter() - saving
+    report(begin, list(times), list(losses), save_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""PyTorch eager with transformers' GPT-2; the operating system swaps what does not fit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from peers.shape import LEARNING_RATE, batch, report, timed, work
+
+
+def main() -> None:
+    """Run the part of the benchmark that the command line asks for."""
+    one = work()
+    torch.manual_seed(1)
+    config = GPT2Config(
+        vocab_size=one.vocabulary, n_positions=max(1024, one.sequence), n_embd=one.hidden, n_layer=one.layers,
+        n_head=one.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    path = Path(f"{one.state}.pt")
+    if one.what == "resume":
+        saved = torch.load(path, mmap=True, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        del saved
+    ids = torch.from_numpy(batch(one))
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    begin = time.perf_counter()
+    times, losses = zip(*(timed(step) for _ in range(one.steps)), strict=True)
+    save_s = 0.0
+    if one.what == "save":
+        saving = time.perf_counter()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        save_s = time.perf_counter() - saving
+    report(begin, list(times), list(losses), save_s)
+
+
+if __name__ == "__main__":
+    main()
