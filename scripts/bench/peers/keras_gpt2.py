@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow with layers of the same shape, jit_compile off; the operating system swaps what does not fit."""
+"""Keras 3 on TensorFlow with layers of the same shape, without XLA; the system swaps what does not fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
 import numpy as np
 from keras import layers
-
 from peers.shape import LEARNING_RATE, Work, batch, report, timed, work
 
 
@@ -69,9 +68,11 @@ def main() -> None:
     ids = batch(one)
     begin = time.perf_counter()
     labels = np.roll(ids, -1, 1)
-    times, losses = zip(
-        *(timed(lambda: float(model.train_on_batch(ids, labels))) for _ in range(one.steps)), strict=True
-    )
+
+    def step() -> float:
+        return float(model.train_on_batch(ids, labels))
+
+    times, losses = zip(*(timed(step) for _ in range(one.steps)), strict=True)
     save_s = 0.0
     if one.what == "save":
         saving = time.perf_counter()

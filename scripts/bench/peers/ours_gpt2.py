@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 import tensorflow as tf
+from peers.shape import LEARNING_RATE, Work, batch, report, work
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
-from peers.shape import LEARNING_RATE, Work, batch, report, work
 from reference_implementations.gpt2.model import model_fn
 
 
