@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
-
 from peers.shape import LEARNING_RATE, batch, report, timed, work
+from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def main() -> None:
