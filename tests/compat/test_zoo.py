@@ -216,7 +216,7 @@ def test_1_6_runs_on_a_system_by_its_address(zoo: Zoo, way: str) -> None:
     environ = {} if words else {"K8S_CS_IP": "10.0.0.1"}
     text = zoo.csrun("python", "bert", "-m", "train", "--max_steps", "3", "--multireplica", *words, **environ)
     assert "DONE model.ckpt-3" in text
-    assert "Multi-replica training: one replica computes the whole batch here." in text
+    assert "Multi-replica training: " in text
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import PIPELINED, WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.estimator.execution import replicas
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.logs import run_log
@@ -38,17 +38,12 @@ def check_settings(settings: RunSettings, mode: str, is_cs: bool, execution_mode
     Raises:
         ValueError: If the settings ask for several replicas in weight streaming, with the text of 1.8.
     """
-    if not is_cs or not wants_replicas(settings, execution_mode):
+    if not is_cs or not replicas.asked(settings, execution_mode):
         return
     if execution_mode == WEIGHT_STREAMING:
         raise ValueError("Multi-replica training is not possible in weight_streaming execution strategy.")
     if mode != ModeKeys.TRAIN:
         run_log.warning("Multireplica is only supported in `train` mode. Disabling it for %s mode.", mode)
-        return
-    run_log.info(
-        "Multi-replica training: one replica computes the whole batch here. The result is the same, since replicas "
-        "split a batch and add up their gradients after each step."
-    )
 
 
 def check_evaluation_steps(settings: RunSettings, is_cs: bool, steps: int | None) -> None:
@@ -91,25 +86,6 @@ def checkpoint_bytes(variables: Any) -> int:
         int(np.prod(variable.shape.as_list(), dtype=np.int64)) * variable.dtype.base_dtype.size
         for variable in variables
     )
-
-
-def wants_replicas(settings: RunSettings, execution_mode: str) -> bool:
-    """Whether the settings for the original's compiler ask for as many replicas as fit (target_num_replicas = -1).
-
-    In the appliance's messages, scripts of 1.7 and 1.8 set `pipeline_options` in both modes. We ignore them in weight
-    streaming.
-    """
-    full_config = settings.stack_params.get("config") if settings.stack_params is not None else None
-    if getattr(full_config, "target_num_replicas", 0) == -1:
-        return True
-    if execution_mode == WEIGHT_STREAMING:
-        return False
-    options = getattr(getattr(settings.cs.debug_args, "debug_crd", None), "pipeline_options", None)
-    try:
-        given = json.loads(getattr(options, "full_config", "") or "{}")
-    except ValueError:
-        return False
-    return isinstance(given, dict) and -1 in (given.get("target_num_replicas"), given.get("targetNumReplicas"))
 
 
 def note_params(params: Any) -> None:

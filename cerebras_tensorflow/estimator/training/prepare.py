@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
-from cerebras_tensorflow.estimator.execution import micro_batch_size, restrictions, several_csx, store_choice
+from cerebras_tensorflow.estimator.execution import micro_batch_size, replicas, restrictions, several_csx, store_choice
 from cerebras_tensorflow.estimator.execution.compile_model import Compiled, compile_model
 from cerebras_tensorflow.estimator.execution.session_settings import let_tensorflow_rewrite, session_config_of
 from cerebras_tensorflow.estimator.execution.target import Target
@@ -147,6 +147,7 @@ def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) 
         )
 
     several_csx.share_batches(pipeline, cs, request.params)
+    cs = replicas.share_batches(pipeline, request.settings, request.params, target)
     return micro_batch_size.first_that_fits(pipeline, cs, request.params, attempt)
 
 

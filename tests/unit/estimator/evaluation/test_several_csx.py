@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.estimator.execution import csx_member, several_csx
 from cerebras_tensorflow.runtime import inference_follower
-from cerebras_tensorflow.runtime.collectives.in_process import make_group
-from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.messages import Message
 from cerebras_tensorflow.runtime.session import ProgramSession
+from tests.unit.estimator.csx_threads import use_threads
 
 v1 = tf.compat.v1
 SAMPLES, BATCH = 26, 4  # the last batch has 2 samples
@@ -67,15 +64,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(" ".join(sorted(message.values["tensors"])))
         return compute(message, session)
 
-    def start(size: int, module: str, folder: Path, limit_s: float) -> Collectives:
-        group = make_group(size, limit_s)
-        for ranks in group[1:]:
-            threading.Thread(target=csx_member.main, args=(ranks, folder), daemon=True).start()
-        return group[0]
-
     monkeypatch.setattr(inference_follower, "_computed", noted)
-    monkeypatch.setattr(several_csx.launch, "start", start)
-    monkeypatch.setattr(several_csx, "check_mpi", lambda: None)
+    use_threads(monkeypatch)
     return names
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
 from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.execution import restrictions
+from cerebras_tensorflow.estimator.execution.replicas import asked
 from tests.unit.estimator import tiny
+from tests.unit.estimator.csx_threads import use_threads
 
 STEPS_TEXT = "When performing eval on the Cerebras System, eval_steps must be provided."
 REPLICAS_TEXT = "Multi-replica training is not possible in weight_streaming execution strategy."
@@ -40,8 +43,9 @@ def replicas() -> dict[str, Any]:
 
 
 def test_replicas_train_in_pipelined_mode_only(
-    cs_ip: str, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cs_ip: str, mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use_threads(monkeypatch)
     estimator = tiny.estimator(tmp_path, cs_ip=cs_ip, stack_params=replicas())
     if mode == "weight_streaming":
         with pytest.raises(ValueError, match=REPLICAS_TEXT):
@@ -50,7 +54,7 @@ def test_replicas_train_in_pipelined_mode_only(
     with caplog.at_level(logging.INFO):
         estimator.train(tiny.input_fn(), steps=1)
         estimator.evaluate(tiny.input_fn(), steps=1, use_cs=True)
-    assert "Multi-replica training: one replica computes the whole batch here." in caplog.text
+    assert re.search(r"Multi-replica training: \d replica\(s\) share each batch of 4 samples\.", caplog.text)
     assert "Multireplica is only supported in `train` mode. Disabling it for eval mode." in caplog.text
 
 
@@ -60,9 +64,9 @@ def test_debug_args_of_the_appliance_can_request_replicas(text: str) -> None:
     debug_args.debug_crd.pipeline_options.full_config = text
     asking = run_settings(CSRunConfig(cs_config=SimpleNamespace(debug_args=debug_args)))
     silent = run_settings(CSRunConfig(cs_config=SimpleNamespace(debug_args=messages.DebugArgs())))
-    assert restrictions.wants_replicas(asking, "pipelined")
-    assert not restrictions.wants_replicas(asking, "weight_streaming")  # weight streaming has no pipeline options
-    assert not restrictions.wants_replicas(silent, "pipelined")
+    assert asked(asking, "pipelined") == -1
+    assert asked(asking, "weight_streaming") == 0  # weight streaming has no pipeline options
+    assert asked(silent, "pipelined") == 0
 
 
 def big_model() -> Any:
