@@ -14,7 +14,7 @@ from typing import Any
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.perf.layers import layer_spans
-from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, Span, Timeline, lanes
+from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, WIRE, Span, Timeline, lanes
 
 _LANES_EACH = 1000  # thread numbers reserved for each stream
 _MICROSECONDS = 1e6
@@ -77,6 +77,8 @@ def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
     for number, stream in enumerate(STREAMS):
         first = (number + 1) * _LANES_EACH
         placed = lanes([span for span in timeline.spans if span.stream == stream])
+        if stream == WIRE and not placed:
+            continue
         for lane in range(max((lane for lane, _ in placed), default=0) + 1):
             yield _name("thread_name", process, first + lane, stream if not lane else f"{stream} ({lane + 1})")
         for lane, span in placed:

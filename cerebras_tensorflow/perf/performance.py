@@ -16,7 +16,13 @@ _BOTTLENECK_SHARE = 0.1
 
 
 # Fields of a run on several CSX. The original has no such fields.
-_SEVERAL_CSX = ("num_csx", "wire_bytes_sent_per_step", "wire_bytes_received_per_step")
+_SEVERAL_CSX = (
+    "num_csx",
+    "wire_bytes_sent_per_step",
+    "wire_bytes_received_per_step",
+    "planned_wire_bytes_sent_per_step",
+    "planned_wire_bytes_received_per_step",
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,11 @@ class Performance:
         total_time: Measured training time [s], without saving.
         est_samples_per_sec: Simulated speed of a CS-2.
         suspected_input_bottleneck: Whether steps waited for input for more than a tenth of the time.
-        num_csx: CSX of the run. The file has this field and the next two only if there are several.
-        wire_bytes_sent_per_step, wire_bytes_received_per_step: What each CSX sends and receives in a step to add up
-            gradients, measured on the first one [B].
+        num_csx: CSX of the run. The file has this field and the next ones only if there are several.
+        wire_bytes_sent_per_step, wire_bytes_received_per_step: What a CSX sends and receives in a step, of gradients
+            and of weights, measured on the first one [B].
+        planned_wire_bytes_sent_per_step, planned_wire_bytes_received_per_step: The same, planned from the compiled
+            step [B].
     """
 
     compile_time: float
@@ -46,6 +54,8 @@ class Performance:
     num_csx: int = 1
     wire_bytes_sent_per_step: float = 0.0
     wire_bytes_received_per_step: float = 0.0
+    planned_wire_bytes_sent_per_step: float = 0.0
+    planned_wire_bytes_received_per_step: float = 0.0
 
 
 def is_input_bound(input_wait_share: float) -> bool:

@@ -9,12 +9,13 @@ from typing import Any
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.perf.layers import layer_spans, short_names
-from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Timeline
+from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, WIRE, Timeline
 
-_COLOURS = {LOAD: "#4477aa", UPDATE: "#e6ab02", STORE: "#cc6677"}
-_ROWS = {LOAD: (0.0, 0.8), COMPUTE: (1.4, 1.6), UPDATE: (2.8, 0.8), STORE: (3.8, 0.8)}  # middle, height
-_BOTTOM, _TOP = 4.4, -0.6
-_LABELS = {LOAD: "load", COMPUTE: "compute,\nby layer", UPDATE: "update", STORE: "store"}
+_COLOURS = {LOAD: "#4477aa", UPDATE: "#e6ab02", STORE: "#cc6677", WIRE: "#aa3377"}
+# Middle and height of each row.
+_ROWS = {LOAD: (0.0, 0.8), COMPUTE: (1.4, 1.6), UPDATE: (2.8, 0.8), STORE: (3.8, 0.8), WIRE: (4.8, 0.8)}
+_BELOW, _TOP = 0.6, -0.6  # the frame ends below the middle of the last row
+_LABELS = {LOAD: "load", COMPUTE: "compute,\nby layer", UPDATE: "update", STORE: "store", WIRE: "wire"}
 _INCHES = (12.0, 5.0)
 _DOTS_PER_INCH = 110
 _BINS = 600  # of the time axis; the compute row shows one layer in each
@@ -75,7 +76,9 @@ def _unit(units: Sequence[_Unit], largest: float) -> _Unit:
 
 
 def _draw_streams(axes: Any, timeline: Timeline, longest_s: float, unit: _Unit) -> None:
-    for stream, (middle, height) in _ROWS.items():
+    has_wire = any(span.stream == WIRE for span in timeline.spans)
+    rows = {stream: place for stream, place in _ROWS.items() if has_wire or stream != WIRE}
+    for stream, (middle, height) in rows.items():
         if stream == COMPUTE:
             _draw_layers(axes, timeline, longest_s, unit)
             continue
@@ -83,8 +86,8 @@ def _draw_streams(axes: Any, timeline: Timeline, longest_s: float, unit: _Unit) 
         spans = [span for span in timeline.spans if span.stream == stream]
         bars = [(span.begin_s / unit[1], max(span.end_s - span.begin_s, least_s) / unit[1]) for span in spans]
         axes.broken_barh(bars, (middle - height / 2, height), facecolors=_COLOURS[stream])
-    axes.set_yticks([middle for middle, _ in _ROWS.values()], [_LABELS[stream] for stream in _ROWS])
-    axes.set_ylim(_BOTTOM, _TOP)
+    axes.set_yticks([middle for middle, _ in rows.values()], [_LABELS[stream] for stream in rows])
+    axes.set_ylim(max(middle for middle, _ in rows.values()) + _BELOW, _TOP)
     length = f"{timeline.end_s / unit[1]:.3g} {unit[0]}"
     axes.set_title(f"{timeline.title}: {timeline.label}, {length}", loc="left", fontsize=10, pad=10)
 

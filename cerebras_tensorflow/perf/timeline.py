@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-LOAD, COMPUTE, UPDATE, STORE = "load", "compute", "update", "store"
-STREAMS = (LOAD, COMPUTE, UPDATE, STORE)
+LOAD, COMPUTE, UPDATE, STORE, WIRE = "load", "compute", "update", "store", "wire"
+STREAMS = (LOAD, COMPUTE, UPDATE, STORE, WIRE)  # the wire: transfers between several CSX
 
 
 @dataclass(frozen=True)
 class Span:
-    """A load, an op, an update or a store, with its begin and end.
+    """A load, an op, an update, a store or a transfer between CSX, with its begin and end.
 
     Attributes:
         stream: One of STREAMS.
@@ -60,11 +60,11 @@ class Timeline:
         wanted = set(streams)
         return covered_s([(span.begin_s, span.end_s) for span in self.spans if span.stream in wanted])
 
-    def overlap(self) -> float:
-        """Return the share of the loads' and stores' time that overlaps computation. 1 if there are none."""
-        moves = self.busy_s((LOAD, STORE))
+    def overlap(self, streams: Sequence[str] = (LOAD, STORE)) -> float:
+        """Return the share of the moves' time that overlaps computation. 1 if there are none."""
+        moves = self.busy_s(streams)
         work = self.busy_s((COMPUTE, UPDATE))
-        return (moves + work - self.busy_s(STREAMS)) / moves if moves else 1.0
+        return (moves + work - self.busy_s((*streams, COMPUTE, UPDATE))) / moves if moves else 1.0
 
 
 def covered_s(intervals: Sequence[tuple[float, float]]) -> float:

@@ -23,6 +23,7 @@ from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.perf import performance
 from cerebras_tensorflow.perf.html.content import RunRecord
 from cerebras_tensorflow.progress import Progress
+from cerebras_tensorflow.runtime.csx.wire import WireBytes
 from cerebras_tensorflow.saver.files.atomic import FolderLock
 from cerebras_tensorflow.saver.model_dir import retention
 
@@ -150,11 +151,12 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
     )
     num_csx = creator.csx.num_csx if creator.csx is not None else 1
     sent, received = creator.csx.wire_bytes if creator.csx is not None else (0.0, 0.0)
+    planned = creator.csx.planned_wire_bytes if creator.csx is not None else WireBytes(0.0, 0.0)
     if num_csx > 1:
         figures += (
             ("CSX", str(num_csx)),
-            ("bytes that each CSX sends in a step, to add up gradients", f"{sent:,.0f} B"),
-            ("bytes that each CSX receives in a step", f"{received:,.0f} B"),
+            ("bytes that a CSX sends in a step", f"{sent:,.0f} B (planned {planned.sent:,.0f} B)"),
+            ("bytes that a CSX receives in a step", f"{received:,.0f} B (planned {planned.received:,.0f} B)"),
         )
     record = RunRecord(watch.record.steps, watch.record.losses, watch.record.samples_per_s, figures, watch.sparsity)
     write_run_report(run.request.work_folder, creator.compiled, record, watch.timelines)
@@ -171,5 +173,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
             num_csx=num_csx,
             wire_bytes_sent_per_step=sent,
             wire_bytes_received_per_step=received,
+            planned_wire_bytes_sent_per_step=planned.sent,
+            planned_wire_bytes_received_per_step=planned.received,
         ),
     )

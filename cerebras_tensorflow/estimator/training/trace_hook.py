@@ -15,11 +15,14 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.chrome_trace import write_chrome_trace
 from cerebras_tensorflow.perf.measured_timeline import Clock, MemorySampler, measured_timeline, op_spans
 from cerebras_tensorflow.perf.picture import write_picture
-from cerebras_tensorflow.perf.timeline import LOAD, STORE, Span, Timeline
+from cerebras_tensorflow.perf.timeline import LOAD, STORE, WIRE, Span, Timeline
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store.interface import Move
 
 v1 = tf.compat.v1
+
+
+_STREAMS = {"store": STORE, "receive": WIRE, "exchange": WIRE}  # kinds of moves; all others are loads
 
 
 class StepRecorder:
@@ -50,7 +53,7 @@ class StepRecorder:
         specs = self._session.program.stored
         with self._lock:
             for move in self._moves:
-                stream = STORE if move.kind == "store" else LOAD
+                stream = _STREAMS.get(move.kind, LOAD)
                 begin_s, end_s = move.begin_s - self._clock.counter_s, move.end_s - self._clock.counter_s
                 spans.append(Span(stream, specs[move.weight].name, begin_s, end_s, move.num_bytes))
         return measured_timeline(title, spans, memory)
@@ -128,6 +131,14 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
             )
         else:
             run_log.info("Trace of step %d: %s (open it in ui.perfetto.dev)", self._step, path)
+        wire_s = timeline.busy_s((WIRE,))
+        if wire_s:
+            run_log.info(
+                "Transfers between CSX took %.3f of its %.3f seconds; %.0f%% of that overlapped computation.",
+                wire_s,
+                timeline.end_s,
+                100 * timeline.overlap((WIRE,)),
+            )
         moves_s = timeline.busy_s((LOAD, STORE))
         if moves_s:
             run_log.info(

@@ -7,7 +7,7 @@ from typing import Any
 from cerebras_tensorflow.perf.html.content import RunRecord
 from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind, shown
 from cerebras_tensorflow.perf.layers import layer_spans
-from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, Timeline
+from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, WIRE, Timeline
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 _BINS = 400  # a picture shows no more
@@ -20,7 +20,8 @@ def step_timeline(timeline: Timeline) -> Any:
     import plotly.graph_objects as go
 
     bars = []
-    for stream in STREAMS:
+    shown_streams = [stream for stream in STREAMS if stream != WIRE or timeline.busy_s((WIRE,))]
+    for stream in shown_streams:
         spans = [
             (span.name, span.begin_s, span.end_s, span.num_bytes) for span in timeline.spans if span.stream == stream
         ]

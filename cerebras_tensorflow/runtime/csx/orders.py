@@ -22,6 +22,7 @@ from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.totals import Totals
 from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, send
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
+from cerebras_tensorflow.runtime.csx.wire import plan_wire
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.steps import Wanted
 
@@ -102,6 +103,9 @@ class FirstCsx(Orders):
         program: The Program, which has a step in micro-batches.
         batches_per_step: Batches of the input in a step.
         store: The store whose weights the CSX share; None: each CSX holds all weights.
+
+    Attributes:
+        planned_wire_bytes: What `wire_bytes` should be, from the Program.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class FirstCsx(Orders):
         on_every = [spec for index, spec in enumerate(program.streamed) if program.is_on_every_csx(index)]
         self._variables = [s.name for s in (*program.resident, *on_every) if not s.name.startswith(TOTAL)]
         self._changed = set(self._variables)
+        self.planned_wire_bytes = plan_wire(program, FIRST)
         self._num_extensions = 0
         self._is_in_step = False
         self._steps = 0

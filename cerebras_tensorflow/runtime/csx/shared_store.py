@@ -94,7 +94,7 @@ class SharedStore(WeightStore):
             return self._local.read_slice(self._places[index], start, stop)
         spec = self.specs[index]
         num_bytes = (stop - start) * row_bytes(spec)
-        with self._moving("receive", index, num_bytes):
+        with self.moving("receive", index, num_bytes):
             values = self._buffers.take(num_bytes)
             request = Request(Kind.READ, index, start, stop, self._version)
             self._peers.ask(self._owners[index], request, out=values)
@@ -107,7 +107,7 @@ class SharedStore(WeightStore):
         self._check_rows(index, rows)
         spec = self.specs[index]
         unique, inverse = np.unique(rows, return_inverse=True)
-        with self._moving("receive", index, unique.size * row_bytes(spec)):
+        with self.moving("receive", index, unique.size * row_bytes(spec)):
             values = self._buffers.take(unique.size * row_bytes(spec))
             request = Request(Kind.ROWS, index, 0, unique.size, self._version)
             self._peers.ask(self._owners[index], request, as_bytes(unique.astype(np.int64)), values)
@@ -119,7 +119,7 @@ class SharedStore(WeightStore):
             self._local.write_slice(self._places[index], start, value)
             return
         data = as_bytes(np.ascontiguousarray(value))
-        with self._moving("store", index, data.nbytes):
+        with self.moving("store", index, data.nbytes):
             request = Request(Kind.WRITE, index, start, start + data.nbytes // row_bytes(self.specs[index]))
             self._peers.ask(self._owners[index], replace(request, after=self._version), data)
 

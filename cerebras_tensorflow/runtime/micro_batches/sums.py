@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -170,7 +171,9 @@ def complete_at_owners(sums: Mapping[int, Sequence[StoreSum]], across: Across, d
     pieces = [[(one, *bounds) for one in sums.get(owner, ()) for bounds in one.pieces()] for owner in owners]
     for together in itertools.zip_longest(*pieces):
         own = [piece[0].partials(*piece[1:]) if piece is not None else [] for piece in together]
-        mean = across.to_owners(own, divisor)
+        first = next(piece[0] for piece in together if piece is not None)
+        with first.exchanging(sum(value.nbytes for values in own for value in values)):
+            mean = across.to_owners(own, divisor)
         mine = together[across.rank]
         if mine is not None and mean is not None:
             one, start, stop = mine
@@ -217,7 +220,8 @@ class StoreSum(Sum):
         """Make the total from the partial sums of all CSX, a few rows at a time."""
         for start, stop in self.pieces():
             own = self.partials(start, stop)
-            (mean,) = across.dense([own], divisor)
+            with self.exchanging(sum(value.nbytes for value in own)):
+                (mean,) = across.dense([own], divisor)
             self.set_rows(start, stop, mean)
         self._depth = 0
 
@@ -231,6 +235,10 @@ class StoreSum(Sum):
     def partials(self, start: int, stop: int) -> list[np.ndarray]:
         """Return rows of the partial sums of this CSX, in the order of their groups."""
         return [self._store.read_slice(index, start, stop) for index in self._partials[: self._depth]]
+
+    def exchanging(self, num_bytes: int) -> AbstractContextManager[None]:
+        """Report an exchange of sums to the store, which a trace may watch."""
+        return self._store.moving("exchange", self._total, num_bytes)
 
     def set_rows(self, start: int, stop: int, mean: np.ndarray) -> None:
         """Set rows of the total, from a flat array in the dtype of the sum."""

@@ -115,7 +115,7 @@ class FileStore(WeightStore):
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         spec = self.specs[index]
         size = row_bytes(spec)
-        with self._moving("load", index, (stop - start) * size):
+        with self.moving("load", index, (stop - start) * size):
             values = self._read_bytes(index, start * size, stop * size)
         if values.ctypes.data % 64:
             values = private_copy(values)  # otherwise TensorFlow would copy them, into memory that is not reused
@@ -131,7 +131,7 @@ class FileStore(WeightStore):
         flat = as_bytes(values).reshape(unique.size, size)
         if not values.size:
             return values[inverse.reshape(rows.shape)]
-        with self._moving("gather", index, values.nbytes):
+        with self.moving("gather", index, values.nbytes):
             for first, last in _clusters(unique, size):
                 low = int(unique[first]) * size
                 data = self._read_bytes(index, low, (int(unique[last - 1]) + 1) * size)
@@ -262,7 +262,7 @@ class FileStore(WeightStore):
 
     def _write_now(self, index: int, start: int, data: Bytes) -> None:
         try:
-            with self._moving("store", index, data.size):
+            with self.moving("store", index, data.size):
                 self._blocks[index].write(start, data, self._scratch.piece)
             self._folder.warn_if_deleted()
         except (DamagedBlock, EOFError, OSError) as error:

@@ -30,7 +30,8 @@ class Move:
     """A measured transfer between the store and the step.
 
     Attributes:
-        kind: "load", "gather" or "store".
+        kind: "load", "gather" or "store"; between CSX "receive" (a weight from its owner) or "exchange" (sums of
+            gradients).
         weight: Index into the store's specs.
         num_bytes: Bytes moved.
         begin_s, end_s: Begin and end, by time.perf_counter [s].
@@ -154,14 +155,14 @@ class WeightStore(ABC):
         """Free the storage. The store cannot be used afterwards."""
 
     @contextmanager
-    def _moving(self, kind: str, index: int, num_bytes: int) -> Iterator[None]:
+    def moving(self, kind: str, index: int, num_bytes: int) -> Iterator[None]:
         """Count a move, and report it to `on_move`."""
         begin_s = time.perf_counter()
         yield
         with self._count_lock:
             if kind == "store":
                 self.bytes_written += num_bytes
-            else:
+            elif kind != "exchange":
                 self.bytes_read += num_bytes
         if self.on_move is not None:
             self.on_move(Move(kind, index, num_bytes, begin_s, time.perf_counter()))

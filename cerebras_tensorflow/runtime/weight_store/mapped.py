@@ -76,14 +76,14 @@ class MappedStore(WeightStore):
     @override
     def read(self, index: int) -> np.ndarray:
         value = self._whole(index)
-        with self._moving("load", index, value.nbytes):
+        with self.moving("load", index, value.nbytes):
             self._check(index, value, 0, value.nbytes)
             return value
 
     @override
     def read_unchecked(self, index: int) -> np.ndarray:
         value = self._whole(index)
-        with self._moving("load", index, value.nbytes):
+        with self.moving("load", index, value.nbytes):
             return value
 
     @override
@@ -94,7 +94,7 @@ class MappedStore(WeightStore):
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
         self._check_rows(index, rows)
         value, size = self._whole(index), row_bytes(self.specs[index])
-        with self._moving("gather", index, rows.size * size):
+        with self.moving("gather", index, rows.size * size):
             self._check_gathered(index, value, rows, size)
             return np.take(value, rows, axis=0)
 
@@ -102,7 +102,7 @@ class MappedStore(WeightStore):
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         self._written.check(index, slice(start, stop))
         value, size = self._values[index], row_bytes(self.specs[index])
-        with self._moving("load", index, (stop - start) * size):
+        with self.moving("load", index, (stop - start) * size):
             self._check(index, value, start * size, stop * size)
             # Copy: other ops may still read the old rows after the new ones are stored.
             return private_copy(value[start:stop])
@@ -111,7 +111,7 @@ class MappedStore(WeightStore):
     def lend(self, index: int, start: int, stop: int) -> np.ndarray:
         spec = self.specs[index]
         low, high = start * row_bytes(spec), stop * row_bytes(spec)
-        with self._moving("load", index, high - low), self._locks[index]:
+        with self.moving("load", index, high - low), self._locks[index]:
             self._failure.check()
             self._written.check(index, slice(start, stop))
             whole = self._values[index]
@@ -130,7 +130,7 @@ class MappedStore(WeightStore):
 
     @override
     def write(self, index: int, value: np.ndarray) -> None:
-        with self._moving("store", index, value.nbytes), self._locks[index]:
+        with self.moving("store", index, value.nbytes), self._locks[index]:
             self._failure.check()
             whole = self._values[index]
             if self._held.get(index) is whole:
@@ -144,7 +144,7 @@ class MappedStore(WeightStore):
     @override
     def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
         size = row_bytes(self.specs[index])
-        with self._moving("store", index, value.nbytes), self._locks[index]:
+        with self.moving("store", index, value.nbytes), self._locks[index]:
             self._failure.check()
             whole = self._values[index]
             if self._held.get(index) is whole:

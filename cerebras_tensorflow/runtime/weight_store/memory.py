@@ -36,7 +36,7 @@ class MemoryStore(WeightStore):
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         spec, size = self.specs[index], row_bytes(self.specs[index])
         self._written.check(index, slice(start, stop))
-        with self._moving("load", index, (stop - start) * size):
+        with self.moving("load", index, (stop - start) * size):
             values = self._buffers.take((stop - start) * size)
             np.copyto(values, self._values[index][start * size : stop * size])
         return shaped(values, spec, stop - start)
@@ -46,7 +46,7 @@ class MemoryStore(WeightStore):
         self._check_rows(index, rows)
         spec = self.specs[index]
         self._written.check(index, rows.reshape(-1))
-        with self._moving("gather", index, rows.size * row_bytes(spec)):
+        with self.moving("gather", index, rows.size * row_bytes(spec)):
             if not rows.size:
                 return np.empty((*rows.shape, *spec.shape[1:]), shaped(np.empty(0, np.uint8), spec, 0).dtype)
             return np.asarray(shaped(self._values[index], spec, spec.shape[0])[rows])
@@ -55,7 +55,7 @@ class MemoryStore(WeightStore):
     def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
         spec = self.specs[index]
         data, begin = as_bytes(np.ascontiguousarray(value)), start * row_bytes(spec)
-        with self._moving("store", index, data.size), self._lock:
+        with self.moving("store", index, data.size), self._lock:
             place = self._values.get(index)
             if place is None or self._held.get(index) is place:  # keep the snapshot's array
                 fresh = aligned_buffer(spec.num_bytes)

@@ -157,7 +157,7 @@ class ServerStore(WeightStore):
         spec, size = self.specs[index], row_bytes(self.specs[index])
         self._wait_for(index)
         self._written.check(index, slice(start, stop))
-        with self._moving("load", index, (stop - start) * size):
+        with self.moving("load", index, (stop - start) * size):
             values = self._buffers.take((stop - start) * size)
             self._link(index).read(index, start * size, stop * size, values)
         return shaped(values, spec, stop - start)
@@ -169,7 +169,7 @@ class ServerStore(WeightStore):
         spec, size = self.specs[index], row_bytes(self.specs[index])
         unique, inverse = np.unique(rows, return_inverse=True)
         self._written.check(index, unique)
-        with self._moving("gather", index, unique.size * size):
+        with self.moving("gather", index, unique.size * size):
             values = self._buffers.take(unique.size * size)
             if values.size:
                 self._link(index).gather(index, size, unique, values)
@@ -226,7 +226,7 @@ class ServerStore(WeightStore):
         return self._links[self._shares[index]]
 
     def _write_now(self, index: int, first: int, data: Bytes) -> None:
-        with self._moving("store", index, data.size):
+        with self.moving("store", index, data.size):
             self._link(index).write(index, first, data)
 
     def _wait_for(self, index: int) -> None:
