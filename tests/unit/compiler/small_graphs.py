@@ -83,7 +83,7 @@ def build(model: Model) -> Small:
         x = v1.placeholder(tf.float32, [ROWS, WIDTH], name="cs_input/0")
         output, train_op = model(x, global_step)
         variables = v1.global_variables()
-        with v1.Session(graph=graph) as session:
+        with v1.Session(graph=graph, config=v1.ConfigProto(allow_soft_placement=True)) as session:
             session.run(v1.global_variables_initializer())
             values = dict(zip([v.op.name for v in variables], session.run(variables), strict=True))
     weights = [variable.handle.op.name for variable in variables]
@@ -112,7 +112,9 @@ def compile_small(small: Small, mode: str, min_bytes: int = 64, window_bytes: in
     return compile_step(small.step, mode, StreamingOptions(min_bytes, window_bytes, **options), op_outputs(small.graph))
 
 
-def open_small(small: Small, program: Program, folder: Path, make_store: MakeStore = MappedStore) -> ProgramSession:
+def open_small(
+    small: Small, program: Program, folder: Path, make_store: MakeStore = MappedStore, session_config: Any = None
+) -> ProgramSession:
     """A session with the initial values, over batches that are the same each time.
 
     Args:
@@ -120,6 +122,7 @@ def open_small(small: Small, program: Program, folder: Path, make_store: MakeSto
         program: Its Program.
         folder: For a store in a file.
         make_store: (what to store, folder) -> the store.
+        session_config: ConfigProto of the session.
     """
     random = np.random.default_rng(0)
     session = ProgramSession(
@@ -127,7 +130,7 @@ def open_small(small: Small, program: Program, folder: Path, make_store: MakeSto
         small.graph,
         small.step.train_node,
         make_store(program.stored, folder) if program.needs_store else None,
-        None,
+        session_config,
         lambda: {"cs_input/0:0": random.normal(size=(ROWS, WIDTH)).astype(np.float32)},
     )
     for name, value in small.values.items():
