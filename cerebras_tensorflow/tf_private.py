@@ -29,6 +29,18 @@ def op_definition(kind: str) -> Any:
     return importlib.import_module("tensorflow.python.framework.op_def_registry").get(kind)
 
 
+def graph_of_function(function: Any, shapes: list[Any]) -> tuple[Any, dict[str, str]]:
+    """Return the GraphDef of a FunctionDef, and function's name of a tensor -> its name there.
+
+    Args:
+        function: The FunctionDef. The functions that it calls are in the default graph.
+        shapes: The shape of each argument.
+    """
+    module = importlib.import_module("tensorflow.python.framework.function_def_to_graph")
+    graph_def, names = module.function_def_to_graph_def(function, shapes)
+    return graph_def, names
+
+
 def keras_lib() -> Any:
     """Return the module of the wheel tensorflow-estimator that makes Estimators from Keras models."""
     return importlib.import_module("tensorflow_estimator.python.estimator.keras_lib")

@@ -9,8 +9,7 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs
 from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef
 
-# Ops that pass their inputs to functions -> the attributes that name these functions.
-_CALLS = {
+CALLS = {
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),
     "If": ("then_branch", "else_branch"),
@@ -20,6 +19,8 @@ _CALLS = {
     "While": ("cond", "body"),
     "StatelessWhile": ("cond", "body"),
 }
+"""Ops that pass their inputs to functions -> the attributes that name these functions."""
+
 LOOPS = frozenset({"While", "StatelessWhile"})
 
 
@@ -40,7 +41,7 @@ def called_functions(node: NodeDef, known: Container[str]) -> list[str]:
 
 def is_plain_call(node: NodeDef, known: Container[str]) -> bool:
     """Whether a node passes its inputs to the functions that it calls, so that we can add arguments."""
-    return node.op in known or node.op in _CALLS
+    return node.op in known or node.op in CALLS
 
 
 def with_arguments(
@@ -58,14 +59,14 @@ def with_arguments(
     new = NodeDef.FromString(node.SerializeToString())
     del new.input[:]
     new.input.extend([*data_inputs(node), *arguments, *control_inputs(node)])
-    if node.op not in _CALLS:
+    if node.op not in CALLS:
         new.op = names[f"/{node.op}"]
         return new
     types = new.attr["T" if node.op in LOOPS else "Tin"].list.type
     types.extend([dtype] * len(arguments))
     if node.op in LOOPS and new.attr["output_shapes"].list.shape:
         new.attr["output_shapes"].list.shape.extend(tf.TensorShape(shape).as_proto() for shape in shapes)
-    for attribute in _CALLS[node.op]:
+    for attribute in CALLS[node.op]:
         value = new.attr[attribute]
         for function in [value.func] if value.HasField("func") else value.list.func:
             function.name = names[f"{attribute}/{function.name}"]
@@ -74,10 +75,10 @@ def with_arguments(
 
 def callees(node: NodeDef) -> Iterator[tuple[str, str]]:
     """Yield (attribute, function) of a plain call; the attribute is "" if the op itself is the function."""
-    if node.op not in _CALLS:
+    if node.op not in CALLS:
         yield "", node.op
         return
-    for attribute in _CALLS[node.op]:
+    for attribute in CALLS[node.op]:
         value = node.attr[attribute]
         for function in [value.func] if value.HasField("func") else value.list.func:
             yield attribute, function.name

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.graph.cost import flops_of_ops
+from cerebras_tensorflow.graph.flops.count import flops_of_ops
 from cerebras_tensorflow.graph.scopes import clean_scope, forward_op, is_gradient, layer_of
 from cerebras_tensorflow.system.wafer.layers import (
     ATTENTION,

@@ -41,6 +41,8 @@ def forward_op(op: str) -> str:
 
     >>> forward_op("gradients/model/dense/MatMul_grad/MatMul_1")
     'model/dense/MatMul'
+    >>> forward_op("gradients/while_grad/while_grad")
+    'while'
     >>> forward_op("gradients/AddN_3")
     ''
     """
@@ -48,7 +50,7 @@ def forward_op(op: str) -> str:
     first = next((number for number, scope in enumerate(scopes) if _GRADIENTS.match(scope)), None)
     if first is None:
         return ""
-    for number in range(len(scopes) - 1, first, -1):
+    for number in range(len(scopes) - 2, first, -1):
         if scopes[number].endswith("_grad"):
             return "/".join([*scopes[first + 1 : number], scopes[number].removesuffix("_grad")])
     return ""

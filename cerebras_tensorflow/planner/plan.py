@@ -26,7 +26,8 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
 from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.ops import training_ops
-from cerebras_tensorflow.graph.cost import flops_of_ops, op_outputs
+from cerebras_tensorflow.graph.cost import op_outputs
+from cerebras_tensorflow.graph.flops.count import flops_of_ops
 from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.perf.planned_timeline import StreamRates, plan_timeline
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Timeline

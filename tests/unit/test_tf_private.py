@@ -119,3 +119,12 @@ def test_a_graph_with_custom_gradients_can_be_freed() -> None:
     tf_private.forget_custom_gradients(graph_def)
     gc.collect()
     assert alive() is None
+
+
+def test_the_body_of_a_function_is_a_graph_with_the_shapes_of_a_call() -> None:
+    with tf.Graph().as_default() as graph:
+        tf.function(lambda x: tf.matmul(x, tf.ones([3, 4])))(tf.ones([2, 3]))
+        (function,) = graph.as_graph_def().library.function
+        graph_def, names = tf_private.graph_of_function(function, [tf.TensorShape([2, 3])])
+    (result,) = tf.graph_util.import_graph_def(graph_def, return_elements=[names[next(iter(function.ret.values()))]])
+    assert result.shape == [2, 4]

@@ -1,0 +1,123 @@
+"""How often the body of a loop runs, where its condition compares a counter with a known limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.flops.functions import CalledBody, Functions
+from cerebras_tensorflow.graph.function_calls import LOOPS
+
+_BELOW = ("Less", "LessEqual")
+_SUMS = ("Add", "AddV2")
+_PASSING = ("Identity", "Switch", "Enter")
+
+
+def trips_of_call(operation: Any, functions: Functions) -> int:
+    """Return how often a loop op of a function body runs it; 1 if that is unknown.
+
+    Args:
+        operation: The loop: While or StatelessWhile.
+        functions: Those of its graph.
+    """
+    bodies: dict[str, CalledBody] = {body.attribute: body for body in functions.bodies_of(operation)}
+    condition, body = bodies["cond"], bodies["body"]
+
+    def start(index: int) -> float | None:
+        return _known_outside(operation.inputs[index], functions)
+
+    def step(index: int) -> float | None:
+        return _increment(body.results[index], lambda tensor: tensor.op.name == body.arguments[index])
+
+    def trips(tensor: Any) -> float | None:
+        tensor = _source(tensor)
+        if tensor.op.type == "LogicalAnd":
+            return _least([trips(value) for value in tensor.op.inputs])
+        if tensor.op.type not in _BELOW:
+            return None
+        counter, limit = map(_source, tensor.op.inputs)
+        if counter.op.name not in condition.arguments:
+            return None
+        index = condition.arguments.index(counter.op.name)
+        known = _known(limit)
+        if limit.op.name in condition.arguments:
+            known = start(condition.arguments.index(limit.op.name))
+        return _count(start(index), known, step(index), tensor.op.type)
+
+    return round(trips(condition.results[0]) or 1)
+
+
+def trips_of_frame(condition: Any) -> int | None:
+    """Return how often a loop of Enter and Exit ops runs; None if that is unknown.
+
+    Args:
+        condition: Its LoopCond op.
+    """
+
+    def trips(tensor: Any) -> float | None:
+        tensor = _source(tensor)
+        if tensor.op.type == "LogicalAnd":
+            return _least([trips(value) for value in tensor.op.inputs])
+        if tensor.op.type not in _BELOW:
+            return None
+        counter, limit = tensor.op.inputs
+        merge = counter.op
+        if merge.type != "Merge":
+            return None
+        start = next((value for value in merge.inputs if value.op.type == "Enter"), None)
+        again = next((value for value in merge.inputs if value.op.type == "NextIteration"), None)
+        if start is None or again is None:
+            return None
+        step = _increment(again.op.inputs[0], lambda tensor: tensor.op is merge)
+        return _count(_known(_source(start)), _known(_source(limit)), step, tensor.op.type)
+
+    count = trips(condition.inputs[0])
+    return None if count is None else round(count)
+
+
+def _count(start: float | None, limit: float | None, step: float | None, kind: str) -> float | None:
+    if start is None or limit is None or not step or step < 0:
+        return None
+    distance = limit - start
+    return max(0, math.floor(distance / step) + 1 if kind == "LessEqual" else math.ceil(distance / step))
+
+
+def _least(counts: list[float | None]) -> float | None:
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _increment(tensor: Any, is_counter: Callable[[Any], bool]) -> float | None:
+    """Return what a loop adds to its counter."""
+    tensor = _source(tensor)
+    if tensor.op.type not in _SUMS:
+        return None
+    one, other = map(_source, tensor.op.inputs)
+    if is_counter(other):
+        one, other = other, one
+    return _known(other) if is_counter(one) else None
+
+
+def _source(tensor: Any) -> Any:
+    while tensor.op.type in _PASSING and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _known_outside(tensor: Any, functions: Functions) -> float | None:
+    """Return the value of a number that a loop gets; None if it is unknown.
+
+    The gradient of a loop runs as often as the loop: its limit is the loop's own counter, the first result.
+    """
+    tensor = _source(tensor)
+    if tensor.op.type in LOOPS and tensor.value_index == 0:
+        return trips_of_call(tensor.op, functions)
+    return _known(tensor)
+
+
+def _known(tensor: Any) -> float | None:
+    """Return the value of a number; None if it is unknown."""
+    value = tf.get_static_value(_source(tensor))
+    return float(value) if value is not None and value.shape == () else None

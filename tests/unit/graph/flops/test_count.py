@@ -1,0 +1,72 @@
+"""Products inside functions, branches and loops count as those outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from cerebras_tensorflow.graph.flops.count import flops_of_ops
+from cerebras_tensorflow.graph.layers import find_network
+
+v1 = tf.compat.v1
+ONE = 2 * 4 * 8 * 8  # a product of (4, 8) and (8, 8)
+
+
+def in_a_function(x: Any, w: Any) -> Any:
+    inner = tf.function(lambda value: tf.matmul(value, w))
+    return tf.function(lambda value: tf.tanh(inner(value)))(x)
+
+
+def in_a_branch(x: Any, w: Any) -> Any:
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(x, w), lambda: x)
+
+
+def in_a_loop(x: Any, w: Any) -> Any:
+    return tf.while_loop(lambda i, _: i < 7, lambda i, z: (i + 2, tf.tanh(tf.matmul(z, w))), [1, x])[1]
+
+
+def in_a_scan(x: Any, w: Any) -> Any:
+    return tf.scan(lambda z, _: tf.matmul(z, w), tf.zeros([5]), initializer=x)
+
+
+CASES: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
+    "function": (in_a_function, 1),
+    "branch": (in_a_branch, 1),
+    "loop": (in_a_loop, 3),
+    "scan": (in_a_scan, 5),
+}
+
+
+@pytest.mark.parametrize("is_version_2", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_products_of_calls_count_as_often_as_they_run(case: str, is_version_2: bool) -> None:
+    build, trips = CASES[case]
+    was_version_2 = v1.control_flow_v2_enabled()
+    (v1.enable_control_flow_v2 if is_version_2 else v1.disable_control_flow_v2)()
+    try:
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, [4, 8])
+            w = v1.get_variable("layer/w", [8, 8], use_resource=True)
+            result = build(x, w)
+            forward = {operation.name for operation in graph.get_operations()}
+            train_op = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(result), var_list=[w])
+            assert train_op is not None
+    finally:
+        (v1.enable_control_flow_v2 if was_version_2 else v1.disable_control_flow_v2)()
+    assert sum(flops_of_ops(graph, forward).values()) == trips * ONE
+    names = [operation.name for operation in graph.get_operations()]
+    total = sum(flops_of_ops(graph, set(names)).values())
+    assert total == pytest.approx(trips * 3 * ONE, rel=0.34)  # the input needs no gradient in some of them
+    network = find_network(graph, names, 4, 128, True)
+    assert network.flops * 4 == total
+    assert network.num_weights == 64
+
+
+def test_a_loop_of_unknown_length_counts_once() -> None:
+    with tf.Graph().as_default() as graph:
+        x, limit = v1.placeholder(tf.float32, [4, 8]), v1.placeholder(tf.int32, [])
+        tf.while_loop(lambda i, _: i < limit, lambda i, z: (i + 1, tf.matmul(z, tf.ones([8, 8]))), [0, x])
+    assert sum(flops_of_ops(graph, {operation.name for operation in graph.get_operations()}).values()) == ONE
