@@ -9,6 +9,11 @@ cd "$(dirname "$0")/.."
 
 # Draw the picture of a training step with this checkout's compiler.
 .venv/bin/python scripts/draw_timeline.py
+# Draw the pictures of a report and of TensorBoard if there is a browser and plotly; otherwise keep the last ones.
+if command -v chromium chromium-browser >/dev/null && .venv/bin/python -c 'import plotly' 2>/dev/null; then
+    .venv/bin/python scripts/draw_report.py
+    .venv/bin/python scripts/draw_tensorboard.py
+fi
 rm -rf docs/_build docs/api/generated
 .venv/bin/python -m sphinx -W --keep-going -q -b html "$@" docs docs/_build/html
 echo "The site is in docs/_build/html/index.html"

@@ -33,11 +33,11 @@ def training_step(loss: tf.Tensor, settings: OptimizerSettings) -> tf.Operation:
     loss_scale = LossScale(settings)
     gradients, variables = _dense_gradients(loss_scale.scaled(loss))
     gradients = loss_scale.unscaled(gradients)
-    if settings.log_summaries:
-        tf.compat.v1.summary.scalar("train/lr", learning_rate)
+    tf.compat.v1.summary.scalar("train/lr", learning_rate)
+    if loss_scale.is_dynamic:
+        tf.compat.v1.summary.scalar("train/loss_scale", loss_scale.value)
+    if settings.log_summaries:  # reads every gradient once more
         tf.compat.v1.summary.scalar("train/unclipped_grad_norm", tf.linalg.global_norm(gradients))
-        if loss_scale.is_dynamic:
-            tf.compat.v1.summary.scalar("train/loss_scale", loss_scale.value)
 
     def update(values: Sequence[tf.Tensor]) -> tf.Operation:
         pairs = zip(_clipped(values, settings), variables, strict=True)
