@@ -220,7 +220,7 @@ class Blocks:
             number: Of the pack.
             piece: Its content, with padding up to a page.
         """
-        begin_s = time.perf_counter()
+        begin_s = time.thread_time()
         packed = pack(piece, self._width, self._traffic.most_packed_share)
         if packed is None:
             return False
@@ -262,7 +262,7 @@ class Blocks:
         if google_crc32c.extend(0, stored) != placement.checksums[number * _PACK_BLOCKS]:
             raise DamagedBlock(number * _PACK_BLOCKS, extent.path, extent.offset + place)
         piece = target if target.size == size else BUFFERS.unpacked_of(size)
-        begin_s = time.perf_counter()
+        begin_s = time.thread_time()
         unpack(stored, piece, self._width)
         self._traffic.count_packing(size, begin_s)
         if piece is not target:

@@ -64,9 +64,9 @@ class Traffic:
             self.bytes_written += num_bytes
 
     def count_packing(self, num_bytes: int, begin_s: float) -> None:
-        """Note that a piece was packed or unpacked since a time of `time.perf_counter`."""
+        """Note that a piece was packed or unpacked, by this thread since a time of `time.thread_time`."""
         with self._lock:
-            self._packing.add(num_bytes, time.perf_counter() - begin_s)
+            self._packing.add(num_bytes, time.thread_time() - begin_s)
 
     @property
     def most_packed_share(self) -> float:

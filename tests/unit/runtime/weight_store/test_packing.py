@@ -47,9 +47,9 @@ def test_a_fast_disk_is_worth_less_packing() -> None:
     for disk_s in (1.0, 0.1):
         traffic = Traffic()
         assert traffic.most_packed_share == 0.75  # nothing is known
-        with mock.patch("time.perf_counter", side_effect=[0.0, disk_s, 0.1]):
-            with traffic.reading(10**9):
-                pass
+        with mock.patch("time.perf_counter", side_effect=[0.0, disk_s]), traffic.reading(10**9):
+            pass
+        with mock.patch("time.thread_time", return_value=0.1):
             traffic.count_packing(10**9, 0.0)
         shares[disk_s] = traffic.most_packed_share
     assert shares == {1.0: pytest.approx(0.6), 0.1: 0.4}
