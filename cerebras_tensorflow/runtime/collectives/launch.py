@@ -22,6 +22,7 @@ import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.collectives import shared_files
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
 from cerebras_tensorflow.runtime.collectives.placement import MpiCommand, mpi_command
 from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FILE, cut, mapped
@@ -65,6 +66,7 @@ class _FirstRank(Collectives):
         self._folder = folder
         self._watch = Watch(folder, size, limit_s)
         self._failure: str | None = None
+        self._shared: set[str] = set()
         self._ended = threading.Event()
         self._lock = threading.RLock()
         self._memory: Bytes = np.empty(0, np.uint8)
@@ -118,6 +120,11 @@ class _FirstRank(Collectives):
             self._wait_for_end()
         self._end()
 
+    def _note_shared_files(self) -> None:
+        """Note the files of the process on this machine that moves our bytes; MPI may end it before `_end`."""
+        places = self._watch.places()[:1]
+        self._shared.update(*(shared_files.shared_files(pid) for host, pid in places if host == host_name()))
+
     def _wait_for_end(self) -> None:
         """Wait until all have ended, or one of them hangs."""
         begin = time.monotonic()
@@ -130,6 +137,7 @@ class _FirstRank(Collectives):
         """End all ranks when one has ended or hangs, even while this process computes."""
         while not self._ended.wait(_WATCH_S):
             with self._lock:
+                self._note_shared_files()
                 failure = self._watch.failure() if not self._ended.is_set() else None
                 if failure is not None:
                     self._ended.set()
@@ -213,10 +221,12 @@ class _FirstRank(Collectives):
         self._sign.close()  # each process ends when this sign has ended
         with suppress(AttributeError, OSError):
             self._link.close()
+        self._note_shared_files()
         for host, pid in self._watch.places():
             if host == host_name() and self._process.poll() is None:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+        shared_files.remove(self._shared)
         if self._process.poll() is None:
             self._process.terminate()
             try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.runtime.collectives import relay
 from cerebras_tensorflow.runtime.collectives.mpi import join_world
+from cerebras_tensorflow.runtime.collectives.shared_files import end_at_once
 from cerebras_tensorflow.runtime.collectives.signs_of_life import (
     FIRST_FILE,
     Sign,
@@ -52,7 +53,7 @@ def main(folder: Path, module: str) -> int:
         kind = f"{type(error).__name__}: " if not isinstance(error, CerebrasError) or _is_of_group(error) else ""
         text = f"{kind}{error}".strip()
         error_file(folder, ranks.rank).write_text(text if text.endswith(".") else f"{text}.", encoding="utf-8")
-        os._exit(1)  # MPI's own end would wait for the others
+        end_at_once(1)  # MPI's own end would wait for the others
     sign.close()
     return 0
 

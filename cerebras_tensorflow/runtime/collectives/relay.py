@@ -21,6 +21,7 @@ import numpy as np
 from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.runtime.collectives.interface import Bytes
 from cerebras_tensorflow.runtime.collectives.mpi import MpiRank
+from cerebras_tensorflow.runtime.collectives.shared_files import end_at_once
 
 SOCKET_FILE, SECRET_FILE = "relay.socket", "secret"
 _LINE_BYTES = 1 << 20
@@ -41,7 +42,7 @@ def serve(ranks: MpiRank, folder: Path) -> None:
         while True:
             line, fds, _, _ = socket.recv_fds(link, _LINE_BYTES, 1)
             if not line:
-                os._exit(1)  # the first CSX is gone
+                end_at_once(1)  # the first CSX is gone
             command = json.loads(line)
             if command.get("end"):
                 return

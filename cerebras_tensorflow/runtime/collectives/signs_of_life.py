@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.collectives.shared_files import end_at_once
 from cerebras_tensorflow.runtime.host import stopping
 
 _PERIOD_S = 1.0
@@ -90,7 +91,7 @@ def exit_with(path: Path, code: int) -> None:
     def watch() -> None:
         while not has_ended(path):
             time.sleep(_PERIOD_S / 2)
-        os._exit(code)
+        end_at_once(code)
 
     threading.Thread(target=watch, name="cs_watch", daemon=True).start()
 

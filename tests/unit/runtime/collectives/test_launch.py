@@ -17,6 +17,7 @@ import pytest
 from cerebras_tensorflow.errors import CollectiveError, SettingsError
 from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.collectives.shared_files import shared_files
 from cerebras_tensorflow.runtime.collectives.signs_of_life import rank_file
 from cerebras_tensorflow.runtime.host import stopping
 from tests.unit.runtime.collectives.member import numbers
@@ -74,10 +75,12 @@ def test_a_rank_that_fails_is_named_and_all_ranks_end(
     if limit_s is None:
         monkeypatch.setattr(stopping, "ANSWER_LIMIT_S", 4.0)
         monkeypatch.setattr(stopping.requested, "is_set", lambda: True)
+    shared = {path for rank in (0, 2) for path in shared_files(rank_file(tmp_path, rank).read_text().split()[1])}
     with pytest.raises(CollectiveError, match=f"rank 1 on {socket.gethostname()} {reason}.*rank-1.log") as error:
         ranks.barrier()
     pids = [int(rank_file(tmp_path, rank).read_text().split()[1]) for rank in (1, 2)]
     assert not any(map(is_running, pids))
+    assert (shared or behaviour != "stopped") and not any(map(os.path.exists, shared))
     with pytest.raises(CollectiveError) as again:
         ranks.exchange([np.empty(0, np.uint8)] * 3, [np.empty(0, np.uint8)] * 3)
     assert str(again.value) == str(error.value)
