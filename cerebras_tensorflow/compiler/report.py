@@ -55,6 +55,7 @@ def memory_plan_rows(program: Program, plan: MemoryPlan) -> list[tuple[str, int,
         ("peak, without the process itself", plan.peak_bytes, "sum of the four"),
         ("values spilled to the store", plan.spilled_bytes, f"{len(program.spilled)} values, under the memory budget"),
         ("weight store", plan.store_bytes, f"{len(program.stored)} weights and values"),
+        ("a checkpoint, at most", program.weight_bytes, "disk space in model_dir, beside the weight store"),
     ]
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.graph.program import Program, Residence
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.csx.messages import FIRST
-from cerebras_tensorflow.runtime.host.disk_space import Need, check_space
+from cerebras_tensorflow.runtime.host.disk_space import Need, check_space, space_text
 from cerebras_tensorflow.runtime.host.heap import return_large_buffers
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
@@ -18,6 +19,9 @@ from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
 
 MEMORY_SHARE = 0.25
 """If the weights take less than this share of free memory, "auto" means memory, and "file" a mapped file."""
+
+
+_TOLD_FROM_BYTES = 1_000_000_000  # of disk space; a small model's log stays as it was
 
 
 def choose_residence(weight_bytes: int, settings: CSConfig, is_shared: bool = False) -> Residence:
@@ -57,6 +61,7 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
     needs = [checkpoint] if is_training else []
     check_space(needs)
     if not program.needs_store:
+        _tell(needs)
         return None
     specs = program.stored_by(FIRST)
     if settings.weight_store in ("auto", "servers"):
@@ -65,6 +70,7 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
         servers = weight_servers.start_weight_servers()
         needed = sum(spec.num_bytes for spec in program.stored)
         if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
+            _tell(needs)
             return weight_servers.ServerStore(specs, servers)
     is_auto = settings.weight_store == "auto" and _fit_into_memory(program.weight_bytes, settings)
     if program.owners and (settings.weight_store == "memory" or is_auto):
@@ -73,6 +79,8 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
     chosen = settings.weight_store_dir
     folder = Path(chosen).resolve() if chosen else Path(model_dir).resolve() / "weight_store"
     folder = folder if is_training else folder / "other"
+    stored_bytes = sum(spec.num_bytes for spec in program.stored)
+    _tell([Need("the weight store", folder, stored_bytes, "weight_store_dir"), *needs])
     return _file_store(program, FIRST, folder, needs)
 
 
@@ -110,3 +118,9 @@ def _file_store(program: Program, rank: int, folder: Path, needs: Sequence[Need]
         return MappedStore(specs, folder, needs)
     return_large_buffers()
     return FileStore(specs, folder, beside=needs)
+
+
+def _tell(needs: Sequence[Need]) -> None:
+    """Log the disk space that a run needs, if it is much."""
+    if sum(need.num_bytes for need in needs) >= _TOLD_FROM_BYTES:
+        run_log.info("%s", space_text(needs))

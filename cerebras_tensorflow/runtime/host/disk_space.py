@@ -53,6 +53,17 @@ def check_space(needs: Sequence[Need]) -> None:
             )
 
 
+def space_text(needs: Sequence[Need]) -> str:
+    """Return a sentence about the disk space that a run needs, and what is free.
+
+    Args:
+        needs: What the run writes; at least one.
+    """
+    parts = " and ".join(f"{need.what} takes up to {format_bytes(need.num_bytes)} in {need.folder}" for need in needs)
+    free = ", ".join(dict.fromkeys(f"{format_bytes(free_bytes(_existing(need.folder)))} free" for need in needs))
+    return f"Disk: {parts}; {free}."
+
+
 def free_bytes(folder: Path) -> int:
     """Return the bytes that a process without privileges can still write on a folder's disk."""
     disk = os.statvfs(folder)

@@ -1,0 +1,33 @@
+"""The disk space that a run needs is told before the start."""
+
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cerebras_tensorflow import CSConfig
+from cerebras_tensorflow.estimator.execution import store_choice
+from cerebras_tensorflow.graph.program import Residence
+from tests.unit.compiler.small_graphs import build, compile_small, sgd, weight
+
+
+def loss_of(x, step):
+    loss = (x @ weight())[0, 0]
+    return loss, sgd(loss, step)
+
+
+def test_the_log_has_the_disk_space_of_store_and_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = compile_small(build(loss_of), "weight_streaming", residence=Residence.STORE)
+    settings = CSConfig(weight_store="file", weight_store_dir=str(tmp_path / "store"))
+    caplog.set_level(logging.INFO)
+    for told_from, is_told in ((10**9, False), (1, True)):
+        monkeypatch.setattr(store_choice, "_TOLD_FROM_BYTES", told_from)
+        caplog.clear()
+        store = store_choice.open_store(program, settings, str(tmp_path / "model_dir"), is_training=True)
+        assert store is not None
+        with closing(store):
+            assert ("Disk: the weight store takes up to 256 B in" in caplog.text) == is_told
+            assert (f"a checkpoint takes up to 264 B in {tmp_path / 'model_dir'}" in caplog.text) == is_told
