@@ -21,8 +21,13 @@ from cerebras_tensorflow.saver.objects.manifest import Manifest
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 _THREADS = 8
-# Pieces in memory: those being requested and those kept.
-_KEPT = 10
+DEEP = 16
+"""Pieces of a run to request before the first is used, where memory is not scarce.
+
+A server answers requests of the same time at about the same time. With as many as there are threads, these would have
+nothing to do until the reader has used some pieces.
+"""
+_USED = 2  # pieces to keep in addition, for small tensors
 _READS = 4
 
 
@@ -58,24 +63,31 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(_THREADS, "object-reader")
         self._kept: collections.OrderedDict[tuple[int, int], Future[memoryview]] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._next: int | None = None  # the first run may be the only one
+        self._next: int | None = None
 
-    def read(self, position: int, size: int) -> Iterator[memoryview]:
+    def read(self, position: int, size: int, num_requested: int = _THREADS) -> Iterator[memoryview]:
         """Yield a run of the stream in order. If it follows the last run, also request the pieces after it.
+
+        Args:
+            position: Start of the run [B].
+            size: Its size [B].
+            num_requested: Pieces that are requested or wait for their use; memory holds two more.
 
         Raises:
             CheckpointError: If an object cannot be read.
             CorruptCheckpointError: If a piece fails its checksum at every attempt.
         """
         end = position + size
-        is_next, self._next = position == self._next, end
-        ahead = _THREADS * manifests.PIECE_BYTES if is_next else 0
+        # A short first run may be the only one.
+        is_next = position == self._next or (self._next is None and size >= manifests.PIECE_BYTES)
+        self._next = end
+        ahead = num_requested * manifests.PIECE_BYTES if is_next else 0
         window: collections.deque[tuple[_Part, Future[memoryview]]] = collections.deque()
         for part in self._parts(position, min(end + ahead, self._starts[-1])):
             if part.position >= end and not size:
                 break
-            window.append((part, self._piece(part)))
-            if len(window) > _THREADS and window[0][0].position < end:
+            window.append((part, self._piece(part, num_requested + _USED)))
+            if len(window) > num_requested and window[0][0].position < end:
                 yield self._content(*window.popleft(), end)
         while window and window[0][0].position < end:
             yield self._content(*window.popleft(), end)
@@ -106,7 +118,7 @@ class ReadAhead:
             yield _Part(number, offset, size, position)
             position += size
 
-    def _piece(self, part: _Part) -> Future[memoryview]:
+    def _piece(self, part: _Part, num_kept: int) -> Future[memoryview]:
         """Return the future of the whole piece around a part; reuse an earlier request that has not failed."""
         index = part.offset // manifests.PIECE_BYTES
         with self._lock:
@@ -114,7 +126,7 @@ class ReadAhead:
             if future is None or (future.done() and (future.cancelled() or future.exception() is not None)):
                 future = self._pool.submit(self._read_piece, part.number, index)
             self._kept[part.number, index] = future
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > num_kept:
                 self._kept.popitem(last=False)
             return future
 

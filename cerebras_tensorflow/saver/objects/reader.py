@@ -23,7 +23,7 @@ from cerebras_tensorflow.saver.interface import (
     target_view,
 )
 from cerebras_tensorflow.saver.objects import manifest as manifests
-from cerebras_tensorflow.saver.objects.read_ahead import ReadAhead
+from cerebras_tensorflow.saver.objects.read_ahead import DEEP, ReadAhead
 from cerebras_tensorflow.saver.objects.store import Bucket, sizes_of
 
 
@@ -145,18 +145,18 @@ class ObjectReader(TensorReader):
 
     def _fill(self, name: str, record: H5Record, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         crc = position = 0
-        for piece in self._pieces(record):
+        for piece in self._pieces(record, DEEP):
             crc = crc32c(piece, crc)
             target[position : position + piece.nbytes] = piece
             position += piece.nbytes
         if crc != record.crc:
             raise self._corrupt(name, "it fails its checksum")
 
-    def _pieces(self, record: H5Record) -> Iterator[memoryview]:
+    def _pieces(self, record: H5Record, *num_requested: int) -> Iterator[memoryview]:
         """Yield a tensor's bytes, in order."""
         if self._ahead is None:
             raise CheckpointError(f"{self.path}: this reader is closed")
-        return self._ahead.read(record.offset, record.num_bytes)
+        return self._ahead.read(record.offset, record.num_bytes, *num_requested)
 
     def _corrupt(self, name: str, problem: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(f"{self.path}: tensor {name!r} is damaged: {problem}. Use another checkpoint.")

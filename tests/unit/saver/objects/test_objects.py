@@ -117,7 +117,7 @@ def test_many_small_tensors_take_few_requests_in_the_order_of_the_stream(proxy: 
 
 def test_pieces_are_read_ahead_and_in_any_order(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifests, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(reader_module, "_KEPT", 4)
+    monkeypatch.setattr(reader_module, "_USED", -5)
     monkeypatch.setattr(writer_module, "_SMALLEST_BYTES", 3700)
     monkeypatch.setattr(writer_module, "_LARGEST_BYTES", 3700)
     rng = np.random.default_rng(4)
