@@ -23,6 +23,19 @@ from cerebras_tensorflow.converter.rules import (
 
 logger = logging.getLogger(__name__)
 
+# Settings of muP, which scale activations, and the values at which they do nothing. Other formats have no such scales.
+# `_MUP_SWITCH` has an effect only together with a base width.
+_MUP: dict[str, tuple[Any, ...]] = {
+    "output_logits_scale": (None, 1, 1.0),
+    "embeddings_scale": (None, 1, 1.0),
+    "scale_qk_dot_by_d": (None, False),
+    "mup_base_hidden_size": (None,),
+    "mup_base_filter_size": (None,),
+    "output_logits_alpha": (None, 1, 1.0),
+    "attention_logits_alpha": (None, 1, 1.0),
+}
+_MUP_SWITCH = "scale_output_logits_by_d"
+
 
 def to_hf(model: Model, config: Config, source: str) -> Config:
     """Return a config under Hugging Face's names, defaults filled in.
@@ -38,6 +51,7 @@ def to_hf(model: Model, config: Config, source: str) -> Config:
     kind = family(source)
     _check_constants(model, config, source)
     if kind == CS:
+        _check_mup(config)
         model.check_source(config, source)
     values = dimensions(model, config, source)
     missing = [key for key in model.config_keys if values[key.hf] is REQUIRED]
@@ -68,7 +82,9 @@ def unmatched(model: Model, config: Config, source: str) -> list[str]:
     """Return the keys of a config that no rule covers; converted configs lack them."""
     kind = family(source)
     known = {getattr(key, kind) for key in model.config_keys} | model.read_keys.get(kind, frozenset())
-    known |= {item.key for item in model.constants if item.format == kind} | ({"name"} if kind == CS else set())
+    known |= {item.key for item in model.constants if item.format == kind} | (
+        {"name", _MUP_SWITCH, *_MUP} if kind == CS else set()
+    )
     return [] if kind == TF else [key for key in config if key not in known]
 
 
@@ -106,6 +122,16 @@ def _default(key: ConfigKey, kind: str) -> Any:
     if kind == CS and key.cs is not None and key.cs_default is not REQUIRED:
         return key.cs_default
     return key.default
+
+
+def _check_mup(config: Config) -> None:
+    for key, neutral in _MUP.items():
+        if config.get(key) not in neutral:
+            raise ConfigConversionError(
+                f"Can't convert config with {key}={config[key]}. It is a scale of muP, which only the releases of the "
+                f"PyTorch Model Zoo have; without it the model would compute other logits. Only {neutral[-1]} is "
+                "supported."
+            )
 
 
 def _check_constants(model: Model, config: Config, source: str) -> None:

@@ -165,6 +165,16 @@ def test_a_cs_config_that_falcon_cannot_hold_is_refused(changes: dict[str, Any],
         convert_config("falcon", "cs-2.1", "hf", section | changes)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "neutral"), [("mup_base_hidden_size", 256, None), ("embeddings_scale", 10.0, 1.0)]
+)
+def test_a_model_with_scales_of_mup_is_not_converted_to_other_logits(key: str, value: object, neutral: object) -> None:
+    section = convert_config("gpt2", "hf", "cs-2.3", GPT2)["model"]
+    with pytest.raises(ConfigConversionError, match=f"{key}={value}. It is a scale of muP"):
+        convert_config("gpt2", "cs-2.3", "hf", section | {key: value})
+    assert convert_config("gpt2", "cs-2.3", "hf", section | {key: neutral})["n_embd"] == GPT2["n_embd"]
+
+
 def test_falcon_rows_are_taken_by_group() -> None:
     config = {"num_kv_heads": 2, "head_size": 2, "rotary_dim": 2}
     packed = np.arange(2 * 4 * 2)[:, None] * np.ones([1, 3])  # each group: two queries, a key, a value
