@@ -268,6 +268,12 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("cluster")
     group.add_argument("--num_csx", type=int, help="CS systems that train together; each takes batches of batch_size")
     group.add_argument("--global_batch_size", type=int, help="samples of all systems in a step, instead of batch_size")
+    group.add_argument(
+        "--multireplica",
+        action="store_true",
+        default=None,
+        help="let replicas on one CS system share each batch of training (pipelined mode, with --cs_ip)",
+    )
     group.add_argument("--num_wgt_servers", type=int, help="weight servers")
     group.add_argument("--num_act_servers", type=int, help="activation servers")
     group.add_argument("--num_workers_per_csx", type=int, help="input workers for each CS system")
@@ -376,6 +382,7 @@ def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: Run
 
 def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, model_dir: str) -> Any:
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
+    from cerebras_tensorflow.compat.messages import FullConfig
 
     read_once = {} if settings.read_once is None else {"read_once": settings.read_once}
     given: dict[str, Any] = {
@@ -393,6 +400,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
     }
     config = CSRunConfig(
         cs_ip=settings.cs_ip,
+        stack_params={"config": FullConfig(target_num_replicas=-1)} if settings.multireplica else None,
         cs_config=CSConfig(**params["csconfig"] | {name: value for name, value in given.items() if value} | read_once),
         tf_random_seed=settings.tf_random_seed,
         save_checkpoints_steps=None if settings.save_checkpoints_secs else settings.save_checkpoints_steps,

@@ -38,6 +38,7 @@ class RunSettings:
     allow_oversize: bool = False  # go on with a model that does not fit on the simulated wafer
     num_csx: int | None = None  # CS systems that share the batches of training
     global_batch_size: int | None = None  # samples of all systems in a training step, instead of batch_size
+    multireplica: bool = False  # replicas of the model share each batch; pipelined, with cs_ip
     op_profiler_config: dict[str, Any] | None = None  # start_step and end_step of the run to profile
     read_once: bool | None = None  # one system reads a checkpoint, and sends it to the others
     num_wgt_servers: int | None = None

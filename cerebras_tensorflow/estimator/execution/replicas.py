@@ -59,10 +59,10 @@ def share_batches(inputs: SharedBatches, settings: RunSettings, params: Any, tar
         SettingsError: If a number of replicas is set and the batch has fewer micro-batches.
     """
     cs = settings.cs
-    number = asked(settings, target.mode) if target.is_cs else 0
+    number = asked(settings, target.mode)
     if not number or num_csx_of(cs) > 1:
         return cs
-    reason = _why_one(inputs)
+    reason = _why_one(inputs) if target.is_cs else "the run is not on a CS system (cs_ip)"
     if reason is not None:
         run_log.info("Multi-replica training: one replica computes the whole batch here, because %s.", reason)
         return cs
