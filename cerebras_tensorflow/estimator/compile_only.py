@@ -92,7 +92,7 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
     """
     speeds: dict[int, float] = {}
     error: MemoryBudgetError | None = None
-    for size in micro_batch_size.sizes_to_explore(wanted, pipeline.batch_size):
+    for size in micro_batch_size.sizes_to_explore(wanted, pipeline.sizes_of_parts):
         pipeline.cut_batches(size)
         try:
             compiled = _compile(request, pipeline, None)
@@ -106,7 +106,9 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
             *(size, format_bytes(plan_memory(compiled.program).peak_bytes), speeds[size]),
         )
     if not speeds:
-        raise error or MemoryBudgetError(f"micro_batch_size {wanted}: no divisor of {pipeline.batch_size} is in range")
+        raise error or MemoryBudgetError(
+            f"micro_batch_size {wanted}: no size for {pipeline.batch_size} samples is in range"
+        )
     best = max(speeds, key=lambda size: (speeds[size], size))
     run_log.info("Recommended: micro_batch_size: %d", best)
     return best

@@ -75,6 +75,13 @@ class ShapeInputs:
         """Samples in a batch."""
         return self._features[0].dims[0] if self._features[0].dims else 1
 
+    @property
+    def sizes_of_parts(self) -> list[int]:
+        """The sizes of micro-batches, ascending."""
+        from cerebras_tensorflow.estimator.model.inputs import divisors
+
+        return divisors(self.batch_size)
+
     def with_batch_size(self, batch_size: int | None) -> ShapeInputs:
         """Return inputs with another first dim; None: these inputs."""
         if batch_size is None:

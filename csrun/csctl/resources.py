@@ -202,7 +202,7 @@ def _jobs(home: Path, name: str, filters: Filters) -> Resources:
 
 def job_object(job: jobs.Job) -> Object:
     """Return a job with the fields of the protocol's message."""
-    status: Object = {"phase": job.phase, "systems": [system for system in (_wafers(job),) if system]}
+    status: Object = {"phase": job.phase, "systems": [system for system in _wafers(job).split(",") if system]}
     if job.started_at is not None:
         status["executionTime"] = _timestamp(job.started_at)
     if job.finished_at is not None:

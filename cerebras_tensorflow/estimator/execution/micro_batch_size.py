@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from cerebras_tensorflow.errors import MemoryBudgetError, SettingsError
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig, check_micro_batch_size
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
-from cerebras_tensorflow.estimator.model.inputs import divisors
 from cerebras_tensorflow.estimator.model.model_call import INPUT_SECTIONS
 from cerebras_tensorflow.logs import run_log
 
@@ -22,6 +21,10 @@ class CutBatches(Protocol):
     @property
     def batch_size(self) -> int:
         """Number of samples in a batch."""
+
+    @property
+    def sizes_of_parts(self) -> list[int]:
+        """The sizes of micro-batches of which each CSX gets at least one, ascending."""
 
     @property
     def is_fed(self) -> bool:
@@ -44,16 +47,16 @@ def requested(settings: CSConfig, params: Any, mode: str) -> Any:
     return None if value == "none" else value
 
 
-def sizes_to_explore(value: Any, batch_size: int) -> list[int]:
+def sizes_to_explore(value: Any, sizes: Sequence[int]) -> list[int]:
     """Return the sizes that compile compares, descending.
 
     Args:
         value: "explore" or {"explore": {"min": ..., "max": ...}}.
-        batch_size: Samples in a batch.
+        sizes: The sizes that the batches allow, ascending.
     """
     limits = value["explore"] if isinstance(value, Mapping) else {}
-    low, high = limits.get("min", 1), limits.get("max", batch_size)
-    return [size for size in reversed(divisors(batch_size)) if low <= size <= high]
+    low, high = limits.get("min", 1), limits.get("max")
+    return [size for size in reversed(sizes) if low <= size and (high is None or size <= high)]
 
 
 def is_exploring(value: Any) -> bool:
@@ -90,7 +93,7 @@ def first_that_fits(inputs: CutBatches, settings: CSConfig, params: Any, attempt
     if value != "auto" or settings.memory_budget is None or not inputs.is_fed:
         inputs.cut_batches(None if value == "auto" else value)
         return attempt()
-    for size in reversed(divisors(inputs.batch_size)):
+    for size in reversed(inputs.sizes_of_parts or [1]):
         inputs.cut_batches(size)
         try:
             result = attempt()

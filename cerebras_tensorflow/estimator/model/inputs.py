@@ -125,8 +125,7 @@ class InputPipeline:
             SettingsError: If the batches cannot be cut into parts of this size, or give too few micro-batches.
         """
         if micro_batch_size is None and self._num_csx > self._batches_per_step:
-            sizes = divisors(self.batch_size)
-            micro_batch_size = max((size for size in sizes if self.batch_size // size >= self._num_csx), default=1)
+            micro_batch_size = max(self.sizes_of_parts, default=1)
         if micro_batch_size is not None and not self.is_fed:
             raise SettingsError(
                 f"micro_batch_size is {micro_batch_size}, but input_fn returns tensors of the model's graph. Return "
@@ -163,6 +162,12 @@ class InputPipeline:
             "micro_batch_size: the values of input_fn need the same, fixed first dim, the samples of a batch; they "
             f"have {shown or 'none'}. Use dataset.batch(..., drop_remainder=True), or set micro_batch_size to none."
         )
+
+    @property
+    def sizes_of_parts(self) -> list[int]:
+        """The sizes of micro-batches of which each CSX gets at least one, ascending."""
+        least = -(-self._num_csx // self._batches_per_step)
+        return [size for size in divisors(self.batch_size) if self.batch_size // size >= least]
 
     @property
     def is_fed(self) -> bool:

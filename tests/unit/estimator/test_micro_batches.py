@@ -136,6 +136,17 @@ def test_explore_recommends_a_size_and_compiles_it(tmp_path: Path, caplog: pytes
     assert len(list(tmp_path.glob("tfcs_*"))) == 1
 
 
+@pytest.mark.parametrize("value", ["explore", "auto"])
+def test_sizes_that_several_csx_cannot_share_are_not_tried(
+    value: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = {"train_input": {"global_batch_size": BATCH}}
+    with caplog.at_level("INFO"):
+        cut(tmp_path, value, params, num_csx=2, memory_budget="100GB").compile(input_fn())
+    assert "micro_batch_size: 2" in caplog.text if value == "explore" else "auto: 2 of 4 samples" in caplog.text
+    assert "micro_batch_size 4" not in caplog.text
+
+
 def test_auto_takes_the_largest_size_within_the_memory_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
