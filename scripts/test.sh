@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.."
 
 scripts/setup_venv.sh test,interop
 export PATH="$PWD/.venv/bin:$PATH"
+# Many processes import this checkout, so compile each module only once.
+unset PYTHONDONTWRITEBYTECODE
 
 check_code() {
     ruff check --quiet . && ruff format --quiet --check . && mypy --no-error-summary &&
