@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from cerebras_tensorflow import command_line
-from cerebras_tensorflow.converter import api, listing
+from cerebras_tensorflow.converter import api, listing, releases
 from cerebras_tensorflow.converter.convert import UnmatchedKeysError
 from cerebras_tensorflow.converter.models import MODELS
 from cerebras_tensorflow.converter.models.parts import CS_FORMATS
 from cerebras_tensorflow.converter.rules import CS_OLD, HF, TF, ConfigConversionError
+from cerebras_tensorflow.converter.sharded import open_any
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.text import did_you_mean, near, one_line, tell
 from cerebras_tensorflow.units import parse_size
@@ -21,6 +22,7 @@ EXIT_FAILED = 1
 _PROGRAM = "convert_checkpoint"
 _COMMANDS = ("list", "convert-config", "convert")
 _FORMATS = (HF, CS_OLD, *CS_FORMATS, TF)
+_AUTO, _CURRENT = "cs-auto", "cs-current"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +82,8 @@ def _print_near(kind: str, word: str, known: Iterable[str]) -> None:
 
 
 def _convert(options: argparse.Namespace) -> None:
+    if options.command == "convert":
+        _resolve_formats(options)
     formats = (options.model, options.src_fmt, options.tgt_fmt)
     if options.command == "convert-config":
         settings = api.Options(options.output_dir, debug=options.debug)
@@ -98,6 +102,16 @@ def _convert(options: argparse.Namespace) -> None:
     saved = api.convert_checkpoint_from_file(*formats, options.checkpoint_file, options.config, settings)
     print(f"Checkpoint saved to {saved[0]}")
     print(f"Config saved to {saved[1]}")
+
+
+def _resolve_formats(options: argparse.Namespace) -> None:
+    """Replace cs-auto by the release that wrote the checkpoint, and cs-current by the newest one."""
+    if options.src_fmt == _AUTO:
+        with open_any(options.checkpoint_file) as reader:
+            options.src_fmt = releases.written_by(reader)
+        print(f"{_AUTO} is {options.src_fmt}")
+    if options.tgt_fmt == _CURRENT:
+        options.tgt_fmt = CS_FORMATS[-1]
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -142,8 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     formats = f"{HF}, {CS_OLD} to {CS_FORMATS[-1]} or {TF}; `list` shows the formats of a model"
     for command in (config, convert):
         command.add_argument("--model", required=True, help="the model; `list` shows all models")
-        command.add_argument("--src-fmt", required=True, help=formats)
-        command.add_argument("--tgt-fmt", required=True, help=formats)
+        is_whole = command is convert
+        source = f"{formats}; {_AUTO}: the release that the checkpoint names (since cs-2.2)" if is_whole else formats
+        target = f"{formats}; {_CURRENT}: {CS_FORMATS[-1]}" if is_whole else formats
+        command.add_argument("--src-fmt", required=True, help=source)
+        command.add_argument("--tgt-fmt", required=True, help=target)
         command.add_argument("--output-dir", help="folder of the results; default: each beside its input")
         command.add_argument("--debug", action="store_true", help="print the new name of each name")
     return parser

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,6 +121,23 @@ def conversion(
     if any(name.startswith("optimizer.") for name in reader.names()):
         logger.warning("the optimizer state is left out: %s and %s store it in different orders", source, target)
     return Conversion(model, values, reader, source, target, drop_unmatched_keys)
+
+
+def written_by(reader: TensorReader) -> str:
+    """Return the format of a checkpoint, from the list of releases that wrote it; only releases since 2.2 write one.
+
+    Raises:
+        ConfigConversionError: If it has no such list.
+    """
+    entries = reader.tree.get(_METADATA) if isinstance(reader, TorchReader) and isinstance(reader.tree, dict) else None
+    last = entries[-1] if isinstance(entries, list | tuple) and entries else None
+    match = re.match(r"\d+\.\d+", str(last.get("version"))) if isinstance(last, dict) else None
+    if match is None:
+        raise ConfigConversionError(
+            f"{reader.path} does not say which release wrote it. Give the release instead of cs-auto, as in "
+            "--src-fmt cs-2.1"
+        )
+    return f"cs-{match[0]}"
 
 
 def renamed_tree(model: Model, reader: TorchReader, source: str, target: str) -> Any:

@@ -18,6 +18,7 @@ from cerebras_tensorflow.converter.api import (
     convert_config,
     convert_config_from_file,
 )
+from cerebras_tensorflow.converter.cli import main
 from cerebras_tensorflow.converter.models import MODELS
 from cerebras_tensorflow.converter.rules import ConfigConversionError
 from cerebras_tensorflow.converter.sharded import open_any
@@ -132,6 +133,22 @@ def test_several_trainers_are_refused(tmp_path: Path) -> None:
     params.write_text("trainer: [{trainer: {init: {model: {}}}}]")
     with pytest.raises(ConfigConversionError, match="no settings of a model"):
         convert_config_from_file("gpt2", "cs-2.9", "cs-2.2", str(params))
+
+
+def test_cs_auto_is_the_release_that_a_checkpoint_names_and_cs_current_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, params = tmp_path / "a.mdl", tmp_path / "params.yaml"
+    params.write_text(yaml.safe_dump({"model": {"hidden_size": 3}}))
+    words = ["convert", "--model", "gpt2", "--src-fmt", "cs-auto", "--tgt-fmt", "cs-current", "--config", str(params)]
+    for metadata, expected in (([], 1), ([{"version": "2.2.1"}], 0)):
+        with TorchWriter(path, tree={"model": {"lm_head.weight": Leaf("h")}, "__metadata__": metadata}) as writer:
+            writer.add("h", np.ones(3, np.float32))
+        assert main([*words, "--output-dir", str(tmp_path / "out"), str(path)]) == expected
+    assert "does not say which release wrote it" in capsys.readouterr().err
+    with TorchReader(tmp_path / "out" / "a_to_cs-2.9.mdl") as reader:
+        assert [entry["version"] for entry in reader.tree["__metadata__"]] == ["2.2.1", "2.9.0"]
+    assert "trainer" in yaml.safe_load((tmp_path / "out" / "params_to_cs-2.9.yaml").read_text())
 
 
 POSITIONS = {
