@@ -12,6 +12,7 @@ from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.sparsity.algorithms import DynamicSparsityAlgorithm, SparsityAlgorithm, Static
+from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.text import did_you_mean
 
 DENSE_PARTS = ("embedding", "norm", "lm_head", "pe_helper")
@@ -126,6 +127,8 @@ def _section(section: dict[str, Any]) -> Iterator[Group]:
     inner = section.pop("params", None)
     if inner is not None:
         section = {**_mapping("params", inner), **section}
+    if section.pop("dump_masks", None):  # of releases 1.8 and 1.9
+        run_log.info("dump_masks: every checkpoint has the mask of a weight beside it, as <weight>_mask.")
     patterns = section.pop("param_name_patterns", None)
     wanted = section.pop("param_filter", None)
     if patterns is not None and wanted is not None:
