@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cerebras_tensorflow.errors import SettingsError
-from cerebras_tensorflow.sparsity.algorithms import DynamicSparsityAlgorithm, SparsityAlgorithm, Static
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.sparsity.algorithms import DynamicSparsityAlgorithm, SparsityAlgorithm, Static
 from cerebras_tensorflow.text import did_you_mean
 
 DENSE_PARTS = ("embedding", "norm", "lm_head", "pe_helper")

@@ -265,6 +265,12 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="go on with a model that does not fit on the simulated wafer",
     )
+    parser.add_argument(
+        "--model_summary",
+        action="store_true",
+        default=None,
+        help="log the layers of each compiled step: shapes, parameters, operations, where each weight lives",
+    )
     group = parser.add_argument_group("cluster")
     group.add_argument("--num_csx", type=int, help="CS systems that train together; each takes batches of batch_size")
     group.add_argument("--global_batch_size", type=int, help="samples of all systems in a step, instead of batch_size")
@@ -389,6 +395,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
         "memory_budget": settings.memory_budget,
         "micro_batch_size": settings.micro_batch_size,
         "allow_oversize": settings.allow_oversize,
+        "model_summary": settings.model_summary,
         "op_profiler_config": settings.op_profiler_config,
         "num_csx": settings.num_csx,
         "max_wgt_servers": settings.num_wgt_servers,

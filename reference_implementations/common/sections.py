@@ -36,6 +36,7 @@ class RunSettings:
     memory_budget: int | str | None = None  # of the process, as bytes or "4GB"; None: no limit
     micro_batch_size: int | str | dict[str, Any] | None = None  # for all modes; an input section overrides it
     allow_oversize: bool = False  # go on with a model that does not fit on the simulated wafer
+    model_summary: bool = False  # log the layers of each compiled step
     num_csx: int | None = None  # CS systems that share the batches of training
     global_batch_size: int | None = None  # samples of all systems in a training step, instead of batch_size
     multireplica: bool = False  # replicas of the model share each batch; pipelined, with cs_ip
@@ -76,6 +77,7 @@ class CsSettings:
     memory_budget: int | str | None = None  # runconfig's memory_budget overrides it
     micro_batch_size: int | str | dict[str, Any] | None = None  # runconfig's micro_batch_size overrides it
     allow_oversize: bool = False
+    model_summary: bool = False
     op_profiler_config: dict[str, Any] | None = None
     read_once: bool = True
 

@@ -39,6 +39,7 @@ class CSConfig:
             predict_input overrides it.
         allow_oversize: Go on, without a placement, with a model that does not fit on the simulated wafer. Otherwise a
             run on a CS system refuses it; a run on the CPU alone never does.
+        model_summary: Log the layers of each compiled step: shapes, parameters, operations, where each weight lives.
         op_profiler_config: Steps to profile, as {"start_step": 3, "end_step": 5}, counted from the first step of the
             run. It writes chrome_trace.json into model_dir and logs the ten slowest layers.
         read_once: On several CSX, one reads a checkpoint and sends the values to the others, so the storage is read
@@ -75,6 +76,7 @@ class CSConfig:
     memory_budget: int | str | None = None
     micro_batch_size: int | str | dict[str, dict[str, int]] | None = None
     allow_oversize: bool = False
+    model_summary: bool = False
     op_profiler_config: dict[str, Any] | None = None
     read_once: bool = True
 

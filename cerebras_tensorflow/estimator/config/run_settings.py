@@ -20,6 +20,7 @@ _OUR_FIELDS = (
     "micro_batch_size",
     "num_csx",
     "allow_oversize",
+    "model_summary",
     "op_profiler_config",
     "read_once",
 )

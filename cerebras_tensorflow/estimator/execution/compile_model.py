@@ -85,6 +85,8 @@ def compile_model(
         "compile_report.txt": report.compile_report_text(simulation),
         "model_summary.txt": summary_text(network, mode),
     }
+    if settings.model_summary:
+        run_log.info("%s", estimates["model_summary.txt"])
     if folder is not None and cached is not None:
         program, *others = cached
         cache.renew_texts(folder, estimates)  # the model of the machine may have changed since

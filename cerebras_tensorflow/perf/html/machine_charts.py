@@ -76,7 +76,7 @@ def losses(record: RunRecord) -> Any:
 
 def speed(record: RunRecord) -> Any:
     """Return the speed over the steps of a run."""
-    return _line(record, record.samples_per_s, "samples/s, measured on this machine", COLORS[0])
+    return _line(record, record.samples_per_s, "samples/s, measured", COLORS[0])
 
 
 def sparsity(record: RunRecord) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 from cerebras_tensorflow.estimator.execution import compile_model
 from cerebras_tensorflow.estimator.spec import EstimatorSpec
 from cerebras_tensorflow.estimator.tf_estimator import Estimator
@@ -27,3 +28,26 @@ def test_a_fault_of_the_simulated_speed_does_not_end_a_run(
     Estimator(model_fn, str(tmp_path)).train(lambda: tf.data.Dataset.from_tensors([[1.0], [1.0]]), steps=1)
     assert (tmp_path / "model.ckpt-1.index").is_file()
     assert "The simulated speed of this step is unknown (IndexError: no such row)." in caplog.text
+
+
+def test_a_cached_compilation_shows_the_summary_and_gets_a_new_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CEREBRAS_HOME", str(tmp_path / "home"))
+
+    def model_fn(features: Any, mode: str) -> Any:
+        kernel = tf.compat.v1.get_variable("dense/kernel", [3, 2])
+        loss = tf.reduce_sum(tf.matmul(features, kernel, name="dense/MatMul"))
+        step = tf.compat.v1.train.get_global_step()
+        return EstimatorSpec(mode, loss=loss, train_op=tf.compat.v1.assign_add(step, 1))
+
+    config = CSRunConfig(cs_config=CSConfig(model_summary=True))
+    estimator = CerebrasEstimator(model_fn, str(tmp_path / "model_dir"), config=config)
+    for _ in range(2):
+        caplog.clear()
+        estimator.compile(lambda: tf.data.Dataset.from_tensors([[1.0, 2.0, 3.0]]))
+        assert "Model summary" in caplog.text and "matrix product" in caplog.text
+        (report,) = (tmp_path / "model_dir").rglob("compile_report.txt")
+        assert "Samples/s: " in report.read_text()
+        report.write_text("as another release left it")
+    assert "Cached compilation found" in caplog.text
