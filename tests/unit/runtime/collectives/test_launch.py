@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from cerebras_tensorflow.errors import CollectiveError, SettingsError
-from cerebras_tensorflow.runtime.collectives import launch
+from cerebras_tensorflow.runtime.collectives import launch, placement
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.collectives.placement import check_mpi
 from cerebras_tensorflow.runtime.collectives.shared_files import shared_files
 from cerebras_tensorflow.runtime.collectives.signs_of_life import rank_file
 from cerebras_tensorflow.runtime.host import stopping
@@ -105,3 +106,27 @@ def test_without_mpi4py_the_error_says_what_to_install(tmp_path: Path, monkeypat
     monkeypatch.setattr(builtins, "__import__", without_mpi)
     with pytest.raises(SettingsError, match=r"pip install cerebras_tensorflow\[mpi\], or set num_csx to 1"):
         launch.start(2, MODULE, tmp_path, 60.0)
+
+
+def test_a_missing_mpi_library_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    check_mpi()
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    with pytest.raises(SettingsError, match=r"cannot load an MPI library.*pip install cerebras_tensorflow\[mpi\]"):
+        check_mpi()
+
+
+def test_slurm_starts_the_ranks_on_the_nodes_of_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    answers = {"scontrol": "a\nb\nc\n", "srun": "MPI plugin types are...\n\tnone\n\tpmi2\n"}
+    monkeypatch.setattr(placement, "_output", lambda command: answers.get(command[0], "HYDRA"))
+    monkeypatch.setattr(placement.shutil, "which", lambda name: name)
+    for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "[a-c]"), ("SLURM_NTASKS", "9")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURMD_NODENAME", "b")
+    command = placement.mpi_command(4, tmp_path)
+    assert command.nodes == ("b", "b", "a", "c")
+    assert Path(command.environment["SLURM_HOSTFILE"]).read_text() == "b\nb\na\nc\n"
+    assert command.words[:2] == ("srun", "--mpi=pmi2") and "SLURM_NTASKS" not in command.environment
+    answers["srun"] = "none"
+    assert placement.mpi_command(2, tmp_path).nodes == (), "without a plugin, all ranks run on this node"
