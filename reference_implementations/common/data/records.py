@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from reference_implementations.common.data.sample_order import Order
 from reference_implementations.common.data.token_files import find_files
 from reference_implementations.common.tasks import num_tasks, task_id
 
 
-class RecordInput(Protocol):
+class RecordInput(Order, Protocol):
     """Keys of an input section that reads TFRecord files."""
 
     @property
@@ -22,28 +23,8 @@ class RecordInput(Protocol):
         """Folder or folders of the files."""
 
     @property
-    def batch_size(self) -> int:
-        """Samples in a step."""
-
-    @property
-    def shuffle(self) -> bool:
-        """Whether samples come in random order."""
-
-    @property
-    def shuffle_seed(self) -> int:
-        """Seed of the random order."""
-
-    @property
     def shuffle_buffer(self) -> int:
         """Samples among which the next one is drawn."""
-
-    @property
-    def repeat(self) -> bool:
-        """Whether the data starts again at its end."""
-
-    @property
-    def skip_steps(self) -> int:
-        """Steps at the start that a resumed run leaves out, because it has done them."""
 
 
 def record_dataset(
