@@ -107,7 +107,7 @@ def replay(path: str) -> None:
         with reporting(path), files.open_regular(journal, os.O_NOFOLLOW) as file:
             try:
                 writes = _read_header(file, path)
-            except (ValueError, KeyError, TypeError, RecursionError) as exc:
+            except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as exc:
                 raise CorruptCheckpointError(f"{journal}: damaged: {exc}. Use another checkpoint.") from exc
             by_file: dict[str, list[_Write]] = {}
             position = file.tell()

@@ -8,6 +8,7 @@ copied, not what stays.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import os
@@ -24,6 +25,7 @@ from cerebras_tensorflow.saver.objects.store import Bucket
 _FILES = ("*tfevents*", "graph.pbtxt", "*.html", "predictions.npz")  # at the top of the folder
 _FOLDERS = ("train", "eval", "eval_*", "performance", "plugins", "report", "trace")
 _LIST = ".uploaded.json"  # of a work folder: path in it -> its state when it was copied or first seen
+_MAX_LIST_BYTES = 64 << 20
 _Change: TypeAlias = tuple[int, int]  # size [B], time of the last change [ns]
 
 _lock = threading.Lock()
@@ -38,7 +40,8 @@ def begin(model_dir: str) -> str:
         return folder
     with _lock:
         if _read_list(folder) is None:
-            _write_list(folder, dict(_files(folder)))
+            with contextlib.suppress(OSError):  # without the list, files that are here already are uploaded too
+                _write_list(folder, dict(_files(folder)))
     return folder
 
 
@@ -117,9 +120,9 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 def _read_list(folder: str) -> dict[str, _Change] | None:
     """Return the list of a work folder; None if it has none that can be read."""
     try:
-        with open(os.path.join(folder, _LIST), encoding="utf-8") as file:
-            return {str(name): (int(size), int(time_ns)) for name, (size, time_ns) in json.load(file).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        content = json.loads(files.read_regular(os.path.join(folder, _LIST), _MAX_LIST_BYTES))
+        return {str(name): (int(size), int(time_ns)) for name, (size, time_ns) in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 
 

@@ -292,9 +292,10 @@ def test_a_forged_journal_writes_no_other_file(tmp_path: Path) -> None:
         b'{"writes": [["c.h5", 4611686018427387904, 4]]}\nevil',
         b'{"writes": [["c.h5", -1, 4]]}\nevil',
         b'{"writes": [["c.h5", 0, -4], ["c.h5", 0, 8]]}\nevil',
+        b'{"writes": [["c.h5", Infinity, 4]]}\nevil',
         b"[" * 200_000,
     ],
-    ids=["a huge size", "a huge offset", "a negative offset", "a negative size", "deep nesting"],
+    ids=["a huge size", "a huge offset", "a negative offset", "a negative size", "an infinite offset", "deep nesting"],
 )
 def test_a_forged_journal_takes_no_time_and_changes_nothing(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "c.h5"
