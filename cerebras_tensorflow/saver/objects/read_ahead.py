@@ -21,6 +21,7 @@ from cerebras_tensorflow.saver.objects.manifest import Manifest
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 _THREADS = 8
+_FEW = 5  # with the writer's objects, a conversion stays below 400 MB
 DEEP = 16
 """Pieces of a run to request before the first is used, where memory is not scarce.
 
@@ -65,7 +66,7 @@ class ReadAhead:
         self._lock = threading.Lock()
         self._next: int | None = None
 
-    def read(self, position: int, size: int, num_requested: int = _THREADS) -> Iterator[memoryview]:
+    def read(self, position: int, size: int, num_requested: int = _FEW) -> Iterator[memoryview]:
         """Yield a run of the stream in order. If it follows the last run, also request the pieces after it.
 
         Args:
