@@ -9,10 +9,15 @@ import numpy as np
 
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
 from cerebras_tensorflow.runtime.micro_batches.tree import Group, absorbed
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 
 
 def reduce_scatter(
-    ranks: Collectives, own: Sequence[np.ndarray], groups: Sequence[Sequence[Group]], bounds: Sequence[int]
+    ranks: Collectives,
+    own: Sequence[np.ndarray],
+    groups: Sequence[Sequence[Group]],
+    bounds: Sequence[int],
+    buffers: Buffers | None = None,
 ) -> np.ndarray:
     """Return this rank's range of the sum over all micro-batches.
 
@@ -21,6 +26,7 @@ def reduce_scatter(
         own: This rank's sums, one for each group in groups[rank]: flat arrays of one dtype and length.
         groups: The groups of micro-batches that each rank has added up, in order.
         bounds: The start of each rank's range, then the total length.
+        buffers: Provides the memory of the sum, and of what it is made of.
 
     Returns:
         The elements from bounds[rank] to bounds[rank + 1] of the sum.
@@ -29,13 +35,16 @@ def reduce_scatter(
         CollectiveError: If a rank failed or did not answer in time.
     """
     parts = [[value[begin:end] for value in own] for begin, end in itertools.pairwise(bounds)]
-    total = reduce_to_owners(ranks, parts, groups)
+    total = reduce_to_owners(ranks, parts, groups, buffers)
     assert total is not None
     return total
 
 
 def reduce_to_owners(
-    ranks: Collectives, own: Sequence[Sequence[np.ndarray]], groups: Sequence[Sequence[Group]]
+    ranks: Collectives,
+    own: Sequence[Sequence[np.ndarray]],
+    groups: Sequence[Sequence[Group]],
+    buffers: Buffers | None = None,
 ) -> np.ndarray | None:
     """Return the sum, over all micro-batches, of the value that this rank owns; None if it owns none.
 
@@ -44,13 +53,15 @@ def reduce_to_owners(
         own: For the value of each owner: this rank's sums, one for each group in groups[rank], as flat arrays of one
             dtype. Empty: the owner has no value in this call.
         groups: The groups of micro-batches that each rank has added up, in order.
+        buffers: Provides the memory of the sum, and of what it is made of.
 
     Raises:
         CollectiveError: If a rank failed or did not answer in time.
     """
+    buffers = buffers or Buffers()
     mine = own[ranks.rank]
     size, dtype = (mine[0].size, mine[0].dtype) if mine else (0, np.dtype(np.uint8))
-    incoming = [np.empty((len(part), size), dtype) for part in groups]
+    incoming = [buffers.take(len(part) * size * dtype.itemsize).view(dtype).reshape(len(part), size) for part in groups]
     ranks.exchange([_joined(parts) for parts in own], [_bytes(place) for place in incoming])
     if not mine:
         return None

@@ -13,8 +13,10 @@ from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter, reduce_
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.sums import divided, merged_rows
 from cerebras_tensorflow.runtime.micro_batches.tree import absorbed
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 
-_TOGETHER_BYTES = 16 << 20  # small values up to this size travel together
+_TOGETHER_BYTES = 16 << 20  # small values up to this size travel together, larger ones in pieces
+_MAX_IDLE_BYTES = 1 << 40  # keep the memory of one step's sums for the next step
 
 
 class Totals(Across):
@@ -27,6 +29,7 @@ class Totals(Across):
 
     def __init__(self, ranks: Collectives, share: Share) -> None:
         self._ranks = ranks
+        self._buffers = Buffers(_MAX_IDLE_BYTES)
         self._groups = share.groups
         self._absorbed = absorbed([group for groups in self._groups for group in groups])
 
@@ -57,7 +60,7 @@ class Totals(Across):
     def to_owners(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> np.ndarray | None:
         """Return the mean of the value that this CSX owns: flat, with the dtype of the sums. None if it owns none."""
         own = [[value.reshape(-1) for value in values] for values in sums]
-        total = reduce_to_owners(self._ranks, own, self._groups)
+        total = reduce_to_owners(self._ranks, own, self._groups, self._buffers)
         return None if total is None else divided(total, divisor, total)
 
     def rows(
@@ -77,15 +80,24 @@ class Totals(Across):
         return divided(values, divisor, np.empty_like(values)), rows
 
     def _mean(self, own: Sequence[np.ndarray], divisor: int) -> np.ndarray:
+        """Return the mean of a flat value, from the sums of this rank's groups."""
+        first = own[0]
+        total = self._buffers.take(first.nbytes).view(first.dtype)
+        step = _TOGETHER_BYTES // first.itemsize
+        for start in range(0, first.size, step):
+            piece = slice(start, start + step)
+            self._mean_of_piece([value[piece] for value in own], divisor, total[piece])
+        return total
+
+    def _mean_of_piece(self, own: Sequence[np.ndarray], divisor: int, total: np.ndarray) -> None:
+        """Write the mean of a part of a value into `total`."""
         bounds = split_evenly(own[0].size, self._ranks.size)
-        part = reduce_scatter(self._ranks, own, self._groups, bounds)
-        total = np.empty(own[0].size, own[0].dtype)
+        part = reduce_scatter(self._ranks, own, self._groups, bounds, self._buffers)
         first, after = bounds[self._ranks.rank], bounds[self._ranks.rank + 1]
         divided(part, divisor, total[first:after])
         as_bytes = total.view(np.uint8)
         size = total.itemsize
         self._ranks.allgather([as_bytes[begin * size : end * size] for begin, end in itertools.pairwise(bounds)])
-        return total
 
     def _gathered(self, own: Sequence[np.ndarray], owner: int) -> list[np.ndarray]:
         """Return the arrays of all ranks, in the order of their groups. They differ only in dim 0.

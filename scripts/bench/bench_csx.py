@@ -1,0 +1,245 @@
+"""What do several CSX cost? The reduction of gradients, and a training step.
+
+    python scripts/bench/bench_csx.py reduction --mb 500 --rounds 3
+    python scripts/bench/bench_csx.py training --layers 12 --hidden 768 --batch 4 --steps 6 --rounds 3
+
+`reduction` adds gradients of the shapes of GPT-2 between two processes: by MPI's Allreduce, as a run does (rank 0
+through its relay), and by all_reduce of PyTorch with gloo, if it is installed. `training` runs GPT-2 with Adam: one CSX
+of two threads, and two CSX of one thread each, with the same global batch. Each round runs every way once, in turn.
+Prints the median of the rounds [s] and the speed against the first way, as JSON. Other work of the machine changes the
+figures: repeat if they spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
+REPEATS = 3  # reductions in a process; the first one is not counted
+LIMIT_S = 600
+_CHILD = "CS_BENCH_CHILD"
+
+
+def gradients(megabytes: int) -> list[np.ndarray]:
+    """Return gradients with the shapes of GPT-2 124M's, cut off at a total size."""
+    hidden = 768
+    layer = [(hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)]
+    result, left = [], megabytes * 1_000_000 // 4
+    for rows, columns in [(50257, hidden), *layer * 12]:
+        size = min(rows * columns, left)
+        left -= size
+        if size:
+            result.append(np.full(size, 1.0, np.float32))
+    return result
+
+
+def timed(reduce: Callable[[], object], barrier: Callable[[], object]) -> float:
+    """Return the median time of a reduction [s]."""
+    times = []
+    for number in range(REPEATS + 1):
+        barrier()
+        begin = time.perf_counter()
+        reduce()
+        if number:
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def main(ranks: Any, folder: Path) -> float:
+    """Reduce as a run does. Each rank of the group calls this; the runtime starts the others with it."""
+    from cerebras_tensorflow.graph.micro_batches import MicroBatches
+    from cerebras_tensorflow.runtime.collectives.totals import Totals
+    from cerebras_tensorflow.runtime.micro_batches.share import Share
+
+    megabytes = json.loads((folder / "bench.json").read_text())
+    values = gradients(megabytes)
+    totals = Totals(ranks, Share.of(MicroBatches(ranks.size, (), (), num_csx=ranks.size), ranks.rank))
+    seconds = timed(lambda: totals.dense([[value] for value in values], 1), ranks.barrier)
+    (mean, *_) = totals.dense([[values[0]]], 1)
+    assert (mean == ranks.size).all(), "the sum is wrong"
+    return seconds
+
+
+def as_in_a_run(megabytes: int) -> float:
+    """Time the reduction of a run [s]."""
+    from cerebras_tensorflow.runtime.collectives import launch
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "bench.json").write_text(json.dumps(megabytes))
+        ranks = launch.start(2, "bench_csx", folder, LIMIT_S)
+        try:
+            return main(ranks, folder)
+        finally:
+            ranks.close()
+
+
+def child_mpi(megabytes: int) -> float:
+    """Time MPI's own Allreduce [s]."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    values = gradients(megabytes)
+    totals = [np.empty_like(value) for value in values]
+
+    def reduce() -> None:
+        for value, total in zip(values, totals, strict=True):
+            world.Allreduce(value, total)
+
+    seconds = timed(reduce, world.Barrier)
+    return seconds if world.Get_rank() == 0 else 0.0
+
+
+def child_gloo(megabytes: int) -> float:
+    """Time all_reduce of PyTorch with gloo [s], which DistributedDataParallel uses on CPUs."""
+    import torch.distributed as dist
+    from torch import from_numpy
+
+    dist.init_process_group("gloo")
+    values = [from_numpy(value) for value in gradients(megabytes)]
+    seconds = timed(lambda: [dist.all_reduce(value) for value in values], dist.barrier)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return seconds if rank == 0 else 0.0
+
+
+def own_process(command: Sequence[str], environ: dict[str, str], way: str, megabytes: int) -> float:
+    """Start this script again, and return the time that it prints [s]."""
+    done = subprocess.run(
+        [*command, str(Path(__file__).resolve()), "reduction", "--mb", str(megabytes)],
+        env={**environ, _CHILD: way}, capture_output=True, text=True, check=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    return max(float(line) for line in done.stdout.split())
+
+
+def by_mpi(megabytes: int) -> float:
+    """Time MPI's Allreduce in processes that MPI starts [s]."""
+    from cerebras_tensorflow.runtime.collectives.placement import mpi_command
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = mpi_command(2, Path(folder))
+        return own_process([*command.words, sys.executable], command.environment, "mpi", megabytes)
+
+
+def reduction_ways(megabytes: int) -> dict[str, Callable[[], float]]:
+    """Return the ways to reduce, by name."""
+    ways: dict[str, Callable[[], float]] = {
+        "mpi_allreduce": lambda: by_mpi(megabytes),
+        "ours": lambda: as_in_a_run(megabytes),
+    }
+    try:
+        import torch.distributed  # noqa: F401
+    except ImportError:
+        return ways
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    ways["pytorch_gloo"] = lambda: own_process(torchrun, dict(os.environ), "gloo", megabytes)
+    return ways
+
+
+def train(options: argparse.Namespace, num_csx: int, threads: int) -> float:
+    """Return the median time of a training step of GPT-2 [s]."""
+    import tensorflow as tf
+
+    from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
+    from reference_implementations.gpt2.model import model_fn
+
+    batch = options.batch // num_csx
+
+    def input_fn() -> Any:
+        ids = tf.random.stateless_uniform((batch, options.sequence), (1, 2), 0, options.vocabulary, tf.int32)
+        return tf.data.Dataset.from_tensors(({"input_ids": ids, "input_mask": tf.ones_like(ids)}, ids)).repeat()
+
+    times: list[float] = []
+
+    class Clock(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        def before_run(self, run_context: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            times.append(time.perf_counter() - self.begin)
+
+    params = {
+        "model": {
+            "vocab_size": options.vocabulary, "hidden_size": options.hidden, "num_hidden_layers": options.layers,
+            "num_heads": options.hidden // 64, "filter_size": 4 * options.hidden,
+            "max_position_embeddings": 1024, "share_embedding_weights": True,
+        },
+        "optimizer": {"optimizer_type": "adam", "learning_rate": 1e-4},
+    }  # fmt: skip
+    folder = tempfile.mkdtemp()
+    config = CSRunConfig(
+        cs_config=CSConfig(num_csx=num_csx, micro_batch_size=options.batch // 2, weight_store="memory"),
+        session_config=tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads),
+        save_checkpoints_steps=10**9,
+    )
+    try:
+        CerebrasEstimator(model_fn, folder, config=config, params=params).train(
+            input_fn, steps=options.steps, hooks=[Clock()]
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return statistics.median(times[1:])
+
+
+def training_ways(options: argparse.Namespace) -> dict[str, Callable[[], float]]:
+    """Return the ways to train, by name."""
+    return {
+        "one_csx_of_two_threads": lambda: train(options, 1, 2),
+        "two_csx_of_one_thread": lambda: train(options, 2, 1),
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("what", choices=("reduction", "training"))
+    numbers = {"mb": 500, "rounds": 3, "layers": 12, "hidden": 768, "vocabulary": 50257, "sequence": 128, "batch": 4}
+    for name, value in {**numbers, "steps": 4}.items():
+        result.add_argument(f"--{name}", type=int, default=value)
+    return result
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run all ways in turn and print the medians."""
+    ways = reduction_ways(options.mb) if options.what == "reduction" else training_ways(options)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, way in ways.items():
+            times[name].append(way())
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    first = next(iter(medians.values()))
+    print(
+        json.dumps(
+            {
+                "what": options.what,
+                "load": os.getloadavg()[0],
+                "seconds": {name: round(value, 4) for name, value in medians.items()},
+                "speed_against_first": {name: round(first / value, 3) for name, value in medians.items()},
+                "all": {name: [round(value, 4) for value in values] for name, values in times.items()},
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    child = os.environ.get(_CHILD)
+    given = parser().parse_args()
+    if child is None:
+        run(given)
+    else:
+        seconds = {"mpi": child_mpi, "gloo": child_gloo}[child](given.mb)
+        print(seconds if seconds else "")
