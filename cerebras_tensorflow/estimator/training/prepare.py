@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.estimator.execution import micro_batch_size, replicas, restrictions, several_csx, store_choice
 from cerebras_tensorflow.estimator.execution.compile_model import Compiled, compile_model
@@ -25,7 +27,10 @@ from cerebras_tensorflow.estimator.training.signals import StopSignals
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.perf.meter import Meter
 from cerebras_tensorflow.progress import Progress
+from cerebras_tensorflow.runtime.host.heap import trim_heap
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+
+_LARGE_GRAPH = 5_000  # nodes
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,9 @@ def prepare(
         if pipeline.graph is None:
             # The original calls model_fn again for the graph of the run, and its log shows it. Here it costs the time
             # of building the model once more.
+            graph_def = ops.step.graph_def
+            del model, ops
+            _free_graph_of(graph_def)
             model = _call_model(request, pipeline)
             ops = training_ops(model)
     return PreparedRun(
@@ -149,6 +157,14 @@ def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) 
     several_csx.share_batches(pipeline, cs, request.params)
     cs = replicas.share_batches(pipeline, request.settings, request.params, target)
     return micro_batch_size.first_that_fits(pipeline, cs, request.params, attempt)
+
+
+def _free_graph_of(graph_def: Any) -> None:
+    """Free a graph of TensorFlow that nothing refers to any more, if it is large: some megabytes for each layer."""
+    tf_private.forget_custom_gradients(graph_def)
+    if len(graph_def.node) >= _LARGE_GRAPH:
+        gc.collect()
+        trim_heap()
 
 
 def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
