@@ -74,17 +74,9 @@ def atomic_file(path: AnyPath, permissions: int = 0o666, is_durable: bool = True
 
     Arguments and errors are those of `write_bytes`.
     """
-    draft, fd = _create_draft(path, permissions)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            yield file
-        put_in_place(fd, draft, path, is_durable)
-    except BaseException:
-        _remove(draft)
-        raise
-    finally:
-        _drafts.discard((os.getpid(), draft))
-        os.close(fd)
+    # The file is closed, and so complete, before the draft replaces the other.
+    with _draft(path, permissions, is_durable) as (_, fd), open(fd, "wb", closefd=False) as file:
+        yield file
 
 
 @contextlib.contextmanager
@@ -93,9 +85,16 @@ def atomic_path(path: AnyPath, permissions: int = 0o666, is_durable: bool = True
 
     The draft is locked. Open it with h5py as `h5py.File(draft, "w", locking=False)`: HDF5's own lock would fail.
     """
+    with _draft(path, permissions, is_durable) as (draft, _):
+        yield Path(draft)
+
+
+@contextlib.contextmanager
+def _draft(path: AnyPath, permissions: int, is_durable: bool) -> Iterator[tuple[str, int]]:
+    """Yield the path and the descriptor of a draft. It replaces the file at the end; after an error it is removed."""
     draft, fd = _create_draft(path, permissions)
     try:
-        yield Path(draft)
+        yield draft, fd
         put_in_place(fd, draft, path, is_durable)
     except BaseException:
         _remove(draft)
