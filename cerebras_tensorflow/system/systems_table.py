@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from cerebras_tensorflow.errors import SystemNotFoundError
 from cerebras_tensorflow.system import jobs
-from cerebras_tensorflow.system.state import SystemState
+from cerebras_tensorflow.system.state import MODE_TITLES, SystemState
 
 
 def read_all(connection: sqlite3.Connection) -> list[SystemState]:
@@ -30,6 +30,20 @@ def read_one(connection: sqlite3.Connection, name: str) -> SystemState:
 
 
 def _state(row: sqlite3.Row) -> SystemState:
+    """Return the system of a row.
+
+    Raises:
+        sqlite3.DatabaseError: If a value cannot be one that we wrote; `database.opened` calls the file damaged.
+    """
+    for name, is_right in (
+        ("name", isinstance(row["name"], str)),
+        ("address", isinstance(row["address"], str)),
+        ("execution_mode", row["execution_mode"] in MODE_TITLES),
+        ("boot_ends_at", isinstance(row["boot_ends_at"], int | float)),
+        ("software_version", isinstance(row["software_version"], str)),
+    ):
+        if not is_right:
+            raise sqlite3.DatabaseError(f"malformed: the {name} of a system is {row[name]!r}")
     return SystemState(
         name=row["name"],
         address=row["address"],

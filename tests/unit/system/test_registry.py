@@ -1,12 +1,13 @@
 import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemNotFoundError, SystemStateError
-from cerebras_tensorflow.system import jobs, registry, state
+from cerebras_tensorflow.system import database, jobs, registry, state
 
 
 @pytest.mark.parametrize(
@@ -185,3 +186,12 @@ def test_a_job_of_several_systems_keeps_each_of_them_busy(home) -> None:
             later.finish(jobs.CANCELLED)
         attached = jobs.attach(folder, job.number, "a", env.PIPELINED)
         assert attached is not None and attached.record.system == record.system, "an evaluation keeps them"
+
+
+@pytest.mark.parametrize(("column", "value"), [("execution_mode", "text"), ("boot_ends_at", b"\xff"), ("address", 7)])
+def test_a_system_with_a_damaged_value_is_reported_as_a_damaged_file(home: Path, column: str, value: object) -> None:
+    registry.find()
+    with database.transaction(home / "systems.sqlite") as connection:
+        connection.execute(f"UPDATE systems SET {column} = CAST(? AS BLOB)", (value,))
+    with pytest.raises(database.RecordsError, match=rf"systems\.sqlite is damaged .*the {column} of a system"):
+        registry.find()
