@@ -165,6 +165,12 @@ def _algorithm(section: dict[str, Any]) -> SparsityAlgorithm:
     known = _parameters(kind)
     for key in given:
         if key not in known:
+            others = [name for name, other in _named_classes().items() if key in _parameters(other)]
+            if others:
+                raise SettingsError(
+                    f"unknown key {key!r} in section sparsity: algorithm {kind.__name__.lower()} does not take it. "
+                    f"Remove it, or set algorithm to {' or '.join(others)}."
+                )
             raise SettingsError(
                 f"unknown key {key!r} in section sparsity{did_you_mean(str(key), [*known, *_GROUP_KEYS]) or '.'} "
                 f"{kind.__name__.lower()} has {', '.join(known)}."
@@ -173,8 +179,7 @@ def _algorithm(section: dict[str, Any]) -> SparsityAlgorithm:
 
 
 def _class_of(name: Any) -> type[SparsityAlgorithm]:
-    known = {kind.__name__.lower(): kind for kind in _subclasses(SparsityAlgorithm) if not _is_internal(kind)}
-    known |= dict.fromkeys(_STATIC_NAMES, Static)
+    known = _named_classes() | dict.fromkeys(_STATIC_NAMES, Static)
     if isinstance(name, type) and issubclass(name, SparsityAlgorithm):
         return name
     if str(name).lower() not in known:
@@ -183,6 +188,11 @@ def _class_of(name: Any) -> type[SparsityAlgorithm]:
             f"{', '.join(sorted(known))}."
         )
     return known[str(name).lower()]
+
+
+def _named_classes() -> dict[str, type[SparsityAlgorithm]]:
+    """Return the algorithms by their names in params."""
+    return {kind.__name__.lower(): kind for kind in _subclasses(SparsityAlgorithm) if not _is_internal(kind)}
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
