@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 MOST_PACKED_SHARE = 0.75  # of a piece's bytes; a packed piece that is larger does not pay on any disk
 _ALWAYS_PACKED_SHARE = 0.4  # about 75 % of zeros in float32: saves most of the bytes, and takes little time
-_CORE_WORTH = 4  # a second of a core costs a step more than a second of the disk: cores also compute
+_CORE_WORTH = 2  # a second of a core costs a step more than a second of the disk: cores also compute
 _ENOUGH_BYTES = 64 << 20  # that give a rate
 _MEMORY_BYTES = 4 << 30  # after so many, older times count half
 
@@ -72,7 +72,7 @@ class Traffic:
     def most_packed_share(self) -> float:
         """Share of a piece's bytes up to which packing it saves time.
 
-        The cores may take a quarter of the time in which the disk would move the saved bytes. Before both rates are
+        The cores may take half of the time in which the disk would move the saved bytes. Before both rates are
         known, all pieces are packed that any disk would pay for.
         """
         disk, packing = self._disk.s_per_byte, self._packing.s_per_byte
