@@ -139,3 +139,22 @@ def gradients_passed_through(change: Callable[[Any, Any], Any]) -> Iterator[None
         yield
     finally:
         util._GradientsHelper, tape.gradient = symbolic, taped  # noqa: SLF001
+
+
+def callable_of(session: Any, fetches: list[str], targets: list[str], feeds: list[str]) -> Callable[..., list[Any]]:
+    """Return a function that runs a session: from arrays for the feeds, of their types, to the values of the fetches.
+
+    It raises the errors of Session.run, but skips what Session.run does again in each call: checks of the graph, of the
+    fetches and of the feeds. The public Session.make_callable calls Session.run if there are feeds.
+
+    Args:
+        session: The session.
+        fetches: Names of tensors.
+        targets: Names of ops to run.
+        feeds: Names of tensors.
+    """
+    options = importlib.import_module("tensorflow.core.protobuf.config_pb2").CallableOptions(
+        fetch=fetches, target=targets, feed=feeds
+    )
+    made = session._make_callable_from_options(options)  # noqa: SLF001
+    return lambda *values: session._do_call(made, *values)  # noqa: SLF001

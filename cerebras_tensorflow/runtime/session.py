@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import threading
@@ -23,6 +24,7 @@ from cerebras_tensorflow.runtime.inference.shared import InferenceRun, SharedInf
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
 from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.steps import GradientSums, MicroBatchRuns
+from cerebras_tensorflow.runtime.repeated_runs import RepeatedRuns
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.variables import SessionVariables, streamed_names
 from cerebras_tensorflow.runtime.weight_store.calls import StoreCalls
@@ -81,6 +83,7 @@ class ProgramSession(tf.compat.v1.Session):
         self._ops = FetchedGraph(program, graph_def, graph, streamed_names(program), bind)
         settings = session_settings(session_config, store is not None)
         self._session = tf.compat.v1.Session(graph=self._ops.graph, config=settings)
+        self._steps = RepeatedRuns(self._session)
         self._variables = SessionVariables(program, self._ops, self._session, store)
         self._has_step_counters = has_node(self._ops.graph, SEEDED_COUNTER)
         self._entropy = secrets.randbits(63)
@@ -177,7 +180,10 @@ class ProgramSession(tf.compat.v1.Session):
                     **feeds,
                 }
             self._is_updating = self._is_updating or is_step
-            result, after = self._session.run((mapped, extra), feeds, options=options, run_metadata=run_metadata)
+            # MonitoredSession always gives options and run_metadata. Without options, run_metadata stays empty.
+            is_repeated = is_step and (options is None or not options.ByteSize())
+            run_once = functools.partial(self._session.run, options=options, run_metadata=run_metadata)
+            result, after = (self._steps.run if is_repeated else run_once)((mapped, extra), feeds)
         except tf.errors.OpError as error:
             original = self._calls.take_error() if self._calls else None
             original = original or (self._sums.take_error() if self._sums else None)

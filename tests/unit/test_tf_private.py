@@ -8,6 +8,7 @@ import sys
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -128,3 +129,10 @@ def test_the_body_of_a_function_is_a_graph_with_the_shapes_of_a_call() -> None:
         graph_def, names = tf_private.graph_of_function(function, [tf.TensorShape([2, 3])])
     (result,) = tf.graph_util.import_graph_def(graph_def, return_elements=[names[next(iter(function.ret.values()))]])
     assert result.shape == [2, 4]
+
+
+def test_a_callable_runs_a_session_with_feeds() -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [], "x")
+        run = tf_private.callable_of(session, [(2 * x).name], [x.op.name], ["x:0"])
+        assert run(np.float32(3.0)) == [6.0]
