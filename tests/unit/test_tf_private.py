@@ -134,5 +134,5 @@ def test_the_body_of_a_function_is_a_graph_with_the_shapes_of_a_call() -> None:
 def test_a_callable_runs_a_session_with_feeds() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [], "x")
-        run = tf_private.callable_of(session, [(2 * x).name], [x.op.name], ["x:0"])
+        run = tf_private.callable_of(session, [(2 * x).name], [tf.square(x).op.name], ["x:0"])
         assert run(np.float32(3.0)) == [6.0]
