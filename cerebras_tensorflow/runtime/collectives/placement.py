@@ -18,7 +18,7 @@ from cerebras_tensorflow.runtime.collectives.mpi import missing
 _ANSWER_LIMIT_S = 30.0
 _HOSTS_FILE = "hosts"
 _OPEN_MPI = "Open MPI"
-_PLUGINS = {_OPEN_MPI: ("pmix",), "MPICH": ("pmi2", "pmix")}  # of srun, which let the processes find each other
+_PLUGINS = {_OPEN_MPI: ("pmix",), "MPICH": ("pmi2",)}  # of srun, which let the processes find each other
 _OF_LAUNCHERS = ("PMI_", "PMIX_", "SLURM_", "OMPI_", "PRTE_")
 _OF_SLURM_JOB = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID")  # what srun needs to start a step of this job
 
