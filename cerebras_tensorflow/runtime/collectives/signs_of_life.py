@@ -85,11 +85,21 @@ def has_ended(path: Path) -> bool:
         os.close(fd)
 
 
+def _is_removed(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # of a network file system
+        return False
+    return False
+
+
 def exit_with(path: Path, code: int) -> None:
-    """Start a thread that ends this process when the process of a file has ended."""
+    """Start a thread that ends this process when the process of a file has ended, or somebody has removed the file."""
 
     def watch() -> None:
-        while not has_ended(path):
+        while not (has_ended(path) or _is_removed(path)):
             time.sleep(_PERIOD_S / 2)
         end_at_once(code)
 
