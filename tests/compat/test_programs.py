@@ -61,4 +61,5 @@ def test_a_public_package_runs_unmodified(tmp_path: Path, script: str) -> None:
     words = [sys.executable, "-W", "ignore", "-c", START, path, str(PROGRAMS / f"{script}.py"), str(tmp_path / "model")]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["METRICS", "ROW", "EXPORT"], done.stdout
+    first_words = [line.split(" ")[0] for line in done.stdout.splitlines()]  # deepctr adds a line if it is offline
+    assert [word for word in first_words if word.isupper()] == ["METRICS", "ROW", "EXPORT"], done.stdout
