@@ -1,8 +1,8 @@
 """The chief's side of input workers: the same batches in the same order, computed by other processes.
 
-W workers share the last maps and the batching of a dataset. Worker i computes batches i, i + W, i + 2 W, ... and the
-chief takes one batch from each worker in turn. So one worker computes each batch, and no bit of a batch depends on the
-number of workers. parts.py cuts the dataset; remote.py receives the batches.
+W workers share the last maps and the batching of a dataset. Part i has batches i, i + W, i + 2 W, ...; one worker
+computes it, and the chief takes one batch from each worker in turn. So one worker computes each batch, and no bit of a
+batch depends on the number of workers. parts.py cuts the dataset; remote.py receives the batches.
 
 If a batch takes longer to hand over than to compute, the chief computes the rest itself (speed.py): the batches are
 the same.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,9 @@ PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"}
 class WorkersOfCsx:
     """The input workers of each CSX.
 
-    Batch number b of the input goes to CSX b mod num_csx, and worker b mod W computes it, where W is the number of all
-    workers. If W is a multiple of num_csx, each CSX has workers of its own, and each worker computes only batches of
-    its CSX.
+    Batch number b of the input goes to CSX b mod num_csx. Worker i serves CSX i div P, where P is the number of workers
+    of each CSX, and the workers of a CSX compute its batches in turn. If there are fewer workers than CSX, each worker
+    serves several.
 
     Attributes:
         num_csx: Number of CSX that take batches in turn.
@@ -69,6 +69,17 @@ class WorkersOfCsx:
         """
         most = available if self.per_csx is None else min(available, self.per_csx * self.num_csx)
         return most - most % self.num_csx if most >= self.num_csx else most
+
+    def in_turn(self, count: int) -> list[int]:
+        """Return the number of the worker that computes each of `count` consecutive batches.
+
+        >>> WorkersOfCsx(2).in_turn(4), WorkersOfCsx(4).in_turn(3)
+        ([0, 2, 1, 3], [0, 1, 2])
+        """
+        if count % self.num_csx:
+            return list(range(count))
+        per_csx = count // self.num_csx
+        return [batch % self.num_csx * per_csx + batch // self.num_csx for batch in range(count)]
 
     def note(self, available: int) -> None:
         """Log that a launch has fewer workers than the run asks for."""
@@ -115,7 +126,7 @@ def distributed(
         run_log.info("Each of %d CSX has %d input worker(s) of its own.", workers.num_csx, count // workers.num_csx)
     # They import TensorFlow while the chief builds and compiles the model.
     start_workers(folder)
-    return remote(dataset, folder, count, should_stop)
+    return remote(dataset, folder, workers.in_turn(count), should_stop)
 
 
 def start_workers(folder: Path) -> None:
@@ -139,23 +150,23 @@ def why_not(variant: Any) -> str:
     return ""
 
 
-def remote(dataset: Any, folder: Path, count: int, should_stop: Callable[[], bool]) -> Any:
-    """Return a dataset whose batches `count` workers compute, one from each in turn.
+def remote(dataset: Any, folder: Path, workers: Sequence[int], should_stop: Callable[[], bool]) -> Any:
+    """Return a dataset whose batches workers compute, one from each in turn.
 
     Args:
         dataset: The whole dataset, in the current graph.
         folder: The folder of the launch.
-        count: Number of workers.
+        workers: The numbers of the workers, in the order of their turns.
         should_stop: As in `distributed`.
     """
     spec = dataset.element_spec
     flat = dataset.map(lambda *element: tuple(tf.nest.flatten(_one(element), expand_composites=True)))
-    requests = part_requests(flat, count)
+    parts = list(zip(part_requests(flat, len(workers)), workers, strict=True))
     # Each iterator has a number, with which it finds where the workers' batches end.
     numbers, ends = itertools.count(), dict[int, int]()
 
     def batches(number: tf.Tensor) -> Any:
-        generator = functools.partial(_in_turn, folder, requests, should_stop, ends)
+        generator = functools.partial(_in_turn, folder, parts, should_stop, ends)
         remote = tf.data.Dataset.from_generator(generator, args=(number,), output_signature=flat.element_spec)
         return remote.concatenate(tf.data.Dataset.from_tensors(number).flat_map(rest))
 
@@ -174,7 +185,7 @@ def remote(dataset: Any, folder: Path, count: int, should_stop: Callable[[], boo
 
 
 def part_requests(flat: Any, count: int) -> list[PartRequest]:
-    """Return the request to each worker, for a dataset of tuples of dense tensors in the current graph."""
+    """Return a request for each part, for a dataset of tuples of dense tensors in the current graph."""
     variant = order.maps_last(tf.data.experimental.to_variant(flat))
     graph = variant.graph
     keys = tf.compat.v1.GraphKeys
@@ -208,15 +219,19 @@ def _has_no_seed(operation: Any) -> bool:
 
 
 def _in_turn(
-    folder: Path, requests: list[PartRequest], should_stop: Callable[[], bool], ends: dict[int, int], number: Any
+    folder: Path,
+    requests: list[tuple[PartRequest, int]],
+    should_stop: Callable[[], bool],
+    ends: dict[int, int],
+    number: Any,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield a batch of each worker in turn until one has no more.
+    """Yield a batch of each worker in turn until one has no more. `requests` names the worker of each part.
 
     If computing the batches here is faster, end early, and write the number of batches to `ends[number]`. Only iterator
     0 may do so: a dataset that several iterators share can shuffle differently for each, but not in the workers.
     """
     comparison = Comparison()
-    parts = [RemotePart(folder, request) for request in requests]
+    parts = [RemotePart(folder, request, worker) for request, worker in requests]
     try:
         while True:
             for part in parts:

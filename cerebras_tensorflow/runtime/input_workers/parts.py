@@ -54,8 +54,8 @@ def part(variant: Any, spec: Any, index: int, count: int, first_batch: int = 0) 
     Args:
         variant: Tensor of the whole dataset, in the current graph.
         spec: TensorSpecs of its elements.
-        index: Number of the worker.
-        count: Number of workers.
+        index: Number of the part.
+        count: Number of parts, one for each worker.
         first_batch: Number of the worker's batches to skip. Their elements are dropped before the maps.
     """
     split = find_split(variant)

@@ -57,8 +57,8 @@ class PartRequest:
 
     Attributes:
         variant: Name of the tensor of the whole dataset in the graph. Its elements are tuples of dense tensors.
-        index: Number of the worker.
-        count: Number of workers. Worker `index` computes batches index, index + count, index + 2 count, ...
+        index: Number of the part.
+        count: Number of parts. Part `index` has batches index, index + count, index + 2 count, ...
         first_batch: Number of batches of this part that the chief already has. The worker skips them.
         element_types: Names of the dtypes of an element's tensors.
         element_shapes: Shapes of these tensors. A None dim varies; a None shape has an unknown rank.

@@ -82,19 +82,21 @@ class RemotePart:
     Args:
         folder: The folder of the launch, in which workers announce themselves.
         request: The part that the worker computes.
+        worker: Number of the worker; by default the request's index.
 
     Attributes:
         work: What the worker does with its time; None: not known yet.
     """
 
-    def __init__(self, folder: Path, request: PartRequest) -> None:
+    def __init__(self, folder: Path, request: PartRequest, worker: int | None = None) -> None:
         self._folder = folder
         self._request = request
+        self._worker = request.index if worker is None else worker
         self.work: Work | None = None
         self._batches: queue.Queue[Batch | BaseException | None] = queue.Queue(AHEAD)
         self._closed = threading.Event()
         self._call: Any = None
-        self._thread = threading.Thread(target=self._receive, name=f"input-worker-{request.index}", daemon=True)
+        self._thread = threading.Thread(target=self._receive, name=f"input-worker-{self._worker}", daemon=True)
         self._thread.start()
 
     def next_batch(self, should_stop: Callable[[], bool]) -> Batch | None:
@@ -150,7 +152,7 @@ class RemotePart:
                     received += 1
                 return
             except OSError as error:
-                run_log.info("Input worker %d sends messages, not shared memory: %s.", self._request.index, error)
+                run_log.info("Input worker %d sends messages, not shared memory: %s.", self._worker, error)
                 can_map, last = False, None
             except grpc.RpcError as error:
                 if self._closed.is_set():
@@ -161,10 +163,10 @@ class RemotePart:
                     raise self._error(f"has ended {ends} times before batch {received} of its part") from error
                 run_log.warning(
                     "Input worker %d (process %d) ended: %s. A new one continues after batch %d of its part.",
-                    *(self._request.index, last.pid, error.details(), received),
+                    *(self._worker, last.pid, error.details(), received),
                 )
                 with suppress(OSError):  # on a full disk: a worker that has died is replaced anyway
-                    replace_file(self._folder, self._request.index).write_text(str(last.pid), encoding="ascii")
+                    replace_file(self._folder, self._worker).write_text(str(last.pid), encoding="ascii")
 
     def _batches_of(self, worker: WorkerAddress, request: PartRequest) -> Iterator[Batch]:
         """Yield the batches of one worker. Acknowledge each one when the caller asks for the next."""
@@ -195,10 +197,10 @@ class RemotePart:
             raise self._error("refuses the token of this launch") from error
 
     def _error(self, what: str) -> CerebrasError:
-        index = self._request.index
+        number = self._worker
         return CerebrasError(
-            f"input worker {index} {what}. Its log is {self._folder}/input-worker-{index}.log. Without input workers, "
-            "the chief computes its input itself."
+            f"input worker {number} {what}. Its log is {self._folder}/input-worker-{number}.log. Without input "
+            "workers, the chief computes its input itself."
         )
 
     def _wait_for_worker(self, last: WorkerAddress | None) -> WorkerAddress | None:
@@ -207,16 +209,16 @@ class RemotePart:
         Raises:
             CerebrasError: If no such worker starts within START_TIMEOUT_S.
         """
-        index = self._request.index
+        number = self._worker
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._closed.is_set():
-            about = read_announcement(worker_file(self._folder, index))
+            about = read_announcement(worker_file(self._folder, number))
             if about is not None and (last is None or about["token"] != last.token):
                 return WorkerAddress(**about)
             if time.monotonic() > deadline:
                 raise CerebrasError(
-                    f"input worker {index} of {self._request.count} has not started within {START_TIMEOUT_S:.0f} s; "
-                    f"its log is {self._folder}/input-worker-{index}.log"
+                    f"input worker {number} of {self._request.count} has not started within {START_TIMEOUT_S:.0f} s; "
+                    f"its log is {self._folder}/input-worker-{number}.log"
                 )
             self._closed.wait(POLL_S)
         return None

@@ -165,8 +165,9 @@ def test_each_csx_has_workers_of_its_own_which_read_only_its_batches(monkeypatch
         whole = batches(dataset)
         variant = input_order.maps_last(tf.data.experimental.to_variant(dataset))
         parts = [batches(part(variant, dataset.element_spec, index, count)) for index in range(count)]
+    turns = workers.in_turn(count)
     for csx in range(num_csx):  # a step takes num_csx consecutive batches, in the order of the CSX
-        own = [batch for index, part_of in enumerate(parts) if index % num_csx == csx for batch in part_of]
+        own = [batch for worker, part_of in zip(turns, parts, strict=True) if worker // 2 == csx for batch in part_of]
         assert sorted(own) == sorted(whole[csx::num_csx])
     workers.note(1)
     assert lines == [

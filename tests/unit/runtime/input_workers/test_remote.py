@@ -103,7 +103,7 @@ def test_the_chief_continues_a_dataset_with_the_same_batches(
     monkeypatch.setattr(chief.Comparison, "got", got)
     with tf.Graph().as_default():
         tf.compat.v1.set_random_seed(1)
-        dataset = chief.remote(squares(), tmp_path, 1, never)
+        dataset = chief.remote(squares(), tmp_path, [0], never)
         first, second = (tf.compat.v1.data.make_initializable_iterator(dataset) for _ in range(2))
         both = [first.get_next(), second.get_next()]
         with tf.compat.v1.Session() as session:
