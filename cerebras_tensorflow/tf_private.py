@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_CUSTOM_GRADIENT = re.compile(r"CustomGradient-\d+")  # the names that tf.custom_gradient makes
 
 
 def export_utils() -> Any:
@@ -104,15 +107,17 @@ def forget_custom_gradients(graph_def: Any) -> None:
     """Free the graph that a GraphDef was made from, of which no more gradients will be computed.
 
     TensorFlow keeps the gradient function of each tf.custom_gradient forever, for example that of tf.nn.silu. The
-    function refers to tensors, and they refer to their whole graph.
+    function refers to tensors, and they refer to their whole graph. It made the name for this one call. The other
+    names, of tf.RegisterGradient for tf.Graph.gradient_override_map, belong to the user and stay.
 
     Args:
         graph_def: The graph.
     """
     functions = importlib.import_module("tensorflow.python.framework.ops").gradient_registry._registry  # noqa: SLF001
     for node in graph_def.node:
-        if "_gradient_op_type" in node.attr:
-            functions.pop(node.attr["_gradient_op_type"].s.decode(), None)
+        name = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
+        if _CUSTOM_GRADIENT.fullmatch(name):
+            functions.pop(name, None)
 
 
 @contextmanager

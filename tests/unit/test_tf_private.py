@@ -122,6 +122,21 @@ def test_a_graph_with_custom_gradients_can_be_freed() -> None:
     assert alive() is None
 
 
+def test_a_gradient_that_the_user_registered_stays() -> None:
+    @tf.RegisterGradient("ReversedForTest")
+    def reversed_gradient(operation: Any, gradient: Any) -> Any:
+        return -gradient
+
+    for _ in range(2):
+        with tf.Graph().as_default() as graph:
+            x = tf.compat.v1.placeholder(tf.float32, [], "x")
+            with graph.gradient_override_map({"Identity": "ReversedForTest"}):
+                (gradient,) = tf.gradients(tf.identity(3 * x), [x])
+            with tf.compat.v1.Session() as session:
+                assert session.run(gradient, {x: 1.0}) == -3
+        tf_private.forget_custom_gradients(graph.as_graph_def())
+
+
 def test_the_body_of_a_function_is_a_graph_with_the_shapes_of_a_call() -> None:
     with tf.Graph().as_default() as graph:
         tf.function(lambda x: tf.matmul(x, tf.ones([3, 4])))(tf.ones([2, 3]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -55,4 +54,3 @@ def main(ranks: Collectives, folder: Path) -> None:
     finally:
         if store is not None:
             store.close()
-        shutil.rmtree(own, ignore_errors=True)

@@ -233,12 +233,14 @@ def _start_processes(request: CsxRequest, num_csx: int, folder: Path) -> Collect
         place = folder / program_folder(rank, is_shared)
         if not cache.save(place, one, {}):
             raise StoreError(f"num_csx: the compiled program cannot be written to {place}: see the log")
-    stores = request.settings.weight_store_dir
+    chosen = request.settings.weight_store_dir
+    # Training and evaluation may run beside each other, so each has stores of its own. The user may choose a link.
+    stores = Path(chosen).resolve() / folder.name if chosen else folder
     described = {
         "train_node": request.train_node,
         "setup": request.setup,
         "session_config": base64.b64encode(request.session_config.SerializeToString()).decode(),
-        "stores": stores or str(folder),
+        "stores": str(stores),
         "store_kind": store_choice.kind_of(request.store),
         "is_shared": is_shared,
     }

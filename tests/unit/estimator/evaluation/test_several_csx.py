@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.runtime import inference_follower
 from cerebras_tensorflow.runtime.csx.messages import Message
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -103,6 +104,31 @@ def test_the_first_csx_reads_weights_only_for_its_own_batches(
     for num_csx in (1, 2):
         list(estimator(tmp_path, num_csx).predict(input_fn, hooks=[Reader()]))
     assert 0 < read[1] <= 5 / 7 * read[0]  # 4 of 7 batches, and once to send the weights
+
+
+def test_the_stores_of_other_csx_leave_what_is_not_theirs(
+    tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
+    stores = tmp_path / "stores"
+    opened: list[Path] = []
+    open_share = store_choice.open_share
+
+    def noted(program: Any, rank: int, like: str, folder: Path) -> Any:
+        opened.append(folder)
+        return open_share(program, rank, like, folder)
+
+    monkeypatch.setattr(store_choice, "open_share", noted)
+    (tmp_path / "link").symlink_to(stores)
+    for folder in (stores / "store-1", stores / "csx_eval" / "store-1"):
+        folder.mkdir(parents=True)
+        (folder / "precious.txt").write_text("mine")
+    settings = CSConfig(num_csx=2, min_stream_bytes=0, weight_store="file", weight_store_dir=str(tmp_path / "link"))
+    runner = CerebrasEstimator(model_fn, str(tmp_path / "m"), config=CSRunConfig(cs_config=settings), params={})
+    list(runner.predict(input_fn))
+    assert opened == [stores / "csx_eval" / "store-1"]  # that of a training run is in csx
+    for folder in (stores / "store-1", opened[0]):
+        assert [one.name for one in folder.iterdir()] == ["precious.txt"]
 
 
 def test_predictions_have_the_order_and_bits_of_one_csx(mode: str, tmp_path: Path, computed: list[str]) -> None:
