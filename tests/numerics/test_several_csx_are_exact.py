@@ -208,6 +208,53 @@ def test_a_weight_that_another_variable_depends_on_stays_on_every_csx() -> None:
     assert owners["embedding"] == owners["embedding/Adam"] != EVERY
 
 
+def chained(value: Any, step: Any) -> Any:
+    """A copy of the embedding, read after Adam's updates of all weights. Nothing else waits for these updates."""
+    trained = v1.trainable_variables()
+    gradients = [tf.convert_to_tensor(one) for one in tf.gradients(value, trained)]
+    updated = v1.train.AdamOptimizer(1e-2).apply_gradients(zip(gradients, trained, strict=True))
+    embedding = next(one for one in trained if one.op.name == "embedding")
+    with tf.control_dependencies([updated]):
+        after = embedding.read_value()
+    average = v1.get_variable("average", embedding.shape, initializer=v1.zeros_initializer(), trainable=False)
+    return tf.group(average.assign(0.9 * average + 0.1 * after), step.assign_add(1))
+
+
+def checked(value: Any, step: Any) -> Any:
+    """Adam, and assertions on each weight after it."""
+    updated = adam(value, step)
+    with tf.control_dependencies([updated]):
+        norms = [tf.nn.l2_loss(one.read_value()) for one in v1.trainable_variables()]
+    return tf.group(updated, *(tf.debugging.assert_less(norm, 1e6) for norm in norms))
+
+
+def scheduled(value: Any, step: Any) -> Any:
+    """Descent with a learning rate and a decay from two large tables."""
+    rates, decays = (v1.get_variable(name, [100, 8], trainable=False) for name in ("rates", "decays"))
+    rate, decay = tf.gather(rates, step)[0], tf.gather(decays, step)[0]
+    trained = v1.trainable_variables()
+    gradients = [tf.convert_to_tensor(one) for one in tf.gradients(value, trained)]
+    updates = [w.assign_sub(rate * (g + decay * w)) for w, g in zip(trained, gradients, strict=True)]
+    return tf.group(step.assign_add(1), *updates)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "everywhere"),
+    [(chained, set()), (checked, {"embedding", "w"}), (scheduled, {"rates", "decays"})],
+)
+def test_an_update_beside_those_of_other_owners_gets_the_bits_of_one_csx(
+    trainer: Callable[[Any, Any], Any], everywhere: set[str], tmp_path: Path
+) -> None:
+    cut, data = cut_of(trainer), batches(3, WHOLE)
+    step = replace(cut.step, num_csx=2, is_shared=True)
+    program = compile_for_each_csx(step, "weight_streaming", options(tmp_path, False), op_outputs(cut.graph))[0]
+    owners = zip((spec.name for spec in program.streamed), program.owners, strict=True)
+    names = {"embedding", "w", "rates", "decays"}
+    assert {name for name, owner in owners if owner == EVERY} & names == everywhere, "else the CSX wait for each other"
+    result = train_on(2, cut, "weight_streaming", 3, tmp_path, data, shared="memory")
+    assert not different(result, train(cut, steps=3, data=data))
+
+
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(set(TRAINERS) - {"adamw"})]
 
 

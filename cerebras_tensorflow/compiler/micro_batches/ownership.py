@@ -7,8 +7,9 @@ other owners:
 - Variables and totals whose values meet in one update, other than through small values, get the same owner.
 - A small value (a norm of the gradient, a check for overflow) is computed by every CSX that needs it, in the same order
   as on one CSX. Every CSX therefore gets the totals that it depends on.
-- If a small value, a summary or a variable that every CSX holds depends on a weight that the step changes, then each
-  CSX must see it before its update. Such a weight stays on every CSX.
+- If a summary depends on a weight that the step changes, or a small value, an assertion of the train op or a variable
+  that every CSX holds depends on any weight, then each CSX must see it before its update. Such a weight stays on every
+  CSX: during an update no CSX reads from another one, which could wait for it.
 
 The choice depends on the graph and on sizes only, so that every process and every run makes the same one.
 """
@@ -25,6 +26,7 @@ from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTab
 from cerebras_tensorflow.graph.variables import is_write
 
 _SMALL_BYTES = 64  # a larger value belongs to one CSX
+_JOINS = frozenset(["Merge", "RefMerge", "Exit", "RefExit"])  # ops that end a branch or a loop
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,48 @@ def update_of(update: Update, owners: Owners, rank: int) -> GraphDef:
     """Return the part of an update that one CSX computes: the changes of what it owns and of what every CSX holds."""
     table = NodeTable(update.graph_def)
     others = {handle for handle, owner in owners.variables.items() if owner not in (rank, EVERY)}
+    earlier = _Earlier(table, find_writes(table))
     result = GraphDef(versions=update.graph_def.versions, library=update.graph_def.library)
     for node in update.graph_def.node:
         if is_write(node.op) and variables_of(table, node.name) & others:
-            node = NodeDef(name=node.name, op="NoOp", input=[text for text in node.input if text.startswith("^")])
+            waits = dict.fromkeys(text for text in node.input if text.startswith("^"))
+            waits.update(dict.fromkeys(f"^{name}" for name in earlier.awaited(node.name)))
+            node = NodeDef(name=node.name, op="NoOp", input=list(waits))
         result.node.append(node)
     kept = [node.name for node in result.node if node.op in ("VarHandleOp", "Placeholder")]
     return prune(result, [*update.roots, *kept])
+
+
+class _Earlier:
+    """Finds the changes that must happen before a write, because its values are read after them."""
+
+    def __init__(self, table: NodeTable, writes: Collection[str]) -> None:
+        self._table = table
+        self._writes = writes
+        self._after = set(table.descendants(writes)) | set(writes)
+
+    def awaited(self, write: str) -> list[str]:
+        """Return the ops that the values of a write wait for: other writes, and ops that end after them."""
+        return self._walk(write)[0]
+
+    def has_branches(self, write: str) -> bool:
+        """Whether the values of a write come, after another write, from a branch or a loop."""
+        return any(self._table.nodes[name].op in _JOINS for name in self._walk(write)[1])
+
+    def _walk(self, write: str) -> tuple[list[str], set[str]]:
+        """Return what the values wait for, and the ops after other writes that compute the values."""
+        waits: dict[str, None] = {}
+        computed: set[str] = set()
+        pending = [write]
+        while pending:
+            for endpoint in self._table.inputs[pending.pop()]:
+                name = endpoint.node
+                if name in self._after and (endpoint.is_control or name in self._writes):
+                    waits[name] = None
+                elif name in self._after and name not in computed:
+                    computed.add(name)
+                    pending.append(name)
+        return list(waits), computed
 
 
 class _Choice:
@@ -89,6 +126,7 @@ class _Choice:
         self._table = NodeTable(update.graph_def)
         self._trained = self._table.ancestors([update.train_node])
         self._writes = find_writes(self._table)
+        self._earlier = _Earlier(self._table, self._writes)
         self._fetched = (
             frozenset(update.roots) - {update.train_node} - set(self._table.descendants([update.train_node]))
         )
@@ -133,21 +171,41 @@ class _Choice:
         return Owners({handle: owners[handle] for handle in sizes}, sparse)
 
     def _can_have_one_owner(self, handle: str, written: Mapping[str, frozenset[str]]) -> bool:
-        """Whether all changes of a variable are known and belong to the train op."""
+        """Whether all changes of a variable are known, belong to the train op, and can be left out."""
         changes = [write for write, variables in written.items() if handle in variables]
-        return all(is_write(self._table.nodes[write].op) and write in self._trained for write in changes)
+        return all(
+            is_write(self._table.nodes[write].op) and write in self._trained and not self._earlier.has_branches(write)
+            for write in changes
+        )
 
     def _leaves(self, handle: str, written: Mapping[str, frozenset[str]]) -> bool:
-        """Whether a value that depends on a changing variable or a total is needed outside of its group."""
+        """Whether the update of another group, or a check in the train op, takes a value that depends on it.
+
+        A summary that takes a value which does not change is no reason: only the first CSX computes it.
+        """
         is_total = handle in self._update.totals or handle in self._update.placeholders
-        if not is_total and not any(handle in variables for variables in written.values()):
-            return False
+        is_changing = is_total or any(handle in variables for variables in written.values())
         reached = self._reached(handle, is_large=False)
         group = self._root(handle)
-        return not reached.isdisjoint(self._fetched) or any(
-            variable not in self._parent or self._root(variable) != group
-            for write in reached & self._writes
-            for variable in written[write] or {""}
+        return (
+            (is_changing and not reached.isdisjoint(self._fetched))
+            or any(self._is_awaited(name) for name in reached - self._writes)
+            or any(
+                variable not in self._parent or self._root(variable) != group
+                for write in reached & self._writes
+                for variable in written[write] or {""}
+            )
+        )
+
+    def _is_awaited(self, name: str) -> bool:
+        """Whether the train op needs an op itself, and not only its values: it is an assertion, for example."""
+        return name in self._trained and (
+            name == self._update.train_node
+            or any(
+                f"^{name}" in self._table.nodes[user].input
+                for user in self._table.consumers[name]
+                if user in self._trained
+            )
         )
 
     def _reached(self, handle: str, is_large: bool) -> set[str]:
