@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +40,11 @@ SCRIPT_MODES = ("train", "eval", "eval_all", "train_and_eval", "predict", "infer
 
 _MODE_OPTIONS = ("--mode", "-m")
 _MOST_MODULES = 50
-_REFERENCE_MODEL = re.compile(r"^from reference_implementations\.common\.run import .*\brun\b", re.MULTILINE)
+_REFERENCE_MODELS = "reference_implementations"
+# What the script of a reference model consists of; one with anything else does work of its own when it runs.
+_DECLARATIONS = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If)
+_IMPORTED = ("__future__", "pathlib", "sys", _REFERENCE_MODELS)
+_CALLED = ("ReferenceModel", "run", "exit", "append", "insert", "str", "Path", "resolve")
 _CHECK_S = 20
 
 
@@ -113,11 +117,13 @@ def _check_mode_of_script(script: Path, arguments: Sequence[str]) -> None:
 def _check_reference_model(script: Path, command: Sequence[str]) -> None:
     """Let a reference model check its options and params. It does so without TensorFlow, in less than a second.
 
+    A script that does work of its own is not run here, because the job runs it too.
+
     Raises:
         CommandError: If it refuses them; the text is its own.
     """
     with suppress(OSError, subprocess.TimeoutExpired):
-        if not _REFERENCE_MODEL.search(script.read_text(encoding="utf-8", errors="replace")):
+        if not _only_declares_a_model(script.read_text(encoding="utf-8", errors="replace")):
             return
         done = subprocess.run(
             resolved(command),
@@ -131,6 +137,25 @@ def _check_reference_model(script: Path, command: Sequence[str]) -> None:
         # Any other failure may be one of this host alone, so the job reports it.
         if done.returncode == NO_SCRIPT:
             raise process.CommandError(done.stderr.strip(), NO_SCRIPT)
+
+
+def _only_declares_a_model(source: str) -> bool:
+    """Return whether a script only declares a reference model and runs its command line, as run.py of ours do."""
+    try:
+        nodes = list(ast.walk(tree := ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    names = [getattr(function, "attr", getattr(function, "id", "")) for function in called]
+    return (
+        f"{_REFERENCE_MODELS}.common.run" in modules
+        and all(isinstance(statement, _DECLARATIONS) for statement in tree.body)
+        and all(module.split(".")[0] in _IMPORTED for module in modules)
+        and "run" in names
+        and set(names) <= set(_CALLED)
+    )
 
 
 def _option(arguments: Sequence[str], names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Priorities of waiting jobs, P0 to P3 as in the published documents: a job with a lower number goes first."""
+"""Priorities of jobs, P0 to P3 as in the published documents: the waiting job with the lowest number goes first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cerebras_tensorflow.system import database, jobs
 from cerebras_tensorflow.system.job import FINISHED, Job
 
 _BUCKET = 100
-_HIGHEST, _LOWEST = 1, 399  # 0 to 99 is P0, for administrators; 100 to 199 P1, to 299 P2, to 399 P3
+_HIGHEST, _LOWEST = 1, 399  # 1 to 99 is P0, for administrators; 100 to 199 P1, to 299 P2, to 399 P3
 _ADMINISTRATOR = 0
 
 
@@ -26,21 +26,24 @@ def parse(text: str) -> int:
     bucket = re.fullmatch(r"[pP]([0-3])", text)
     number = int(bucket[1]) * _BUCKET + _BUCKET - 1 if bucket else int(text) if re.fullmatch(r"\d{1,3}", text) else 0
     if not _HIGHEST <= number <= _LOWEST:
-        raise ValueError(f"priority {text!r}: expected p1, p2, p3 or a number from {_BUCKET} to {_LOWEST}")
+        raise ValueError(
+            f"priority {text!r}: expected p1, p2, p3 or a number from {_BUCKET} to {_LOWEST}; "
+            f"an administrator may also give p0 or a number from {_HIGHEST} to {_BUCKET - 1}"
+        )
     return number
 
 
 def shown(priority: int) -> str:
     """Return a priority as the published tables show it.
 
-    >>> shown(DEFAULT_PRIORITY)
+    >>> shown(299)
     'P2 (299)'
     """
     return f"P{priority // _BUCKET} ({priority})"
 
 
 def change(home: Path, job_id: str, priority: int, uid: int) -> str | None:
-    """Set the priority of a waiting job; return None, or the reason why it may not be changed.
+    """Set the priority of a job that has not ended; return None, or the reason why it may not be changed.
 
     Args:
         home: Folder of the simulated systems.
@@ -60,7 +63,7 @@ def _refusal(row: sqlite3.Row | None, job_id: str, priority: int, uid: int) -> s
     if row is None:
         return f"job {job_id} not found"
     if row["phase"] in FINISHED:
-        return f"job {job_id} has ended; only waiting and running jobs have a priority"
+        return f"job {job_id} has ended; only the priority of a waiting or running job can change"
     if uid != _ADMINISTRATOR and row["uid"] != uid:
         return f"job {job_id} belongs to {row['user']}"
     if uid != _ADMINISTRATOR and priority < _BUCKET:

@@ -121,7 +121,7 @@ def _add_job_commands(commands: Any) -> None:
     one.set_defaults(run=_get_job)
     priority = kinds.add_parser("set-priority", help="Set the place of a job in the queue: p1 is first, p2 the default")
     priority.add_argument("name", metavar="ID")
-    priority.add_argument("priority", metavar="PRIORITY", help="p1, p2, p3, or a number from 100 to 399")
+    priority.add_argument("priority", metavar="PRIORITY", help="p1, p2, p3, or 100 to 399; root also p0 or 1 to 99")
     priority.set_defaults(run=_set_priority)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from csrun import interpreters
 from csrun.interpreters import check_typed_right
 from csrun.process import CommandError
 
@@ -83,6 +84,34 @@ def test_the_check_of_a_reference_model_runs_nothing(tmp_path: Path, monkeypatch
     words = ["--params", str(model / "configs" / "params_tiny.yaml"), "--mode", "train", "--model_dir", "run"]
     check_typed_right(["python", str(model / "run.py"), *words], is_for_here=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "work",
+    ["Path('made').touch()", "import prepare", "def made():\n    Path('made').touch()\n\nmade()", "for _ in [1]: pass"],
+)
+def test_a_script_that_does_work_of_its_own_is_not_run_before_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prepare.py").write_text("from pathlib import Path\nPath('made').touch()\n")
+    model = (ROOT / "reference_implementations" / "fc_mnist" / "run.py").read_text()
+    model = model.replace("Path(__file__).resolve().parents[2]", repr(str(ROOT)))
+    script = tmp_path / "run.py"
+    script.write_text(model)
+    with pytest.raises(CommandError, match="max_stps"):
+        check_typed_right(["python", str(script), "--max_stps", "5"], is_for_here=True)
+    script.write_text(model.replace("MODEL =", f"{work}\n\nMODEL =", 1))
+    check_typed_right(["python", str(script), "--max_stps", "5"], is_for_here=True)
+    assert not Path("made").exists()
+
+
+def test_every_script_of_our_reference_models_checks_its_options() -> None:
+    scripts = sorted((ROOT / "reference_implementations").rglob("run.py"))
+    models = [script for script in scripts if script.parent.name != "common"]
+    assert len(models) > 5
+    for script in models:
+        assert interpreters._only_declares_a_model(script.read_text()), script
 
 
 def test_programs_missing_on_this_machine_are_accepted_for_a_cluster() -> None:

@@ -1,10 +1,11 @@
 import json
+import os
 import time
 
 import pytest
 
 from cerebras_tensorflow.system import jobs
-from csrun.csctl import actions, resources
+from csrun.csctl import actions, resources, server
 from csrun.csctl.cli import main
 from csrun.csctl.resources import Filters, ResourceError
 
@@ -142,7 +143,12 @@ def test_a_job_with_a_higher_priority_starts_first(home, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("priority", "message"),
-    [("p4", "expected p1, p2, p3 or a number"), ("0", "expected p1"), ("high", "expected p1"), ("150", "not found")],
+    [
+        ("p4", "expected p1, p2, p3 or a number from 100 to 399; an administrator may"),
+        ("0", "expected p1"),
+        ("high", "expected p1"),
+        ("150", "not found"),
+    ],
 )
 def test_a_wrong_priority_is_refused(home, priority: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "set-priority", "wsjob-nope", priority]) == 1
@@ -155,6 +161,30 @@ def test_only_the_owner_changes_a_priority(home) -> None:
         actions.set_priority(home, job.id, 150, jobs.record(home, job.number).uid + 1)
     actions.set_priority(home, job.id, 150, jobs.record(home, job.number).uid)
     assert jobs.record(home, job.number).priority == 150
+
+
+@pytest.mark.parametrize("said", ["owner", "0"])
+def test_a_remote_client_has_the_rights_of_the_servers_user_whoever_it_says_it_is(
+    home, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Context:
+        def invocation_metadata(self):
+            return (("auth-uid", said if said == "0" else str(owner)),)
+
+        def abort(self, _code, text: str):
+            raise PermissionError(text)
+
+    job = jobs.submit(home, "lab", "pipelined")
+    owner = jobs.record(home, job.number).uid
+    request = server.api.UpdateJobPriorityRequest(job_id=job.id, job_priority="p1")
+    service = server.CsCtl(home)
+    with service._folder:
+        with monkeypatch.context() as patch, pytest.raises(PermissionError, match="belongs to"):
+            patch.setattr(os, "getuid", lambda: owner + 1)
+            service.UpdateJobPriority(request, Context())
+        assert jobs.record(home, job.number).priority == 299
+        service.UpdateJobPriority(request, Context())
+        assert jobs.record(home, job.number).priority == 199
 
 
 def test_cluster_parts_are_chosen_by_role(home, capsys: pytest.CaptureFixture[str]) -> None:
