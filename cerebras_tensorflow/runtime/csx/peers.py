@@ -3,16 +3,14 @@
 Each CSX answers requests for what it owns. A request names the number of updates that it must come after, so that no
 reader sees a weight too early. The owner's next update needs the gradients of all CSX, so no reader is too late.
 
-A request is HEADER and its bytes; an answer is ANSWER and its bytes, or the text of an error. Both sides prove that
-they have the secret of the run before the first request. The bytes are not encrypted.
+A request is HEADER and its bytes; links.py has the form of an answer. Both sides prove that they have the secret of the
+run before the first request. The bytes are not encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
-import secrets
 import socket
 import struct
 import threading
@@ -20,11 +18,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from cerebras_tensorflow.errors import CerebrasError, CollectiveError
+from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.runtime.csx import links
+from cerebras_tensorflow.runtime.csx.links import Incoming, LinkEndedError
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.network import listen_address
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
@@ -32,12 +33,9 @@ from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<QQQQQQ")
-_ANSWER = struct.Struct("<BQ")  # whether it is an error; bytes that follow
-_SECRET_BYTES = 32
 _HANDSHAKE_LIMIT_S = 10.0
 _POLL_S = 0.05
 _MAX_WAITING = 64  # connections that have not shown the secret
-_SOCKET_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,11 @@ class Peers:
             CollectiveError: If the other CSX failed.
         """
         with self._link(owner) as link:
-            size = self._asked(link, owner, request, data)
-            if out is not None and size != out.nbytes:
-                raise CollectiveError(f"rank {owner} sent {size} B, expected {out.nbytes} B")
-            result = _received(link, np.empty(size, np.uint8) if out is None else out)
-        self._count(request, 0 if data is None else data.nbytes, size)
+            answer = self._asked(link, owner, request, data)
+            if out is not None and answer.size != out.nbytes:
+                raise CollectiveError(f"rank {owner} sent {answer.size} B, expected {out.nbytes} B")
+            result = answer.read(np.empty(answer.size, np.uint8) if out is None else out)
+        self._count(request, 0 if data is None else data.nbytes, answer.size)
         return result
 
     def stream(self, owner: int, request: Request, piece_bytes: int) -> Iterator[Bytes]:
@@ -139,24 +137,21 @@ class Peers:
         """
         target = np.empty(piece_bytes, np.uint8)
         with self._link(owner) as link:
-            size = self._asked(link, owner, request, None)
-            for start in range(0, size, piece_bytes):
-                yield _received(link, target[: min(piece_bytes, size - start)])
+            answer = self._asked(link, owner, request, None)
+            for start in range(0, answer.size, piece_bytes):
+                yield answer.read(target[: min(piece_bytes, answer.size - start)])
 
-    def _asked(self, link: socket.socket, owner: int, request: Request, data: Bytes | None) -> int:
-        """Send a request; return the size of the answer.
+    def _asked(self, link: socket.socket, owner: int, request: Request, data: Bytes | None) -> Incoming:
+        """Send a request; return the answer.
 
         Raises:
             CollectiveError: If the answer is an error.
+            LinkEndedError: If the connection has ended.
         """
-        link.sendall(_HEADER.pack(*_fields(request), 0 if data is None else data.nbytes))
-        if data is not None and data.nbytes:
-            link.sendall(data.data)
-        is_error, size = _ANSWER.unpack(_received(link, np.empty(_ANSWER.size, np.uint8)).tobytes())
-        if is_error:
-            text = _received(link, np.empty(size, np.uint8)).tobytes().decode(errors="replace")
-            raise CollectiveError(f"rank {owner} failed: {text}")
-        return int(size)
+        links.send(link, _HEADER.pack(*_fields(request), 0 if data is None else data.nbytes), self._check)
+        if data is not None:
+            links.send(link, data, self._check)
+        return Incoming(link, owner, self._check)
 
     def _count(self, request: Request, sent: int, received: int) -> None:
         if request.kind in self._counted:
@@ -176,7 +171,8 @@ class Peers:
 
     @contextmanager
     def _link(self, owner: int) -> Iterator[socket.socket]:
-        """Give a connection that no other thread uses."""
+        """Give a connection for one thread. After an error it is closed: more of an answer may follow."""
+        link = None
         try:
             with self._lock:
                 free = self._free.setdefault(owner, [])
@@ -184,11 +180,21 @@ class Peers:
             if link is None:
                 link = self._connected(owner)
             yield link
-        except (OSError, EOFError) as error:
+        except LinkEndedError as error:
+            self._drop(link)
             self._raise_error_of_run()
             raise CollectiveError(f"rank {owner} closed its connection to rank {self.rank}: it has ended") from error
+        except BaseException:
+            self._drop(link)
+            raise
         with self._lock:
             self._free[owner].append(link)
+
+    def _drop(self, link: socket.socket | None) -> None:
+        if link is not None:
+            with self._lock:
+                self._open.discard(link)
+            link.close()
 
     def _raise_error_of_run(self) -> None:
         """Raise the error that names the rank, if it is known within some seconds."""
@@ -208,20 +214,23 @@ class Peers:
             if self._is_closed:
                 raise CollectiveError(f"rank {owner} has not announced its address, and rank {self.rank} ends")
             time.sleep(_POLL_S)
-        link = socket.create_connection((about["host"], about["port"]), _HANDSHAKE_LIMIT_S)
-        _tune(link)
-        if not _prove(link, self._secret, b"caller", b"owner"):
+        with links.socket_calls():
+            link = socket.create_connection((about["host"], about["port"]), _HANDSHAKE_LIMIT_S)
+        try:
+            links.tune(link)
+            if not links.prove(link, self._secret, b"caller", b"owner"):
+                raise CollectiveError(f"rank {owner} does not know the secret of this run")
+            links.start_messages(link)
+            self._keep(link)
+        except BaseException:
             link.close()
-            raise CollectiveError(f"rank {owner} does not know the secret of this run")
-        link.settimeout(None)
-        self._keep(link)
+            raise
         return link
 
     def _keep(self, link: socket.socket) -> None:
         with self._lock:
             if self._is_closed:
-                link.close()
-                raise EOFError
+                raise LinkEndedError("this side has ended")
             self._open.add(link)
 
     def _accept(self) -> None:
@@ -243,73 +252,35 @@ class Peers:
         """Background thread: answer the requests of one connection until it ends."""
         try:
             link.settimeout(_HANDSHAKE_LIMIT_S)
-            _tune(link)
+            links.tune(link)
             try:
-                is_known = _prove(link, self._secret, b"owner", b"caller")
+                is_known = links.prove(link, self._secret, b"owner", b"caller")
             finally:
                 with self._lock:
                     self._waiting -= 1
             if not is_known:
                 return
-            link.settimeout(None)
+            links.start_messages(link)
             self._keep(link)
             while True:
                 self._reply(link)
-        except (OSError, EOFError):
+        except LinkEndedError:
             pass  # the other side has ended; its own error says why
-        except CerebrasError:  # in the middle of an answer
-            logger.exception("a request of another CSX failed")
+        except Exception:
+            logger.exception("rank %d: a request of another CSX failed", self.rank)
         finally:
-            with self._lock:
-                self._open.discard(link)
-            link.close()
+            self._drop(link)
 
     def _reply(self, link: socket.socket) -> None:
-        header = _HEADER.unpack(_received(link, np.empty(_HEADER.size, np.uint8)).tobytes())
-        data = _received(link, np.empty(header[-1], np.uint8))
-        request = Request(*header[:-1])
-        try:
-            size, parts = self._answer(request, data)
-            is_error = False
-        except CerebrasError as error:
-            text = np.frombuffer(str(error).encode(), np.uint8)
-            size, parts, is_error = text.nbytes, [text], True
-        link.sendall(_ANSWER.pack(is_error, size))
-        for part in parts:
-            link.sendall(part.data)
+        *fields, num_bytes = _HEADER.unpack(self._next(link, _HEADER.size).tobytes())
+        request, data = Request(*fields), self._next(link, num_bytes)
+        size = links.send_answer(link, partial(self._answer, request, data))
         self._count(request, size, data.nbytes)
+
+    def _next(self, link: socket.socket, num_bytes: int) -> Bytes:
+        """Return the next bytes of a connection, however long they take."""
+        return links.receive(link, np.empty(num_bytes, np.uint8), links.wait_on)
 
 
 def _fields(request: Request) -> tuple[int, int, int, int, int]:
     return request.kind, request.index, request.start, request.stop, request.after
-
-
-def _tune(link: socket.socket) -> None:
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for name in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        link.setsockopt(socket.SOL_SOCKET, name, _SOCKET_BYTES)
-
-
-def _prove(link: socket.socket, secret: bytes, own: bytes, other: bytes) -> bool:
-    """Show that this side has the secret, and return whether the other one has it. Both sides send fresh numbers."""
-    mine = secrets.token_bytes(_SECRET_BYTES)
-    link.sendall(mine)
-    theirs = _received(link, np.empty(_SECRET_BYTES, np.uint8)).tobytes()
-    link.sendall(hmac.digest(secret, own + mine + theirs, "sha256"))
-    shown = _received(link, np.empty(_SECRET_BYTES, np.uint8)).tobytes()
-    return hmac.compare_digest(shown, hmac.digest(secret, other + theirs + mine, "sha256"))
-
-
-def _received(link: socket.socket, out: Bytes) -> Bytes:
-    """Fill an array from a connection.
-
-    Raises:
-        EOFError: If the other side has closed it.
-    """
-    view = out.data
-    while view:
-        count = link.recv_into(view)
-        if not count:
-            raise EOFError
-        view = view[count:]
-    return out

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cerebras_tensorflow.errors import CollectiveError, StoreError
+from cerebras_tensorflow.runtime.csx import links
 from cerebras_tensorflow.runtime.csx.peers import Peers, Request
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 
 SECRET = b"of the run"
-FAILS, WAITS = 7, 8
+FAILS, WAITS, BREAKS, RAISES = 7, 8, 9, 10
 
 
 def doubled(request: Request, data: Bytes) -> tuple[int, Iterable[Bytes]]:
@@ -22,7 +24,16 @@ def doubled(request: Request, data: Bytes) -> tuple[int, Iterable[Bytes]]:
         raise StoreError("the disk is full")
     if request.kind == WAITS:
         threading.Event().wait(30)
+    if request.kind == RAISES:
+        raise MemoryError("of 3 TB")
+    if request.kind == BREAKS:
+        return 4000, broken()
     return 2 * data.nbytes, (data, data)
+
+
+def broken() -> Iterator[Bytes]:
+    yield np.zeros(3000, np.uint8)
+    raise OSError(errno.EIO, "Input/output error", "weights.bin")
 
 
 @pytest.fixture
@@ -50,6 +61,37 @@ def test_an_error_of_the_owner_names_its_rank_and_the_connection_goes_on(pair: t
         with pytest.raises(CollectiveError, match="rank 1 failed: the disk is full"):
             pair[0].ask(1, Request(FAILS))
     assert pair[0].ask(1, Request(1), np.zeros(3, np.uint8)).size == 6
+
+
+def test_every_error_of_an_answer_or_of_a_part_reaches_the_caller(pair: tuple[Peers, Peers]) -> None:
+    with pytest.raises(CollectiveError, match="rank 1 failed: MemoryError: of 3 TB"):
+        pair[0].ask(1, Request(RAISES))
+    with pytest.raises(CollectiveError, match=r"rank 1 failed: OSError.*Input/output error: 'weights.bin'"):
+        pair[0].ask(1, Request(BREAKS))
+    pieces = pair[0].stream(1, Request(BREAKS), 1000)
+    with pytest.raises(CollectiveError, match=r"weights\.bin"):
+        list(pieces)
+    assert pair[0].ask(1, Request(1), np.zeros(3, np.uint8)).size == 6
+
+
+def test_the_error_of_the_run_ends_a_request_that_gets_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "CHECK_S", 0.05)
+    is_lost = threading.Event()
+
+    def check() -> None:
+        if is_lost.is_set():
+            raise CollectiveError("rank 1 on host does not answer")
+
+    first, other = Peers(0, tmp_path, SECRET, doubled, check), Peers(1, tmp_path, SECRET, doubled)
+    losing = threading.Timer(0.2, is_lost.set)
+    losing.start()
+    with pytest.raises(CollectiveError, match="does not answer"):
+        first.ask(1, Request(WAITS))
+    losing.join()
+    for one in (first, other):
+        one.close()
 
 
 def test_an_owner_that_ends_fails_the_request_that_waits(pair: tuple[Peers, Peers]) -> None:
