@@ -20,6 +20,7 @@ import yaml
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.text import did_you_mean
 
 SectionType = TypeVar("SectionType")
 
@@ -140,7 +141,9 @@ def _checked(value: Any, hint: Any, what: str, source: str) -> Any:
         if matched:
             return converted
     expected = " or ".join(_type_name(option) for option in options)
-    raise SettingsError(f"{source}: {what} is {value!r}; expected {expected}")
+    words = [word for option in options for word in typing.get_args(option) if isinstance(word, str)]
+    meant = did_you_mean(value, words) if isinstance(value, str) else ""
+    raise SettingsError(f"{source}: {what} is {value!r}; expected {expected}{meant}")
 
 
 def _check_range(key: str, value: Any, what: str, source: str) -> None:

@@ -18,6 +18,7 @@ class Example:
     size: int
     rate: float = 0.5
     kind: Literal["a", "b"] = "a"
+    method: Literal["sgd", "adam", "adafactor"] | None = None
     names: tuple[str, ...] = ()
     flag: bool = False
     limit: int | None = None
@@ -32,11 +33,12 @@ def test_values_become_the_types_of_the_section() -> None:
     ("content", "message"),
     [
         ({"size": 3, "rat": 1.0}, r"p\.yaml: unknown model key 'rat'; did you mean 'rate'\?"),
-        ({"size": 3, "zzz": 1}, r"unknown model key 'zzz'; known: flag, kind, limit, names, rate, size"),
+        ({"size": 3, "zzz": 1}, r"unknown model key 'zzz'; known: flag, kind, limit, method, names, rate, size"),
         ({"size": "3"}, r"model key 'size' is '3'; expected a whole number"),
         ({"size": True}, r"'size' is True; expected a whole number"),
         ({"size": 3, "rate": "fast"}, r"'rate' is 'fast'; expected a number"),
-        ({"size": 3, "kind": "c"}, r"'kind' is 'c'; expected one of 'a', 'b'"),
+        ({"size": 3, "kind": "c"}, r"'kind' is 'c'; expected one of 'a', 'b'$"),
+        ({"size": 3, "method": "adamx"}, r"'method' is 'adamx'; expected one of .* or nothing; did you mean 'adam'\?$"),
         ({"size": 3, "names": "x"}, r"'names' is 'x'; expected a list of text"),
         ({"size": 3, "limit": 1.5}, r"'limit' is 1\.5; expected a whole number or nothing"),
         ({"rate": 1.0}, r"section 'model' lacks the required key 'size'"),
