@@ -15,7 +15,7 @@ from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
 from cerebras_tensorflow.graph.variables import is_write
 from cerebras_tensorflow.runtime.added_ops import AddedOps
-from cerebras_tensorflow.runtime.stored_ops import call_store
+from cerebras_tensorflow.runtime.stored_ops import assigned_weights, call_store
 
 _CALLS = ("PyFunc", "EagerPyFunc", "StatefulPartitionedCall", "If", "While", "Case")  # may change variables
 _SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # ops of the Program that an op beside the step may depend on
@@ -57,6 +57,7 @@ class FetchedGraph:
         self._specs = {spec.name: spec for spec in program.streamed}
         self._bind = bind
         self._added: set[str] = set()
+        self._assigned: dict[str, str] = {}  # added op -> the streamed weight that it assigns
         plan = program.micro_batches
         self._placed = AddedOps(program, original, self._is_of_batch) if plan is not None else None
         self._operations: dict[str, Any] = {}
@@ -170,6 +171,11 @@ class FetchedGraph:
             )
         return self._writing[key]
 
+    def assigned_weights(self, fetched: Iterable[Any]) -> frozenset[str]:
+        """Return the names of the streamed weights that some tensors and ops assign by added ops."""
+        needed = ancestors(one if isinstance(one, tf.Operation) else one.op for one in fetched)
+        return frozenset(self._assigned[one.name] for one in needed if one.name in self._assigned)
+
     def add(self, extension: GraphDef) -> None:
         """Add what another session of the same Program has added."""
         library = GraphDef(versions=extension.versions, library=extension.library)
@@ -249,6 +255,11 @@ class FetchedGraph:
         self._operations.update(zip(names, made, strict=True))
         self._added_writes |= {operation.name for name, operation in zip(names, made, strict=True) if name in writes}
         self._added |= {operation.name for operation in made}
+        weights = assigned_weights(missing)
+        order = list(self._streamed)
+        self._assigned |= {
+            one.name: order[weights[name]] for name, one in zip(names, made, strict=True) if name in weights
+        }
 
     def _after(self, operation: Any) -> Any:
         """Return a tensor that exists after an op ran: import_graph_def maps a control input only to a tensor."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.nodes import NodeDef, constant_node
@@ -40,6 +41,16 @@ def call_store(nodes: list[NodeDef], streamed: Mapping[str, int], specs: Mapping
         else:
             result.append(_with_inputs(node, [text for text in node.input if not text.startswith("^")] + controls))
     return result
+
+
+def assigned_weights(nodes: Sequence[NodeDef]) -> dict[str, int]:
+    """Return op name -> index in the store, of the nodes from `call_store` that assign a streamed variable."""
+    places = {node.name: node for node in nodes if node.op == "Const"}
+    return {
+        node.name: int(tf.make_ndarray(places[node.input[0]].attr["value"].tensor))
+        for node in nodes
+        if node.op == "PyFunc" and node.attr["token"].s == STORE_TOKEN.encode()
+    }
 
 
 def _variable(node: NodeDef, streamed: Mapping[str, int]) -> str | None:

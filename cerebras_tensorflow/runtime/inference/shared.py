@@ -2,7 +2,7 @@
 
 Each run of the session takes one batch, or one micro-batch of it. A round is one batch for each CSX, in order. The
 first run of a round sends the batches to the others. Each later run takes the values that another CSX has computed, and
-feeds them to the ops that update metrics.
+feeds them to the ops that update metrics. If a variable that the values depend on changes, the round ends at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,22 +71,28 @@ class SharedInference:
         self._waiting = 0  # number of batches that others compute, of those that the session has not taken
         self._values: deque[Batch] = deque()
         self._asked: tuple[str, ...] = ()
+        self._depends_on: frozenset[str] = frozenset()  # variables that the values of the round depend on
+        self._is_stale = False  # whether one of them has changed since
         self._is_closed = False
 
     def feeds(self, run: InferenceRun) -> Batch:
         """Return values of tensors for a run, which others have computed: tensor name -> value. May be empty."""
-        frontier = self._frontier(run.fetched)
+        frontier = self._frontier(run)
         values: Batch = {}
+        if run.takes_batch and self._is_stale:
+            self._drop_round()
         if run.takes_batch and self._waiting:
             values = self._next_values(frontier)
         elif run.takes_batch and frontier.tensors and run.is_plain:
             self._begin_round(run, frontier)
-        self._changed |= frontier.writes & self._names
+        self.variables_changed(frontier.writes & self._names)
         return values if run.is_plain else {}
 
     def variables_changed(self, names: Iterable[str]) -> None:
-        """Note that variables were set outside of a run."""
-        self._changed.update(names)
+        """Note that variables change: what others compute after this has the new values."""
+        changed = frozenset(names)
+        self._changed |= changed
+        self._is_stale |= self._waiting > 0 and not changed.isdisjoint(self._depends_on)
 
     def close(self) -> None:
         """End the others. A second call has no effect."""
@@ -100,10 +106,19 @@ class SharedInference:
                 self._send(Message(END))
         self._ranks.close()
 
-    def _next_values(self, frontier: Frontier) -> Batch:
+    def _receive(self) -> None:
         if self._is_round_open:
             self._values = deque(message.arrays for message in answers(self._ranks)[: self._waiting])
             self._is_round_open = False
+
+    def _drop_round(self) -> None:
+        """End the round without the values that others have computed for it."""
+        self._receive()
+        self._values.clear()
+        self._waiting, self._is_stale = 0, False
+
+    def _next_values(self, frontier: Frontier) -> Batch:
+        self._receive()
         self._waiting -= 1
         values = self._values.popleft()
         return values if frontier.tensors == self._asked else {}  # other fetches: this CSX computes them
@@ -118,6 +133,7 @@ class SharedInference:
         nothing = Message(NOTHING)
         send(self._ranks, [nothing, *messages, *[nothing] * (self._ranks.size - 1 - len(messages))])
         self._is_round_open, self._waiting, self._asked = True, len(batches), frontier.tensors
+        self._depends_on = frontier.reads | self._streamed
 
     def _send_changes(self, run: InferenceRun, frontier: Frontier) -> None:
         for extension in run.graph.extensions[self._num_extensions :]:
@@ -130,10 +146,11 @@ class SharedInference:
             self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
             self._changed.discard(name)
 
-    def _frontier(self, fetched: Sequence[Any]) -> Frontier:
-        key = frozenset(one.name for one in fetched)
+    def _frontier(self, run: InferenceRun) -> Frontier:
+        key = frozenset(one.name for one in run.fetched)
         if key not in self._known:
-            self._known[key] = self._frontiers.of(fetched)
+            found = self._frontiers.of(run.fetched)
+            self._known[key] = replace(found, writes=found.writes | run.graph.assigned_weights(run.fetched))
         return self._known[key]
 
     def _send(self, message: Message) -> None:

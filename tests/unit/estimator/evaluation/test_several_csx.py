@@ -106,6 +106,23 @@ def test_the_first_csx_reads_weights_only_for_its_own_batches(
     assert 0 < read[1] <= 5 / 7 * read[0]  # 4 of 7 batches, and once to send the weights
 
 
+def test_a_hook_that_changes_a_variable_changes_the_batches_after_it(
+    mode: str, tmp_path: Path, computed: list[str]
+) -> None:
+    class Changer(v1.train.SessionRunHook):  # type: ignore[misc]
+        def begin(self) -> None:
+            (out,) = (one for one in v1.global_variables() if one.op.name == "out")
+            self.change = out.assign_add(tf.ones_like(out))
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            run_context.session.run(self.change)
+
+    unchanged = estimator(tmp_path, 1).evaluate(input_fn)
+    expected = estimator(tmp_path, 1).evaluate(input_fn, hooks=[Changer()])
+    assert bits(expected) != bits(unchanged)
+    assert bits(estimator(tmp_path, 3).evaluate(input_fn, hooks=[Changer()])) == bits(expected)
+
+
 def test_the_stores_of_other_csx_leave_what_is_not_theirs(
     tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
