@@ -18,7 +18,7 @@ from cerebras_tensorflow.text import tell
 from cerebras_tensorflow.version import __version__
 from csrun import interpreters, manual, process, site
 from csrun.console import say
-from csrun.options import Parsed, UsageError, command_hint, parse
+from csrun.options import Parsed, UsageError, parse
 from csrun.plan import Request, make_plan
 
 USAGE_ERROR = 1
@@ -73,12 +73,10 @@ def _csrun_cpu(argv: Sequence[str]) -> int:
     if parsed.truth("dry-run", False):
         return 0
     environ = {**os.environ, **interpreters.environment(command)}
-    if not here.image:
-        interpreters.check_typed_right(command, not is_on_slurm)
-    try:
+    with interpreters.hinted(parsed):
+        if not here.image:
+            interpreters.check_command(command, not is_on_slurm)
         return process.run(words if here.image or is_on_slurm else interpreters.resolved(command), environ).code
-    except process.CommandError as exc:
-        raise process.CommandError(f"{exc}{command_hint(parsed)}", exc.exit_code) from exc
 
 
 def _srun_cpu(here: site.Site, parsed: Parsed) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.work_folder import work_folder
 from csrun import cli, interpreters, manual, process, site
 from csrun.console import say
-from csrun.options import command_hint, parse
+from csrun.options import parse
 
 NO_RATE = 3
 REPORT_NAME = "compile_report.txt"
@@ -86,7 +86,8 @@ def _analyse(argv: Sequence[str]) -> int:
     command = cli.command_of(parsed, "cs_input_analyzer")
     program = cli.site_program(here, parsed, command)
     if not here.image:
-        interpreters.check_typed_right(command, is_for_here=True)
+        with interpreters.hinted(parsed):
+            interpreters.check_command(command, is_for_here=True)
     nodes = parsed.number("available-nodes") or here.nodes
     print("Starting input performance analysis and resource estimator", flush=True)
     say(f"Running: {shlex.join(command)}")
@@ -95,10 +96,8 @@ def _analyse(argv: Sequence[str]) -> int:
         counts = ",".join(map(str, cpu_counts(len(os.sched_getaffinity(0)))))
         measuring = {env.INPUT_REPORT: str(path), env.INPUT_CPUS: counts}
         environ = {**os.environ, **interpreters.environment(command), **measuring}
-        try:
+        with interpreters.hinted(parsed):
             code = process.run(program if here.image else interpreters.resolved(command), environ).code
-        except process.CommandError as exc:
-            raise process.CommandError(f"{exc}{command_hint(parsed)}", exc.exit_code) from exc
         if not path.exists():
             print(
                 "ERROR: the command did not reach its input pipeline, so there is nothing to measure. "

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +18,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.text import did_you_mean, did_you_mean_file
 from cerebras_tensorflow.version import __version__
 from csrun import process
+from csrun.options import Parsed, command_hint
 
 NO_SCRIPT = 2
 """Python's exit code when it cannot open the script, and that of a script with a wrong argument."""
@@ -64,38 +65,84 @@ def resolved(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(command)
 
 
-def check_typed_right(command: Sequence[str], is_for_here: bool) -> None:
-    """Check for mistyped words of a command before the launch waits in a queue: the program, the script, its options.
+@contextmanager
+def hinted(parsed: Parsed) -> Iterator[None]:
+    """Add `command_hint` to the error of a command that was not found."""
+    try:
+        yield
+    except process.CommandError as exc:
+        hint = command_hint(parsed) if exc.exit_code in (process.NOT_FOUND, process.NOT_EXECUTABLE) else ""
+        raise process.CommandError(f"{exc}{hint}", exc.exit_code) from exc
+
+
+def check_command(command: Sequence[str], is_for_here: bool) -> None:
+    """Check the words of a command before the launch waits in a queue: the program, the script, its options.
 
     Args:
-        command: The command. A name counts as mistyped if it does not exist but resembles one that does.
-        is_for_here: Whether the command runs on this machine. Another machine may have other programs, so only our own
-            names are checked for it.
+        command: The command.
+        is_for_here: Whether the command runs on this machine. Another machine may have other programs and files, so
+            for it only words that resemble our own names, and numbers, are refused.
 
     Raises:
-        CommandError: If a word is mistyped, or a reference model refuses its params. The text suggests a name; the exit
-            code is that of a shell or of Python.
+        CommandError: If the program or script does not exist, or a reference model refuses its params. The text
+            suggests a name; the exit code is that of a shell or of Python.
     """
     if not command:
         return
     word, *arguments = command
-    if word not in MODES and shutil.which(word) is None:
-        known = [*MODES, *(_programs() if is_for_here and os.sep not in word else ())]
-        if meant := did_you_mean(word, known, 0.75 if is_for_here else 0.84):
-            raise process.CommandError(f"{word}: command not found{meant}", process.NOT_FOUND)
-    script = Path(arguments[0]) if word in MODES and arguments else None
-    if is_for_here and script is not None and script.suffix == ".py" and not script.exists():
-        if script.name in COMMANDS:
-            raise process.CommandError(
-                f"{word}: there is no file {str(script)!r}. Here it is a command with the same arguments: "
-                f"{COMMANDS[script.name]}",
-                NO_SCRIPT,
-            )
-        if meant := did_you_mean_file(script, "*.py"):
-            raise process.CommandError(f"{word}: there is no file {str(script)!r}{meant}", NO_SCRIPT)
-    if script is not None and script.suffix == ".py" and script.exists():
-        _check_mode_of_script(script, arguments[1:])
-        _check_reference_model(script, command)
+    if word not in MODES:
+        _check_program(word, is_for_here)
+        return
+    name, rest = _script(arguments)
+    if name and not Path(name).exists() and is_for_here:
+        meant = did_you_mean_file(name, "*.py")
+        if command_of_ours := COMMANDS.get(Path(name).name):
+            meant = f". Here it is a command with the same arguments: {command_of_ours}"
+        raise process.CommandError(f"{word}: there is no file {name!r}{meant}", NO_SCRIPT)
+    if name and Path(name).suffix == ".py" and Path(name).exists():
+        _check_mode_of_script(Path(name), rest)
+        _check_reference_model(Path(name), command)
+
+
+def check_holds_no_prompt(command: Sequence[str]) -> None:
+    """Refuse `python-ws` without a script at a terminal: its prompt would hold the system until the user leaves it.
+
+    Raises:
+        CommandError: If the command is that. `-i` asks for a prompt, so it is no error.
+    """
+    if command and command[0] in MODES and not command[1:] and os.isatty(0):
+        raise process.CommandError(
+            f"{command[0]}: there is no script, and a prompt would hold the system. Add a script. For a prompt without "
+            f"a system: csrun_cpu {command[0]}",
+            NO_SCRIPT,
+        )
+
+
+def _check_program(word: str, is_for_here: bool) -> None:
+    if shutil.which(word) is not None:
+        return
+    if is_for_here and os.sep in word and Path(word).exists():
+        raise process.CommandError(f"{word}: cannot be executed: it is no executable file", process.NOT_EXECUTABLE)
+    known = [*MODES, *(_programs() if is_for_here and os.sep not in word else ())]
+    meant = did_you_mean(word, known, 0.75 if is_for_here else 0.84)
+    if meant or is_for_here or word.isdigit():
+        raise process.CommandError(f"{word}: command not found{meant}", process.NOT_FOUND)
+
+
+def _script(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the script in Python's arguments, and the script's own arguments. Empty if Python reads none.
+
+    >>> _script(["-u", "-W", "error", "run.py", "--mode", "train"]), _script(["-c", "1"])
+    (('run.py', ['--mode', 'train']), ('', []))
+    """
+    words = list(arguments)
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option == "-" or option[:2] in ("-c", "-m", "--"):
+            return "", []
+        if option in ("-W", "-X"):
+            words[:1] = []
+    return (words[0], words[1:]) if words else ("", [])
 
 
 def _check_mode_of_script(script: Path, arguments: Sequence[str]) -> None:

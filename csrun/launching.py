@@ -18,7 +18,7 @@ from csrun import interpreters, process
 from csrun.console import say
 from csrun.executors.embedded import Embedded
 from csrun.executors.interface import RESUME, Executor, Launch
-from csrun.options import Parsed, UsageError, command_hint
+from csrun.options import Parsed, UsageError
 from csrun.plan import LaunchPlan
 from csrun.site import EXECUTORS, Site
 
@@ -37,8 +37,6 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
         SystemNotFoundError, SystemStateError, ExecModeError: Before anything starts, if the system cannot take the run.
     """
     executor = executor_of(here, parsed, program)
-    if not here.image:
-        interpreters.check_typed_right(plan.command, isinstance(executor, Embedded))
     hints = command_hints(plan.command)
     labels = {**hints.labels, **parse_labels(parsed.text("job-labels", "").split(","))}
     system = registry.find(hints.cs_ip)
@@ -53,19 +51,24 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
     else:
         # Another host serves this system, and the run itself holds it. Here launches only queue behind each other.
         queue_name, admit = system.address, lambda: True
+    if not here.image:
+        with interpreters.hinted(parsed):
+            interpreters.check_command(plan.command, isinstance(executor, Embedded))
+            interpreters.check_holds_no_prompt(plan.command)
     say(f"Launching: {shlex.join(executor.command_line(plan))}")
     job = _submitted(home, queue_name, mode, shlex.join(plan.command), labels)
     phase, message = jobs.FAILED, "the launcher was interrupted"
     try:
         tell(f"csrun: job {job.number} is {job.id} on {system.name}, log {job.record.log}")
-        ended = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), tell))
+        with interpreters.hinted(parsed):
+            ended = executor.run(Launch(plan, job, lambda on_wait: job.wait_for_wafer(admit, on_wait), tell))
         phase, message = _verdict(ended.code)
         if phase == jobs.FAILED and ended.signal:
             tell(f"csrun: {_how_killed(ended.signal)} on {job.record.host}; the log is {job.record.log}. {RESUME}")
         return ended.code
     except process.CommandError as exc:
-        message = f"{exc}{command_hint(parsed)}"
-        raise process.CommandError(message, exc.exit_code) from exc
+        message = str(exc)
+        raise
     except (KeyboardInterrupt, SystemExit):
         phase = jobs.CANCELLED
         raise

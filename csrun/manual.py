@@ -33,7 +33,7 @@ WSE_OPTIONS = (
     Option(
         "weight-servers",
         "number",
-        "The same for N weight servers, tasks that can hold the weights",
+        "Also start N weight servers, tasks that can hold the weights; the launch is then on one node",
         "number of weight servers",
         minimum=0,
     ),

@@ -103,7 +103,8 @@ def parse(argv: Sequence[str], options: Sequence[Option]) -> Parsed:
                 raise MistypedError(f"ERROR: Unknown option {word}; did you mean --{meant}?")
             unknown.append(word)
             meant = near(name, by_name)
-            warnings.append(f"WARN: Unknown option (ignored): {word}" + (f"; did you mean --{meant}?" if meant else ""))
+            hint = f"; did you mean --{by_name[meant].name}?" if meant else ""
+            warnings.append(f"WARN: Unknown option (ignored): {word}{hint}")
         elif option.kind == "flag":
             values[option.name] = _truth(word, inline) if separator else True
         else:

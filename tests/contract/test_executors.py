@@ -95,10 +95,13 @@ def test_a_command_killed_by_a_signal_exits_with_128_plus_its_number(wse) -> Non
     assert wse("bash", "-c", "kill -KILL $$").returncode == 137
 
 
-def test_a_missing_command_exits_with_127_and_is_recorded(wse, home: Path) -> None:
+def test_a_missing_command_exits_with_127(wse, executor: str, home: Path) -> None:
     done = wse("no_such_program_anywhere")
     assert done.returncode == 127
     assert "no_such_program_anywhere: command not found" in done.stderr
+    if executor == "embedded":  # refused before it waits for the system; another host may have other programs
+        assert not (home / "jobs.sqlite").exists() or not jobs.listed(home, (*jobs.LIVE, *jobs.FINISHED))
+        return
     (job,) = jobs.listed(home, jobs.FINISHED)
     chief = json.loads((jobs.job_folder(home, job.id) / "task-0.json").read_text())
     assert chief["ended_at"] >= chief["started_at"]

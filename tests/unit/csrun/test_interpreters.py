@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from csrun import interpreters
-from csrun.interpreters import check_typed_right
+from csrun.interpreters import check_command, check_holds_no_prompt
 from csrun.process import CommandError
 
 ROOT = Path(__file__).parents[3]
@@ -19,20 +19,20 @@ ROOT = Path(__file__).parents[3]
 )
 def test_a_mistyped_program_gets_a_suggestion(word: str, meant: str) -> None:
     with pytest.raises(CommandError, match=f"{word}: command not found; did you mean '{meant}'") as caught:
-        check_typed_right([word, "run.py"], is_for_here=True)
+        check_command([word, "run.py"], is_for_here=True)
     assert caught.value.exit_code == 127
 
 
 def test_a_mistyped_script_gets_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "run.py").touch()
     with pytest.raises(CommandError, match=r"there is no file .*rnu.py'; did you mean '.*/run.py'"):
-        check_typed_right(["python-ws", str(tmp_path / "rnu.py")], is_for_here=True)
+        check_command(["python-ws", str(tmp_path / "rnu.py")], is_for_here=True)
 
 
 def test_a_missing_script_of_the_model_zoo_names_the_command_to_use() -> None:
     script = "modelzoo/src/cerebras/modelzoo/tools/convert_checkpoint.py"
     with pytest.raises(CommandError, match=r"a command with the same arguments: convert_checkpoint$"):
-        check_typed_right(["python", script, "list"], is_for_here=True)
+        check_command(["python", script, "list"], is_for_here=True)
 
 
 @pytest.mark.parametrize("words", [["--mode", "trian"], ["--mode=trian"], ["--params", "p.yaml", "-m", "trian"]])
@@ -41,7 +41,7 @@ def test_a_mistyped_mode_of_a_script_gets_a_suggestion(tmp_path: Path, words: li
     script = tmp_path / "run.py"
     script.touch()
     with pytest.raises(CommandError, match=r"run.py: unknown mode 'trian' .*; did you mean 'train'\?") as caught:
-        check_typed_right(["python-ws", str(script), *words], is_for_here)
+        check_command(["python-ws", str(script), *words], is_for_here)
     assert caught.value.exit_code == 2
 
 
@@ -50,7 +50,7 @@ def test_modes_that_a_script_or_a_module_beside_it_mentions_are_accepted(tmp_pat
     script.write_text("MODES = ['evals']")
     beside.write_text("MORE = ('trian',)")
     for words in ([], ["--mode", "evals"], ["--mode", "trian"], ["--mode", "profile"], ["--mode"], ["-m", "eval_all"]):
-        check_typed_right(["python", str(script), *words], is_for_here=True)
+        check_command(["python", str(script), *words], is_for_here=True)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_reference_model_refuses_its_options_and_params_before_the_launch(
     (tmp_path / "broken.yaml").write_text("model:\n\tdepth: 1\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=text) as caught:
-        check_typed_right(["python-ws", str(model / "run.py"), "--params", "configs/params_tiny.yaml", *words], True)
+        check_command(["python-ws", str(model / "run.py"), "--params", "configs/params_tiny.yaml", *words], True)
     assert caught.value.exit_code == 2
     assert "Traceback" not in str(caught.value)
 
@@ -82,7 +82,7 @@ def test_the_check_of_a_reference_model_runs_nothing(tmp_path: Path, monkeypatch
     model = ROOT / "reference_implementations" / "fc_mnist"
     monkeypatch.chdir(tmp_path)
     words = ["--params", str(model / "configs" / "params_tiny.yaml"), "--mode", "train", "--model_dir", "run"]
-    check_typed_right(["python", str(model / "run.py"), *words], is_for_here=True)
+    check_command(["python", str(model / "run.py"), *words], is_for_here=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -100,9 +100,9 @@ def test_a_script_that_does_work_of_its_own_is_not_run_before_the_launch(
     script = tmp_path / "run.py"
     script.write_text(model)
     with pytest.raises(CommandError, match="max_stps"):
-        check_typed_right(["python", str(script), "--max_stps", "5"], is_for_here=True)
+        check_command(["python", str(script), "--max_stps", "5"], is_for_here=True)
     script.write_text(model.replace("MODEL =", f"{work}\n\nMODEL =", 1))
-    check_typed_right(["python", str(script), "--max_stps", "5"], is_for_here=True)
+    check_command(["python", str(script), "--max_stps", "5"], is_for_here=True)
     assert not Path("made").exists()
 
 
@@ -115,7 +115,16 @@ def test_every_script_of_our_reference_models_checks_its_options() -> None:
 
 
 def test_programs_missing_on_this_machine_are_accepted_for_a_cluster() -> None:
-    check_typed_right(["python3.99", "run.py"], is_for_here=False)
-    check_typed_right(["slep", "1"], is_for_here=False)
+    check_command(["python3.99", "run.py"], is_for_here=False)
+    check_command(["slep", "1"], is_for_here=False)
     with pytest.raises(CommandError, match="python-ws"):
-        check_typed_right(["pyhton-ws", "run.py"], is_for_here=False)
+        check_command(["pyhton-ws", "run.py"], is_for_here=False)
+
+
+def test_a_prompt_would_hold_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.isatty", lambda _: False)
+    check_holds_no_prompt(["python-ws"])  # a script from a pipe
+    monkeypatch.setattr("os.isatty", lambda _: True)
+    check_holds_no_prompt(["python-ws", "-i"])
+    with pytest.raises(CommandError, match=r"python-ws: there is no script, .* csrun_cpu python-ws"):
+        check_holds_no_prompt(["python-ws"])
