@@ -128,7 +128,8 @@ def _drop_old_settings(content: Config) -> None:
     if not isinstance(run, dict):
         return
     for key in _OLD_RUN_SETTINGS:
-        run.pop(key, None)
+        if run.pop(key, None):
+            logger.warning("Key not matched: runconfig.%s", key)
     if run.pop("is_pretrained_checkpoint", False):
         run["load_checkpoint_states"] = "model,dataloader"
     if "keep_checkpoint_max" in run:

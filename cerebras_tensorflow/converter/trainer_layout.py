@@ -82,6 +82,8 @@ _OPTIMIZER = {
 _MODEL = {"compression": "WeightCompression", "lora_params": "Lora", "selective_grad": "SelectiveGrad"}
 # Settings of the model that `init.precision` repeats.
 _PRECISION = {"mixed_precision": "enabled", "fp16_type": "fp16_type"}
+_ONE_OF_A_CLASS = ("LoadCheckpointStates", "KeepNCheckpoints", "ComputeNorm", "LogSparsity", *_MODEL.values())
+_FLAGS = tuple(path.rsplit(".", 1)[1] for path in (_TRAIN_FLAGS, _EVAL_FLAGS))
 _PATHS = ("fit.ckpt_path", "validate.ckpt_path", "validate_all.ckpt_paths")
 _EVAL_DATA = ("fit.val_dataloader", "validate.val_dataloader", "validate_all.val_dataloaders")
 _RATE = "learning_rate"
@@ -104,7 +106,7 @@ def to_trainer(content: Mapping[str, Any]) -> Config:
         if key in model:
             _set(new, f"init.precision.{name}", model[key])
     _set(new, "init.model", model)
-    _move_optimizer(old.pop("optimizer", None), new)
+    _move_optimizer(old, new)
     _move_sparsity(old, new)
     _move_inputs(old, new)
     checkpoint = (old.get("runconfig") or {}).pop("checkpoint_path", None)
@@ -124,13 +126,14 @@ def from_trainer(content: Mapping[str, Any]) -> Config:
     {'model': {'hidden_size': 8}, 'runconfig': {'max_steps': 5}}
 
     Raises:
-        ConfigConversionError: If the file has several trainers, or schedules that the old layout cannot express.
+        ConfigConversionError: If the file has several trainers, or callbacks, optimizers or schedules that the old
+            layout cannot express.
     """
     trainer = copy.deepcopy(content["trainer"])
     if not isinstance(trainer, dict) or not isinstance(trainer.get("init"), dict):
         raise ConfigConversionError("Can't convert a config with several trainers, or without trainer.init.model.")
     init = trainer["init"]
-    init["callbacks"] = {name: value for entry in init.get("callbacks") or [] for name, value in entry.items()}
+    init["callbacks"] = _callbacks(init.get("callbacks") or [])
     old: Config = {"model": init.pop("model")}
     for key, path in _RUN.items():
         _move_back(trainer, path, old, "runconfig", key)
@@ -143,15 +146,35 @@ def from_trainer(content: Mapping[str, Any]) -> Config:
     _restore_optimizer(trainer, old)
     _restore_sparsity(init, old)
     _restore_inputs(trainer, old)
-    found = [value for path in _PATHS if (value := _pop(trainer, path)) is not None]
-    if found:
-        old.setdefault("runconfig", {})["checkpoint_path"] = found[0]
+    if (checkpoint := _pop_first(trainer, _PATHS)) is not None:
+        old.setdefault("runconfig", {})["checkpoint_path"] = checkpoint
     _warn_left(trainer, "trainer.")
     return old
 
 
-def _move_optimizer(optimizer: Config | None, new: Config) -> None:
-    if not optimizer:
+def _callbacks(entries: Any) -> Config:
+    """Return callbacks by their class; the value of one that the old layout has no place for is a list of settings."""
+    found: Config = {}
+    for entry in entries if isinstance(entries, list) else [entries]:
+        for name, value in (entry if isinstance(entry, dict) else {entry: None}).items():
+            settings = {} if value is None else value
+            first = found.get(name)
+            if name not in (*_FLAGS, *_ONE_OF_A_CLASS):
+                found.setdefault(name, []).append(settings)
+            elif first is None or first == settings:
+                found[name] = settings
+            elif name in _FLAGS and all(first.get(key, flag) == flag for key, flag in settings.items()):
+                found[name] = {**first, **settings}
+            else:
+                raise ConfigConversionError(
+                    f"Can't convert config with several callbacks {name}. Only one was supported before cs-2.3."
+                )
+    return found
+
+
+def _move_optimizer(old: Config, new: Config) -> None:
+    optimizer = old.get("optimizer")
+    if not isinstance(optimizer, dict):
         return
     for key, path in _OPTIMIZER.items():
         _move(optimizer, key, new, path)
@@ -161,7 +184,7 @@ def _move_optimizer(optimizer: Config | None, new: Config) -> None:
         _set(new, "init.precision.log_loss_scale", True)
     kind = optimizer.pop("optimizer_type", None)
     if kind is not None:
-        _set(new, "init.optimizer", {kind: optimizer})
+        _set(new, "init.optimizer", {kind: old.pop("optimizer")})
     if rate is not None:
         _set(new, "init.schedulers", [_scheduler(rate)])
 
@@ -187,7 +210,14 @@ def _old_rate(scheduler: Config) -> Any:
     settings = dict(settings or {})
     if name in ("SequentialLR", "ChainedScheduler"):
         rates = [_old_rate(part) for part in settings.pop("schedulers", [])]
-        settings.pop("milestones", None)  # the old layout computes them from the lengths
+        milestones = settings.pop("milestones", None) if name == "SequentialLR" else None
+        if milestones is not None and milestones != _sums_of_lengths(rates):
+            raise ConfigConversionError(
+                f"Can't convert config with {name}.milestones={milestones}. Before cs-2.3 a schedule starts when the "
+                f"total_iters of those before it are over: {_sums_of_lengths(rates)}."
+            )
+        if settings:
+            logger.warning("Key not matched: trainer.init.schedulers.%s: %s", name, ", ".join(settings))
         rates = [{"scheduler": "Constant", _RATE: rate} if not isinstance(rate, dict) else rate for rate in rates]
         if name == "ChainedScheduler" and rates:
             rates[0]["main_scheduler"] = "chained"
@@ -197,11 +227,23 @@ def _old_rate(scheduler: Config) -> Any:
     return {"scheduler": name.removesuffix("LR"), **settings}
 
 
+def _sums_of_lengths(rates: list[Any]) -> list[Any]:
+    """Return the steps at which the schedules after the first start; None where a length before is not given."""
+    lengths = [rate.get("total_iters") if isinstance(rate, dict) else None for rate in rates[:-1]]
+    return [None if None in (part := lengths[: end + 1]) else sum(part) for end in range(len(lengths))]
+
+
 def _restore_optimizer(trainer: Config, old: Config) -> None:
     section: Config = {}
     optimizer = _pop(trainer, "init.optimizer")
-    if isinstance(optimizer, dict) and len(optimizer) == 1:
-        ((kind, settings),) = optimizer.items()
+    if optimizer:
+        by_kind = optimizer if isinstance(optimizer, dict) else {optimizer: None}
+        if len(by_kind) != 1:
+            raise ConfigConversionError(
+                f"Can't convert config with several optimizers: {', '.join(by_kind)}. Only one was supported before "
+                "cs-2.3."
+            )
+        ((kind, settings),) = by_kind.items()
         section = {"optimizer_type": kind, **(settings or {})}
     schedulers = _pop(trainer, "init.schedulers") or []
     if len(schedulers) > 1:
@@ -216,6 +258,8 @@ def _restore_optimizer(trainer: Config, old: Config) -> None:
     norms, scales = _pop(trainer, "init.callbacks.ComputeNorm"), _pop(trainer, "init.precision.log_loss_scale")
     if norms is not None or scales:
         section["log_summaries"] = True
+    if norms:
+        logger.warning("Key not matched: trainer.init.callbacks.ComputeNorm: %s", ", ".join(norms))
     if section:
         old["optimizer"] = section
 
@@ -232,11 +276,14 @@ def _move_sparsity(old: Config, new: Config) -> None:
 
 
 def _restore_sparsity(init: Config, old: Config) -> None:
-    is_logged = init["callbacks"].pop("LogSparsity", None) is not None
     sparsity = init.pop("sparsity", None)
+    groups = [group for group in (sparsity if isinstance(sparsity, list) else [sparsity]) if isinstance(group, dict)]
+    if groups and "LogSparsity" in init["callbacks"]:
+        for group in groups:
+            group["add_summaries"] = True
+    elif init["callbacks"].get("LogSparsity") == {}:
+        logger.warning("Key not matched: trainer.init.callbacks.LogSparsity")
     if sparsity:
-        if is_logged and isinstance(sparsity, dict):
-            sparsity["add_summaries"] = True
         old["sparsity"] = sparsity
 
 
@@ -259,12 +306,11 @@ def _restore_inputs(trainer: Config, old: Config) -> None:
         ("train_input", ("fit.train_dataloader",), _TRAIN_FLAGS),
         ("eval_input", _EVAL_DATA, _EVAL_FLAGS),
     ):
-        found = [data for path in paths if (data := _pop(trainer, path)) is not None]
-        settings = _pop(trainer, flags)
-        if found:
-            old[key] = found[0][0] if isinstance(found[0], list) and len(found[0]) == 1 else found[0]
-        if isinstance(settings, dict) and _MICRO_BATCH in settings and isinstance(old.get(key), dict):
-            old[key]["micro_batch_size"] = settings[_MICRO_BATCH]
+        if (data := _pop_first(trainer, paths)) is not None:
+            old[key] = data
+        settings = trainer["init"]["callbacks"].get(flags.rsplit(".", 1)[1])
+        if isinstance(settings, dict) and _MICRO_BATCH in settings and isinstance(data, dict):
+            data["micro_batch_size"] = settings.pop(_MICRO_BATCH)
 
 
 def _move(section: Config | None, key: str, new: Config, path: str) -> None:
@@ -290,6 +336,20 @@ def _pop(holder: Any, path: str) -> Any:
     for parent in parents:
         holder = holder.get(parent) if isinstance(holder, dict) else None
     return holder.pop(last, None) if isinstance(holder, dict) else None
+
+
+def _pop_first(trainer: Config, paths: tuple[str, ...]) -> Any:
+    """Return the first value of several paths, a list of one as that one; log the paths with another value."""
+    first = None
+    for path in paths:
+        value = _pop(trainer, path)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if first is None:
+            first = value
+        elif value is not None and value != first:
+            logger.warning("Key not matched: trainer.%s", path)
+    return first
 
 
 def _warn_left(content: Any, prefix: str = "") -> None:

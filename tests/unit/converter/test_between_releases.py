@@ -128,6 +128,67 @@ def test_a_downgrade_refuses_what_the_older_release_lacks(
         changed({"model": section}, source, target, model)
 
 
+def test_an_optimizer_without_its_type_keeps_its_other_settings_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    section = {"weight_decay": 0.1, "max_gradient_norm": 1.0, "learning_rate": 0.01}
+    init = changed({"model": {}, "optimizer": section}, "cs-2.2", "cs-2.3")["trainer"]["init"]
+    assert init["precision"] == {"max_gradient_norm": 1.0}
+    assert init["schedulers"] == [{"ConstantLR": {"learning_rate": 0.01}}]
+    assert [record.getMessage() for record in caplog.records] == ["Key not matched: optimizer.weight_decay"]
+
+
+def sequential(milestones: list[int]) -> dict[str, Any]:
+    parts = [{"LinearLR": {"total_iters": 10}}, {"LinearLR": {"total_iters": 20}}, {"CosineDecayLR": {}}]
+    return {"schedulers": [{"SequentialLR": {"schedulers": parts, "milestones": milestones}}]}
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ({"callbacks": [{"KeepNCheckpoints": {"n": 1}}, {"KeepNCheckpoints": {"n": 2}}]}, "several callbacks KeepN"),
+        ({"callbacks": [{"ScopedTrainFlags": {"a": 1}}, {"ScopedTrainFlags": {"a": 2}}]}, "several callbacks Scoped"),
+        ({"optimizer": {"SGD": {}, "AdamW": {}}}, "several optimizers: SGD, AdamW"),
+        (sequential([10, 25]), r"milestones=\[10, 25\].*\[10, 30\]"),
+    ],
+)
+def test_a_trainer_that_the_old_layout_cannot_express_is_refused(init: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigConversionError, match=message):
+        changed({"trainer": {"init": {"model": {}, **init}}}, "cs-2.3", "cs-2.2")
+
+
+def test_a_downgrade_keeps_or_logs_every_setting_of_a_trainer(caplog: pytest.LogCaptureFixture) -> None:
+    callbacks = [
+        {"ComputeNorm": None},
+        {"LogSparsity": {}},
+        {"ScopedTrainFlags": {"csx.performance.micro_batch_size": 2}},
+        {"ScopedTrainFlags": {"csx.debug": 1}},
+        {"CheckLoss": {}},
+        {"CheckLoss": {"limit": 3}},
+    ]
+    init = {"model": {}, "callbacks": callbacks, "sparsity": [{"sparsity": 0.5}, {"sparsity": 0.6}]}
+    trainer = {
+        "init": init | sequential([10, 30]),
+        "fit": {"train_dataloader": {"batch_size": 4}, "val_dataloader": {"batch_size": 5}},
+        "validate": {"val_dataloader": {"batch_size": 5}},
+        "validate_all": {"val_dataloaders": [{"batch_size": 6}]},
+    }
+    old = changed({"trainer": trainer}, "cs-2.3", "cs-2.2")
+    assert old["optimizer"]["log_summaries"] is True
+    assert [rate.get("total_iters") for rate in old["optimizer"]["learning_rate"]] == [10, 20, None]
+    assert old["sparsity"] == [{"sparsity": 0.5, "add_summaries": True}, {"sparsity": 0.6, "add_summaries": True}]
+    assert old["train_input"] == {"batch_size": 4, "micro_batch_size": 2} and old["eval_input"] == {"batch_size": 5}
+    assert sorted(record.getMessage().removeprefix("Key not matched: trainer.") for record in caplog.records) == [
+        "init.callbacks.CheckLoss",
+        "init.callbacks.ScopedTrainFlags.csx.debug",
+        "validate_all.val_dataloaders",
+    ]
+
+
+def test_an_upgrade_logs_the_old_settings_of_a_run_that_it_drops(caplog: pytest.LogCaptureFixture) -> None:
+    run = {"num_wgt_servers": 12, "max_steps": 5}
+    assert changed({"model": {}, "runconfig": run}, "cs-2.0", "cs-2.1")["runconfig"] == {"max_steps": 5}
+    assert "Key not matched: runconfig.num_wgt_servers" in caplog.text
+
+
 def test_several_trainers_are_refused(tmp_path: Path) -> None:
     params = tmp_path / "params.yaml"
     params.write_text("trainer: [{trainer: {init: {model: {}}}}]")
