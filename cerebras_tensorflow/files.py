@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -58,14 +59,39 @@ def write_text(path: AnyPath, text: str, permissions: int = 0o666, is_durable: b
 def closed_to_others() -> Iterator[None]:
     """In this block no new file or folder of this process is writable for every user, even with umask 0.
 
-    This holds for files of TensorFlow too. The users of the file's group may write, if the umask allows it.
+    This holds for files of TensorFlow too. The users of the file's group may write, if the umask allows it. The umask
+    belongs to the process: while threads are in such blocks, the last one that leaves restores it.
     """
-    before = os.umask(0o022)
-    os.umask(before | 0o002)
+    _closed.enter()
     try:
         yield
     finally:
-        os.umask(before)
+        _closed.leave()
+
+
+class _ClosedUmask:
+    """The process's umask while at least one thread is in a block of `closed_to_others`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._before = 0
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                self._before = os.umask(0o022)
+                os.umask(self._before | 0o002)
+            self._num_inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                os.umask(self._before)
+
+
+_closed = _ClosedUmask()
 
 
 @contextlib.contextmanager

@@ -44,15 +44,28 @@ class RepeatedRuns:
         tensors = list(dict.fromkeys(element.name for element in elements if isinstance(element, tf.Tensor)))
         targets = list(dict.fromkeys(element.name for element in elements if isinstance(element, tf.Operation)))
         run = tf_private.callable_of(self._session, tensors, targets, feeds)
-        types = [self._session.graph.get_tensor_by_name(name).dtype.as_numpy_dtype for name in feeds]
+        fed_tensors = [self._session.graph.get_tensor_by_name(name) for name in feeds]
+        shapes = [tensor.shape for tensor in fed_tensors]
         names = [element.name for element in elements]
 
         def values(*fed: Any) -> Iterator[Any]:
-            arrays = [np.asarray(value, kind) for value, kind in zip(fed, types, strict=True)]
+            arrays = [_array(*one) for one in zip(fed, fed_tensors, shapes, strict=True)]
             fetched = dict(zip(tensors, run(*arrays), strict=True))
             return (fetched.get(name) for name in names)
 
         return values
+
+
+def _array(value: Any, tensor: Any, shape: Any) -> np.ndarray:
+    """Return the array for a feed.
+
+    Raises:
+        ValueError: If its shape is not that of the tensor, as in Session.run.
+    """
+    array = np.asarray(value, tensor.dtype.as_numpy_dtype)
+    if not shape.is_compatible_with(array.shape):
+        raise ValueError(f"Cannot feed value of shape {array.shape} for Tensor {tensor.name}, which has shape {shape}")
+    return array
 
 
 def _is_plain(fetches: Any) -> bool:

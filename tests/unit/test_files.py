@@ -149,6 +149,20 @@ def test_a_folder_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
 
 
+def test_the_last_of_two_blocks_that_close_files_to_others_restores_the_umask() -> None:
+    before = os.umask(0)
+    try:
+        first, second = files.closed_to_others(), files.closed_to_others()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        inside = os.umask(0o002)
+        second.__exit__(None, None, None)
+        assert (inside, os.umask(0)) == (0o002, 0)
+    finally:
+        os.umask(before)
+
+
 def test_a_long_name_fits(tmp_path: Path) -> None:
     name = "\u00e4" * 120
     files.write_text(tmp_path / name, "x")

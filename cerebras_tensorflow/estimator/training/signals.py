@@ -19,7 +19,7 @@ from cerebras_tensorflow.runtime.host import stopping
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 END_LIMIT_S = 10.0
-"""How long the main thread may take to clean up after a second signal [s]."""
+"""How long the main thread may take after a second signal to end its step and to clean up [s]."""
 
 _END = 0  # not the number of a signal
 
@@ -121,7 +121,8 @@ class StopSignals:
         """Background thread: end the process if the main thread does not, since it waits for a step that hangs."""
         if not self._left.wait(END_LIMIT_S):
             run_log.error(
-                "The current step did not end within %g s: the process ends without cleaning up.", END_LIMIT_S
+                "The run did not end within %g s of the second signal: the process ends without cleaning up.",
+                END_LIMIT_S,
             )
             os._exit(128 + number)
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,8 +89,12 @@ def slurm_nodes() -> tuple[str, ...]:
     names = env.read().slurm_nodes
     if not names or shutil.which("srun") is None:
         return ()
-    shown = _output(["scontrol", "show", "hostnames", names])
-    return tuple(shown.split())
+    shown = _ran(["scontrol", "show", "hostnames", names])
+    if shown is None or shown.returncode != 0:
+        reason = "no answer" if shown is None else shown.stderr.strip() or f"exit status {shown.returncode}"
+        run_log.warning("num_csx: all CSX run on this node, since scontrol does not name those of the job: %s", reason)
+        return ()
+    return tuple(shown.stdout.split())
 
 
 def nodes_of_ranks(nodes: Sequence[str], own: str, size: int) -> tuple[str, ...]:
@@ -150,14 +154,27 @@ def _on_this_machine(mpiexec: str) -> tuple[str, ...]:
 
 
 def _output(command: Sequence[str]) -> str:
-    """Return what a command prints; empty if it fails to start or to answer."""
+    """Return all that a command prints; empty if it fails to start or to answer."""
+    done = _ran(command)
+    return "" if done is None else done.stdout + done.stderr
+
+
+def _ran(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a command to its end; return None if it does not start, or does not end within the limit."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_ANSWER_LIMIT_S
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_LIMIT_S,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
+        return None
 
 
 def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
@@ -182,9 +199,9 @@ def check_mpi() -> None:
     """
     find_mpiexec()
     command = [sys.executable, "-c", "from mpi4py import MPI"]
-    loaded = subprocess.run(
-        command, env={**_environment(), "MPI4PY_RC_INITIALIZE": "0"}, capture_output=True, text=True, check=False
-    )
+    loaded = _ran(command, {**_environment(), "MPI4PY_RC_INITIALIZE": "0"})
+    if loaded is None:
+        raise missing(f"mpi4py does not load an MPI library within {_ANSWER_LIMIT_S:g} s")
     if loaded.returncode:
         reason = (loaded.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise missing(f"mpi4py cannot load an MPI library: {reason}") from None

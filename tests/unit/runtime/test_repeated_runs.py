@@ -63,3 +63,12 @@ def test_errors_are_those_of_session_run(graph: Graph) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="no number") as caught:
         RepeatedRuns(graph.session).run(wrong, graph.feeds)
     assert caught.value.op is not None
+
+
+def test_a_feed_of_a_wrong_shape_is_refused_as_session_run_does(graph: Graph) -> None:
+    runs, rate = RepeatedRuns(graph.session), v1.placeholder(tf.float32, [], "rate")
+    double = 2 * rate
+    assert runs.run(double, {"rate:0": 3}) == 6
+    for run in (graph.session.run, runs.run):
+        with pytest.raises(ValueError, match=r"Cannot feed value of shape \(2,\) for Tensor .*rate:0"):
+            run(double, {"rate:0": [1, 2]})

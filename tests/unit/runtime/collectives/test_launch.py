@@ -6,6 +6,7 @@ import builtins
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -116,10 +117,27 @@ def test_a_missing_mpi_library_is_told_before_anything_starts(monkeypatch: pytes
         check_mpi()
 
 
+def test_names_of_nodes_are_what_a_scontrol_that_succeeds_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    for path in (scontrol, tmp_path / "srun"):
+        path.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
+    for status, expected in ((0, ("node1", "node2")), (1, ())):
+        scontrol.write_text(f"#!/bin/sh\necho 'scontrol: warning: old' >&2\necho node1\necho node2\nexit {status}\n")
+        assert placement.slurm_nodes() == expected
+
+
 def test_slurm_starts_the_ranks_on_the_nodes_of_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("mpi4py")
     answers = {"scontrol": "a\nb\nc\n", "srun": "MPI plugin types are...\n\tnone\n\tpmi2\n"}
-    monkeypatch.setattr(placement, "_output", lambda command: answers.get(command[0], "HYDRA"))
+
+    def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, answers.get(command[0], "HYDRA"), "")
+
+    monkeypatch.setattr(placement, "_ran", ran)
     monkeypatch.setattr(placement.shutil, "which", lambda name: name)
     for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "[a-c]"), ("SLURM_NTASKS", "9")):
         monkeypatch.setenv(name, value)
