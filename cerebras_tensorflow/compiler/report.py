@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.system.wafer.advice import advice
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.units import format_bytes, format_seconds
@@ -47,14 +47,18 @@ def memory_plan_text(program: Program, plan: MemoryPlan) -> str:
 
 def memory_plan_rows(program: Program, plan: MemoryPlan) -> list[tuple[str, int, str]]:
     """Return the parts of the memory plan: name, bytes, meaning."""
+    spilled = f"{len(program.spilled)} values, read back before their next use" if program.spilled else "no values"
+    store = f"{len(program.stored)} weights and values"
+    if program.residence is Residence.HOST_MEMORY:
+        store = "not needed: all weights stay in memory"
     return [
         ("variables in memory", plan.resident_bytes, f"{len(program.variables)} variables"),
-        ("streamed weights, at most", plan.window_bytes, "with values loaded ahead, at the busiest op"),
+        ("streamed weights, at most", plan.window_bytes, "and values loaded ahead, while the op runs that needs most"),
         ("values between ops, at most", plan.activation_bytes, "from static shapes"),
         ("kernels, queues, allocators", plan.overhead_bytes, "estimated"),
         ("peak, without the process itself", plan.peak_bytes, "sum of the four"),
-        ("values spilled to the store", plan.spilled_bytes, f"{len(program.spilled)} values, under the memory budget"),
-        ("weight store", plan.store_bytes, f"{len(program.stored)} weights and values"),
+        ("values spilled to the store", plan.spilled_bytes, spilled),
+        ("weight store", plan.store_bytes, store),
         ("a checkpoint, at most", program.weight_bytes, "disk space in model_dir, beside the weight store"),
     ]
 

@@ -8,6 +8,7 @@ from cerebras_tensorflow.compiler.report import compile_report_text, memory_plan
 from cerebras_tensorflow.perf.timeline import LOAD, STORE, Timeline
 from cerebras_tensorflow.planner.plan import StepPlan, step_s
 from cerebras_tensorflow.planner.rates import Rates
+from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
@@ -26,7 +27,7 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
         f"{title}: {plan.num_parameters / 1e9:.3g} billion parameters, batch {plan.batch_size}, {plan.program.mode}.",
         "Planned from shapes: no weight was made, no step was run.",
         "",
-        "Moved in a step",
+        f"Moved in a step{' (all weights fit in memory, so only within memory)' if plan.is_in_memory else ''}",
         f"  read     {format_bytes(plan.read_bytes):>10}  in {loads} loads; embedding rows not counted",
         f"  written  {format_bytes(plan.written_bytes):>10}",
         "",
@@ -35,6 +36,7 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
     if plan.memory_budget is not None:
         total = format_bytes(plan.process_bytes + plan.memory.peak_bytes)
         parts += [f"With the process: {total} of the memory budget of {format_bytes(plan.memory_budget)}.", ""]
+    parts += _too_large(plan)
     if rates is not None and line is not None:
         whole_s, compute_s = step_s(line)
         moves_s = line.busy_s((LOAD, STORE))
@@ -42,6 +44,7 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
         parts += [
             f"This machine (estimated from measured rates; the weight store {place})",
             f"  rates    {rates.text()}",
+            f"  batch    {_batch(plan)}",
             f"  compute  {format_seconds(compute_s):>10}  {plan.num_flops:.3e} floating-point operations, and updates",
             f"  moves    {format_seconds(moves_s):>10}  {line.overlap():.0%} of it overlaps computation",
             f"  a step   {format_seconds(whole_s):>10}  {plan.batch_size / whole_s if whole_s else 0:.3g} samples/s",
@@ -57,6 +60,26 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
             "",
         ]
     return "\n".join(parts)
+
+
+def _too_large(plan: StepPlan) -> list[str]:
+    """Return what to do if this machine has less free memory than the step needs; nothing if it has enough."""
+    free, peak = free_memory_bytes(), plan.memory.peak_bytes
+    if peak <= free:
+        return []
+    options = ["--memory_budget SIZE keeps values in the weight store or computes them again"]
+    if plan.program.micro_batches is None and plan.batch_size > 1:
+        options.insert(0, f"--micro_batch_size auto with --memory_budget SIZE cuts the batch of {plan.batch_size}")
+    return [
+        f"Change: the peak of {format_bytes(peak)} is more than the {format_bytes(free)} of memory that is free on "
+        f"this machine. {'; '.join(options)}; a smaller --batch_size needs less.",
+        "",
+    ]
+
+
+def _batch(plan: StepPlan) -> str:
+    parts = plan.program.micro_batches
+    return f"{plan.batch_size} samples, {'at once' if parts is None else f'in {parts.count} micro-batches'}"
 
 
 def plan_values(plan: StepPlan, rates: Rates | None, line: Timeline | None) -> dict[str, Any]:

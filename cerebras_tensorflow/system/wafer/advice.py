@@ -35,8 +35,8 @@ def advice(simulation: Simulation) -> list[str]:
         )
     if share.get("fabric", 0) > _MUCH:
         texts.append(
-            f"Activations on their way between cores take {share['fabric']:.0%} of the step: wider layers compute more "
-            "for each value that moves."
+            f"Activations on their way between cores take {share['fabric']:.0%} of the step: make the layers "
+            "wider, and they compute more for each value that moves."
         )
     if simulation.mode != "pipelined" and _useful_share(simulation) < _FEW:
         texts.append(

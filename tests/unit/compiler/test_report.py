@@ -7,7 +7,7 @@ from dataclasses import replace
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
 from cerebras_tensorflow.compiler.report import compile_report_text, memory_plan_text, schedule_text
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.graph.program import Event, Note, Program, WeightSpec
+from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, WeightSpec
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.transformers import LLAMA_7B
 
@@ -57,6 +57,8 @@ def test_the_memory_plan_adds_up_and_lists_the_notes() -> None:
     assert "7.0 MB" in peak and plan.peak_bytes == 7_001_000
     assert text.endswith("Notes\n- table stays in memory (40 B): op a (If) takes it as a whole\n")
     assert "Notes" not in memory_plan_text(program(), plan)
+    in_memory = memory_plan_text(replace(program(*EVENTS), residence=Residence.HOST_MEMORY), plan)
+    assert "not needed: all weights stay in memory" in in_memory and "budget" not in in_memory
 
 
 def test_the_compile_report_has_the_published_rows_and_is_marked_simulated() -> None:

@@ -77,6 +77,19 @@ def test_names_of_json_figures_tell_measured_estimated_and_simulated(
     assert set(timed["measured_rates"]) >= {"flops_per_s", "disk_read_bytes_per_s"}
 
 
+def test_a_step_larger_than_this_machine_gets_options_that_help(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [model, "-p", str(tmp_path / "p.yaml"), *SHAPES[:4], "--weight_store", "memory", "--no_rates"]
+    assert run(*command) == 0
+    assert "is free on this machine" not in capsys.readouterr().out
+    monkeypatch.setattr("cerebras_tensorflow.planner.report.free_memory_bytes", lambda: 10**6)
+    assert run(*command) == 0
+    text = capsys.readouterr().out
+    assert "of memory that is free on this machine. --micro_batch_size auto with --memory_budget SIZE cuts" in text
+    assert "the batch of 32" in text and "all weights fit in memory" in text
+
+
 def test_micro_batches_take_less_memory_and_more_loads(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
