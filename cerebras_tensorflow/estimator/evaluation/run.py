@@ -22,7 +22,7 @@ from cerebras_tensorflow.estimator.evaluation.summary import write_evaluation
 from cerebras_tensorflow.estimator.execution import micro_batch_size, store_choice
 from cerebras_tensorflow.estimator.execution.compile_model import compile_model
 from cerebras_tensorflow.estimator.execution.session_settings import SessionCreator, session_config_of
-from cerebras_tensorflow.estimator.execution.several_csx import CsxRequest
+from cerebras_tensorflow.estimator.execution.several_csx import CsxRequest, num_csx_of
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.host_call import HostMetrics
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -201,14 +201,19 @@ def opened_model(
             model, step, target.mode, request.settings.cs, request.compile_dir, is_for_cs=target.system is not None
         )
         program, folder = compiled.program, work_folder(request.model_dir)
-        others = None
-        if request.load is None:  # else a training run has the systems
-            needs = CsxRequest(program, None, local_init.name, session_config, request.settings.cs, folder)
-            others = other_csx(needs, mode, pipeline, request.steps, cleanup)
-        store = store_choice.open_store(program, request.settings.cs, folder)
-        next_batch = pipeline.next_micro_batch if pipeline.is_fed else None
-        session = ProgramSession(program, model.graph, None, store, session_config, next_batch, inference=others)
-        sessions.append(session)
+        cs, next_batch = request.settings.cs, pipeline.next_micro_batch if pipeline.is_fed else None
+        is_alone = request.load is not None or next_batch is None  # else the systems compute batches
+        store = store_choice.open_store(program, cs, folder, copies=1 if is_alone else num_csx_of(cs))
+        with ExitStack() as unused:
+            if store is not None:
+                unused.callback(store.close)
+            others = None
+            if request.load is None:
+                needs = CsxRequest(program, None, local_init.name, session_config, cs, folder, store=store)
+                others = other_csx(needs, mode, pipeline, request.steps, cleanup)
+            session = ProgramSession(program, model.graph, None, store, session_config, next_batch, inference=others)
+            sessions.append(session)
+            unused.pop_all()
         pipeline.start()
         session.run(local_init)
         _set_variables(request, path, model, session)

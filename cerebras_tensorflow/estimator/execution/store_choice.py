@@ -47,11 +47,20 @@ def _fit_into_memory(weight_bytes: int, settings: CSConfig) -> bool:
     return settings.memory_budget is None and weight_bytes < MEMORY_SHARE * free_memory_bytes()
 
 
-def open_store(program: Program, settings: CSConfig, model_dir: str, is_training: bool = False) -> WeightStore | None:
+def open_store(
+    program: Program, settings: CSConfig, model_dir: str, is_training: bool = False, copies: int = 1
+) -> WeightStore | None:
     """Return the weight store of a Program; None if it needs none.
 
     The file store of a training run is in `weight_store_dir`. Other runs use a subfolder, so that a model can be
     evaluated while it is trained. If several CSX share the weights, this is the store of the first one.
+
+    Args:
+        program: The Program.
+        settings: The user's choice of weight store.
+        model_dir: Folder of the model on this machine.
+        is_training: Whether this is a training run.
+        copies: Number of CSX that will each open a store of the same kind with all weights.
 
     Raises:
         StoreError: If the disks have no room for the weights or, in training, for a checkpoint. Or if another run uses
@@ -68,7 +77,7 @@ def open_store(program: Program, settings: CSConfig, model_dir: str, is_training
         from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # imports gRPC
 
         servers = weight_servers.start_weight_servers()
-        needed = sum(spec.num_bytes for spec in program.stored)
+        needed = copies * sum(spec.num_bytes for spec in program.stored)
         if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
             _tell(needs)
             return weight_servers.ServerStore(specs, servers)

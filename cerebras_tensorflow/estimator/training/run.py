@@ -105,12 +105,15 @@ def _saving_after_a_lost_csx(
 ) -> Iterator[None]:
     """End the steps without an error if another CSX fails after a signal, before the update of a step.
 
-    The run was to end after this step. It ends before it: this process has all values of the step before.
+    The run was to end after this step. It ends before it: this process has all values of the step before. If the CSX
+    share the weights, those of the lost CSX are lost with it, and the error ends the run.
     """
     try:
         yield
     except CollectiveError as error:
-        session = creator.session
+        session, csx = creator.session, creator.csx
+        if csx is not None and csx.store is not None:
+            raise
         if signals.received is None or session is None or not session.is_between_steps:
             raise
         run_log.warning("%s So the run ends at step %d.", error, watch.step)

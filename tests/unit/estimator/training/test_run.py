@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import stat
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator
-from cerebras_tensorflow.errors import CerebrasError, SystemNotFoundError
+from cerebras_tensorflow.errors import CerebrasError, CollectiveError, SystemNotFoundError
+from cerebras_tensorflow.estimator.training import run as training_run
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first
 from cerebras_tensorflow.system import jobs
 from tests.unit.estimator.tiny import BATCH, SAMPLES, estimator, input_fn, model_fn, v1
@@ -203,3 +207,14 @@ def test_saves_count_from_the_last_save_after_a_resume(mode: str, tmp_path: Path
     base = "model.ckpt" if mode == "pipelined" else "model-ckpt"
     steps = {int(path.name.removeprefix(f"{base}-").split(".")[0]) for path in tmp_path.glob(f"{base}-*")}
     assert steps == {0, 5, 7, 12, 13}
+
+
+@pytest.mark.parametrize("store", [None, "of several CSX"])
+def test_a_csx_lost_after_a_signal_ends_the_run_without_an_error_only_if_it_held_no_weights(store: Any) -> None:
+    creator: Any = SimpleNamespace(session=SimpleNamespace(is_between_steps=True), csx=SimpleNamespace(store=store))
+    watch, signals = cast("Any", SimpleNamespace(step=2)), cast("Any", SimpleNamespace(received=signal.SIGINT))
+    with (
+        pytest.raises(CollectiveError) if store else nullcontext(),
+        training_run._saving_after_a_lost_csx(watch, creator, signals),
+    ):
+        raise CollectiveError("rank 1 ended without an error.")
