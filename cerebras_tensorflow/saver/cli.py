@@ -60,8 +60,8 @@ def inspect(argv: Sequence[str] | None = None) -> int:
         return _layout_command(words[1:])
     parser = _parser(
         "cs-checkpoint",
-        "List the contents of a checkpoint of any kind, or compare two. `cs-checkpoint layout` shows how a conversion "
-        "would split a checkpoint into files; `cs-checkpoint sweep` removes what killed writers left behind",
+        "List the contents of a checkpoint of any kind, or compare two. The word `layout` before the path shows how a "
+        "conversion would split a checkpoint into files; the word `sweep` removes what killed writers left behind.",
     )
     parser.add_argument("path", help="a TensorFlow prefix, an HDF5 or safetensors file, a model_dir, or a URL")
     parser.add_argument("--diff", metavar="OTHER", help="compare with another checkpoint; exit code 1 if they differ")
