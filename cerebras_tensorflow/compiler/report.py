@@ -49,11 +49,12 @@ def memory_plan_rows(program: Program, plan: MemoryPlan) -> list[tuple[str, int,
     """Return the parts of the memory plan: name, bytes, meaning."""
     spilled = f"{len(program.spilled)} values, read back before their next use" if program.spilled else "no values"
     store = f"{len(program.stored)} weights and values"
+    window = "and values loaded ahead, while the op runs that needs most"
     if program.residence is Residence.HOST_MEMORY:
-        store = "not needed: all weights stay in memory"
+        window, store = "nothing is streamed", "not needed: all weights stay in memory"
     return [
         ("variables in memory", plan.resident_bytes, f"{len(program.variables)} variables"),
-        ("streamed weights, at most", plan.window_bytes, "and values loaded ahead, while the op runs that needs most"),
+        ("streamed weights, at most", plan.window_bytes, window),
         ("values between ops, at most", plan.activation_bytes, "from static shapes"),
         ("kernels, queues, allocators", plan.overhead_bytes, "estimated"),
         ("peak, without the process itself", plan.peak_bytes, "sum of the four"),
