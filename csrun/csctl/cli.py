@@ -134,7 +134,8 @@ def _get(home: Path, arguments: argparse.Namespace) -> str:
         system=arguments.system,
         limit=arguments.max_jobs,
         errors_only=arguments.error_only,
-        order=("-" if arguments.order == "desc" else "") + arguments.sort,
+        sort=arguments.sort,
+        is_descending=arguments.order == "desc",
         role=arguments.role or "",
     )
     return _shown(resources.get(home, arguments.type, arguments.name, filters), arguments.output)

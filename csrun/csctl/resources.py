@@ -63,7 +63,8 @@ class Filters:
         system: Jobs of this system only.
         limit: At most so many of the newest jobs.
         errors_only: Failed jobs only.
-        order: Of jobs: "priority", which is the order of the queue, or "age"; a minus sign reverses it.
+        sort: Order of jobs: "age", or "priority", which is the order of the queue.
+        is_descending: Whether that order is reversed.
         role: Of the cluster's parts: this role only.
     """
 
@@ -73,7 +74,8 @@ class Filters:
     system: str | None = None
     limit: int = 5000
     errors_only: bool = False
-    order: str = ""
+    sort: str = "age"
+    is_descending: bool = False
     role: str = ""
 
 
@@ -185,8 +187,8 @@ def _jobs(home: Path, name: str, filters: Filters) -> Resources:
         if filters.errors_only:
             phases = (jobs.FAILED,)
         shown = [job for job in jobs.listed(home, phases, filters.system, filters.limit) if _is_wanted(job, filters)]
-        shown = job_priority.order(shown) if filters.order.endswith("priority") else shown
-        shown = shown[::-1] if filters.order.startswith("-") else shown
+        shown = job_priority.order(shown) if filters.sort == "priority" else shown
+        shown = shown[::-1] if filters.is_descending else shown
     now = time.time()
     rows = tuple(
         (job.id, age(now - job.created_at), job.phase, _wafers(job), job.user, _labels(job.labels)) for job in shown

@@ -80,7 +80,11 @@ def share_batches(inputs: SharedBatches, settings: RunSettings, params: Any, tar
     run_log.info("Multi-replica training: %d replica(s) share each batch of %d samples.", number, size)
     if number > 1:
         inputs.share(number, True)
-    return cs if isinstance(given, int) or parts == 1 else replace(cs, micro_batch_size=size // parts)
+    if isinstance(given, int) or parts == 1:
+        return cs
+    if given is not None:
+        run_log.info("micro_batch_size %s has no effect with replicas: it is %d samples.", given, size // parts)
+    return replace(cs, micro_batch_size=size // parts)
 
 
 def _why_one(inputs: SharedBatches) -> str | None:

@@ -218,7 +218,7 @@ def start_inference(request: CsxRequest, num_csx: int, cleanup: ExitStack) -> Co
         CollectiveError: If the processes do not start.
         StoreError: If a folder for them cannot be made, or the Program cannot be written for them.
     """
-    for number in range(1, _MOST_INFERENCES):
+    for number in range(1, _MOST_INFERENCES + 1):
         name = INFERENCE_FOLDER if number == 1 else f"{INFERENCE_FOLDER}-{number}"
         with suppress(FolderInUseError):
             folder = _new_folder(Path(request.folder).resolve() / name, cleanup)

@@ -47,7 +47,8 @@ def trips_of_call(operation: Any, functions: Functions) -> int:
             known = start(condition.arguments.index(limit.op.name))
         return _count(start(index), known, step(index), tensor.op.type)
 
-    return round(trips(condition.results[0]) or 1)
+    count = trips(condition.results[0])
+    return 1 if count is None else round(count)
 
 
 def trips_of_frame(condition: Any) -> int | None:

@@ -53,6 +53,8 @@ CHANNEL = [
     ("grpc.http2.ping_timeout_ms", 20_000),  # gRPC's minute would delay the detection
 ]
 
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+
 
 @dataclass(frozen=True)
 class ServerAddress:
@@ -294,7 +296,7 @@ class _Link:
             if not self._is_lost:
                 self.call("Close")
         except StoreError:
-            pass  # the server is gone, and the share with it
+            pass  # the server is gone and the share with it, or the error of the run has been reported
         finally:
             self._channel.close()
             self._staying.join()
@@ -343,7 +345,7 @@ class _Link:
         except (grpc.RpcError, ValueError) as exc:
             if isinstance(exc, ValueError) and not self._silence:
                 raise
-            self._is_lost = True
+            self._is_lost = bool(self._silence) or exc.code() in _LOST  # type: ignore[union-attr]
             details = self._silence or exc.details()  # type: ignore[union-attr]
             raise StoreError(
                 f"weight server {self._address.index} at {self._address.target} fails: {details}. The run needs "

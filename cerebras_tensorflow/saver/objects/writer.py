@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.locations import ObjectLocation
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.files.checksum import crc32c
@@ -225,7 +225,13 @@ def put_manifest(bucket: Bucket, folder: str, content: bytes, replaced: Version 
         bucket.put_if(key, content, replaced)
     except ConflictError as exc:
         # If the response to a successful request was lost, the store refused the repeated request.
-        found = manifests.read(bucket, folder)
+        try:
+            found = manifests.read(bucket, folder)
+        except CorruptCheckpointError as damage:  # it may be ours: the data stays
+            raise CheckpointError(
+                f"{bucket.url(folder)}: there is a manifest already, and it is damaged, so it is unknown whose it "
+                "is. Save under another name. cs-checkpoint sweep removes data that no manifest names."
+            ) from damage
         if found is not None and found[1] == content:
             return
         with contextlib.suppress(CheckpointError):

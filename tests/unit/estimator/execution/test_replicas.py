@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from cerebras_tensorflow.compat import messages
 from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import replicas
 from cerebras_tensorflow.system import registry
 from tests.unit.estimator import tiny
@@ -45,6 +47,19 @@ def test_the_bits_do_not_depend_on_the_number_of_replicas(
         assert trained(folder, cs_ip=lab, stack_params=config(number)) == expected
         assert sizes == ([] if started is None else [started])
         sizes.clear()
+
+
+def test_a_micro_batch_size_that_replicas_replace_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    shared: list[int] = []
+    inputs: Any = SimpleNamespace(is_fed=True, batch_size=4, share=lambda number, _: shared.append(number))
+    target: Any = SimpleNamespace(mode="train", is_cs=True)
+    settings: Any = SimpleNamespace(cs=CSConfig(micro_batch_size="auto"), full_config=None)
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO"):
+        patch.setattr(replicas, "asked", lambda *_: 2)
+        patch.setattr(replicas, "check_mpi", lambda: None)
+        cs = replicas.share_batches(inputs, settings, {}, target)
+    assert (shared, cs.micro_batch_size) == ([2], 2)
+    assert "micro_batch_size auto has no effect with replicas: it is 2 samples" in caplog.text
 
 
 def test_without_mpi_one_replica_trains_and_a_batch_that_cannot_be_shared_is_refused(

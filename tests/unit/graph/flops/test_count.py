@@ -24,6 +24,10 @@ def in_a_branch(x: Any, w: Any) -> Any:
     return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(x, w), lambda: x)
 
 
+def in_a_loop_that_never_runs(x: Any, w: Any) -> Any:
+    return tf.while_loop(lambda i, _: i < 1, lambda i, z: (i + 2, tf.tanh(tf.matmul(z, w))), [1, x])[1]
+
+
 def in_a_loop(x: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, _: i < 7, lambda i, z: (i + 2, tf.tanh(tf.matmul(z, w))), [1, x])[1]
 
@@ -36,6 +40,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "function": (in_a_function, 1),
     "branch": (in_a_branch, 1),
     "loop": (in_a_loop, 3),
+    "loop that never runs": (in_a_loop_that_never_runs, 0),
     "scan": (in_a_scan, 5),
 }
 

@@ -114,6 +114,16 @@ def test_the_error_of_a_dead_server_names_it_and_no_call_waits(store: ServerStor
     other.close()
 
 
+def test_a_server_that_refuses_a_call_still_frees_the_share() -> None:
+    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as channel:
+        store = ServerStore([SPECS[1]], servers)
+        with pytest.raises(StoreError, match="weight server 0"):
+            list(store._links[0].pieces("Read", 7, 0, 4))
+        store.close()
+        with pytest.raises(grpc.RpcError, match="no store"):
+            channel.unary_unary(f"/{weight_server_process.SERVICE}/Hold")(header(1, 0, 0, 0, 0), metadata=KEY)
+
+
 def test_after_a_signal_to_stop_a_server_that_hangs_is_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -434,6 +434,19 @@ def test_a_commit_whose_answer_is_lost_and_whose_manifest_is_read_damaged_stands
     check("s3://bucket/run/c", VALUES)
 
 
+def test_a_commit_after_a_conflict_with_a_damaged_manifest_says_so_and_keeps_the_data(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conflict(self: Bucket, key: str, content: bytes, replaced: Any) -> None:
+        monkeypatch.setattr(Bucket, "get", lambda self, key: (b"damaged", None))
+        raise store_module.ConflictError("another writer was first")
+
+    monkeypatch.setattr(Bucket, "put_if", conflict)
+    monkeypatch.setattr(Bucket, "delete", lambda self, keys: pytest.fail(f"{keys} removed"))
+    with pytest.raises(CheckpointError, match="there is a manifest already, and it is damaged"):
+        tf_h5_saver.save("s3://bucket/run/c", VALUES)
+
+
 def test_a_manifest_that_is_too_large_is_refused(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     Bucket(place("s3://bucket")).put("run/c/manifest.json", bytes(2000))
     monkeypatch.setattr(store_module, "_MAX_SMALL_BYTES", 1999)
