@@ -242,6 +242,10 @@ def _estimator_api(module: str, is_v1: bool) -> Iterator[Name]:
         yield Name(module, name, "", TENSORFLOW, "TensorFlow 1.x-2.8", ABSENT, _BOOSTED_TREES_NOTE)
     for home, names in _TPU.items() if is_v1 else ():
         yield from _group(f"{module}.tpu", TENSORFLOW, releases, home, names, FULL, "with use_tpu=False")
+    if is_v1:
+        home = f"{_ESTIMATOR_PACKAGE}.tpu._tpu_estimator_embedding"
+        note = "from the wheel tensorflow-estimator 2.15; its embeddings need a TPU"
+        yield from _group(f"{module}.tpu.experimental", TENSORFLOW, releases, home, "EmbeddingConfigSpec", FULL, note)
 
 
 def _from_wheel(module: str, is_v1: bool, releases: str) -> Iterator[Name]:

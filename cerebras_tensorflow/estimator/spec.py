@@ -72,25 +72,20 @@ class EstimatorSpec(_Fields):  # no __slots__: subclasses in old scripts set att
                 another graph, or a Keras metric was not updated.
             TypeError: If a value has the wrong type.
         """
-        if train_op is None and mode == ModeKeys.TRAIN:
-            raise ValueError("Missing train_op.")
-        if loss is None and mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
-            raise ValueError("Missing loss.")
-        if predictions is None and mode == ModeKeys.PREDICT:
-            raise ValueError("Missing predictions.")
-        train_op = _checked_train_op(train_op)
+        train_op = _checked_train_op(train_op, mode)
+        loss = _checked_loss(loss, mode)
+        predictions = _checked_predictions(predictions, mode)
         hooks = {
             "training_chief_hooks": training_chief_hooks,
             "training_hooks": training_hooks,
             "evaluation_hooks": evaluation_hooks,
             "prediction_hooks": prediction_hooks,
         }
-        _check_graph({"loss": loss, "train_op": train_op, "prediction values": predictions})
         return super().__new__(
             cls,
             mode=mode,
-            predictions={} if predictions is None else _checked_predictions(predictions),
-            loss=None if loss is None else _checked_loss(loss),
+            predictions=predictions,
+            loss=loss,
             train_op=train_op,
             eval_metric_ops=_checked_metrics(eval_metric_ops),
             export_outputs=_checked_exports(export_outputs, predictions, mode),
@@ -145,15 +140,26 @@ class _MetricTypeError(TypeError, AttributeError):
     """A part of a metric is neither tensor nor op; tf.estimator 2.15 raises AttributeError for it."""
 
 
-def _checked_train_op(train_op: Any) -> Any:
-    if train_op is not None and not isinstance(train_op, (tf.Tensor, tf.Operation, tf.Variable)):
+def _checked_train_op(train_op: Any, mode: str) -> Any:
+    if train_op is None:
+        if mode == ModeKeys.TRAIN:
+            raise ValueError("Missing train_op.")
+        return None
+    if not isinstance(train_op, (tf.Tensor, tf.Operation, tf.Variable)):
         raise TypeError(f"train_op must be Operation or Tensor, given: {train_op}")
-    return train_op.op if isinstance(train_op, tf.Variable) else train_op
+    train_op = train_op.op if isinstance(train_op, tf.Variable) else train_op
+    _check_graph({"train_op": train_op})
+    return train_op
 
 
-def _checked_loss(loss: Any) -> Any:
+def _checked_loss(loss: Any, mode: str) -> Any:
+    if loss is None:
+        if mode in (ModeKeys.TRAIN, ModeKeys.EVAL):
+            raise ValueError("Missing loss.")
+        return None
     if not isinstance(loss, (tf.Tensor, tf.Variable)):
         raise TypeError(f"loss must be Tensor, given: {loss}")
+    _check_graph({"loss": loss})
     tensor = tf.convert_to_tensor(loss)
     shape = tensor.shape
     if shape.num_elements() not in (None, 1):
@@ -184,7 +190,12 @@ def _check_graph(given: Mapping[str, Any]) -> None:
                     )
 
 
-def _checked_predictions(predictions: Any) -> Any:
+def _checked_predictions(predictions: Any, mode: str) -> Any:
+    """Return the predictions. A dict is copied: changes that the caller makes later have no effect."""
+    if predictions is None:
+        if mode == ModeKeys.PREDICT:
+            raise ValueError("Missing predictions.")
+        return {}
     if isinstance(predictions, Mapping):
         named = [(f"predictions[{key}]", value) for key, value in predictions.items()]
     else:
@@ -192,7 +203,8 @@ def _checked_predictions(predictions: Any) -> Any:
     for name, value in named:
         if not isinstance(value, (tf.Tensor, tf.SparseTensor, tf.Variable, tf.RaggedTensor)):
             raise TypeError(f"{name} must be Tensor, given: {value}")
-    return predictions
+    _check_graph({"prediction values": predictions})
+    return dict(predictions) if isinstance(predictions, Mapping) else predictions
 
 
 def _checked_metrics(metrics: Any) -> dict[str, Any]:
@@ -209,7 +221,11 @@ def _checked_metrics(metrics: Any) -> dict[str, Any]:
     _check_graph({"eval_metric_ops": metrics})
     if tf.executing_eagerly() or tf.distribute.has_strategy():
         return dict(metrics)
-    return {key: value if isinstance(value, tuple) else keras_metric(value) for key, value in metrics.items()}
+    pairs = {key: value if isinstance(value, tuple) else keras_metric(value) for key, value in metrics.items()}
+    if not isinstance(metrics, dict):
+        return pairs
+    metrics.update(pairs)  # the caller's dict: metrics that it adds later count too, as in tf.estimator
+    return metrics
 
 
 def _check_metric(key: Any, metric: Any) -> None:

@@ -143,6 +143,36 @@ def test_malformed_specs_are_refused(settings: dict[str, Any], error: type[Excep
         E.EstimatorSpec(**{"mode": "train", **made})
 
 
+def test_a_malformed_loss_is_told_before_missing_predictions() -> None:
+    with tf.Graph().as_default(), pytest.raises(TypeError, match=r"loss must be Tensor, given: 1\.0"):
+        E.EstimatorSpec("infer", loss=1.0)
+
+
+def test_a_spec_copies_predictions_and_keeps_the_callers_metrics() -> None:
+    with tf.Graph().as_default():
+        predictions, metrics = {"p": tf.constant(1.0)}, {"m": tf.compat.v1.metrics.mean([1.0])}
+        spec = E.EstimatorSpec("eval", predictions, tf.constant(1.0), eval_metric_ops=metrics)
+        predictions["other"] = metrics["late"] = tf.constant(2.0)
+    assert list(spec.predictions) == ["p"]
+    assert list(spec.eval_metric_ops) == ["m", "late"]
+
+
+def test_a_replaced_config_has_its_own_session_config() -> None:
+    first = E.RunConfig(session_config=tf.compat.v1.ConfigProto())
+    second = first.replace(tf_random_seed=3)
+    second.session_config.log_device_placement = True
+    assert not first.session_config.log_device_placement
+
+
+def test_the_embeddings_of_a_tpu_can_be_imported() -> None:
+    from tensorflow_estimator._api.v1.estimator.tpu import experimental as first
+    from tensorflow_estimator.python.estimator.api._v1.estimator.tpu import experimental as second
+
+    assert first.EmbeddingConfigSpec is second.EmbeddingConfigSpec
+    assert tf.compat.v1.estimator.tpu.experimental.EmbeddingConfigSpec is first.EmbeddingConfigSpec
+    assert "feature_columns" in first.EmbeddingConfigSpec._fields
+
+
 def test_a_loss_of_another_graph_is_refused() -> None:
     with tf.Graph().as_default():
         loss = tf.constant(1.0)

@@ -117,7 +117,7 @@ class RunConfig:
         settings = self.__dict__.get("_settings", {})
         if name in settings:
             return settings[name]
-        raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     tf_random_seed = _setting("tf_random_seed", "Seed of the model's graph.")
     save_summary_steps = _setting("save_summary_steps", "Steps between summaries.")
@@ -199,7 +199,7 @@ class RunConfig:
         return self._task.global_id
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Return a copy with other values.
+        """Return a copy with other values. It has a session_config of its own, as in tf.estimator.
 
         Raises:
             ValueError: If a setting is unknown or out of range, or both save intervals are given.
@@ -226,7 +226,8 @@ class RunConfig:
         return result
 
     def _change(self, changes: Mapping[str, Any]) -> None:
-        self._settings = dict(self._settings)
+        session_config = copy.deepcopy(self._settings["session_config"])
+        self._settings = {**self._settings, "session_config": session_config}
         if changes.get("save_checkpoints_steps") is not None:
             self._settings["save_checkpoints_secs"] = None
         if changes.get("save_checkpoints_secs") is not None:
