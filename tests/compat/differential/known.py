@@ -11,7 +11,6 @@ KNOWN: dict[str, str] = {
     "heads.partitioned_inputs": "2.15 saves the parts of a variable as slices of one tensor; ours saves part_0, part_1",
     "signatures.experimental_v1": _OURS_TOO,
     "signatures.experimental_v2": _OURS_TOO,
-    "signatures.names_of_every_module": "tpu.experimental is for embeddings on a TPU",
     "signatures.top_v1": _OURS_TOO,
     "signatures.top_v2": _OURS_TOO,
     "signatures.tpu_v1": _OURS_TOO,
