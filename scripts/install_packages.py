@@ -1,4 +1,4 @@
-"""Does what `pip install` does, with uv where it can be had: uv needs a sixth of the time. Shows one progress line.
+"""Does what `pip install` does, with uv where it can be had, which is faster. Shows one progress line.
 
 Usage: python scripts/install_packages.py [--python PYTHON] ARGUMENT...   (arguments that pip and uv share)
 
