@@ -57,6 +57,7 @@ def program() -> Program:
             carried=(Carried("loss:0", "cs_carried/0", True),),
             num_first=1,
         ),
+        owners=(0,),
     )
 
 
