@@ -1,6 +1,5 @@
 import json
 import os
-import time
 
 import pytest
 
@@ -71,7 +70,7 @@ def test_an_ended_job_cannot_be_cancelled(home) -> None:
         actions.request_cancel(home, job.id, "alice")
 
 
-def test_ten_thousand_finished_jobs_are_listed_in_half_a_second(home) -> None:
+def test_a_list_of_jobs_reads_only_the_records_that_it_shows(home, monkeypatch: pytest.MonkeyPatch) -> None:
     first = jobs.submit(home, "lab", "pipelined").record
     values = {**first.__dict__, "phase": jobs.SUCCEEDED, "labels": json.dumps({"a": "1"}), "finished_at": 0.0}
     del values["number"]
@@ -83,13 +82,13 @@ def test_ten_thousand_finished_jobs_are_listed_in_half_a_second(home) -> None:
             f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})",
             [tuple({**values, "id": f"wsjob-{number:022d}"}.values()) for number in range(10_000)],
         )
-    # CPU time, since the machine may be busy; scripts/bench/bench_launcher.py has the wall time of the whole command.
-    started = time.process_time()
-    assert len(resources.get(home, "jobs").rows) == 1
-    assert time.process_time() - started < 0.1
-    started = time.process_time()
-    assert len(resources.get(home, "jobs", filters=Filters(all_states=True)).rows) == 5000
-    assert time.process_time() - started < 0.5
+    # The time of the whole command with so many jobs: scripts/bench/bench_launcher.py.
+    read: list[str] = []
+    from_row = jobs.from_row
+    monkeypatch.setattr(jobs, "from_row", lambda row: (read.append(row["id"]), from_row(row))[1])
+    assert len(resources.get(home, "jobs").rows) == len(read) == 1
+    read.clear()
+    assert len(resources.get(home, "jobs", filters=Filters(all_states=True)).rows) == len(read) == 5000
 
 
 def test_check_volumes_says_what_can_be_mounted(home, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_unknown_settings_are_refused_by_name() -> None:
         RunConfig(save_checkpoint_step=3)
     with pytest.raises(ValueError, match="Replacing save_checkpoint_step is not supported"):
         RunConfig().replace(save_checkpoint_step=3)
-    with pytest.raises(AttributeError, match="no setting 'max_step'"):
+    with pytest.raises(AttributeError, match="has no attribute 'max_step'"):
         _ = RunConfig().max_step
 
 
