@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,15 +41,27 @@ def follow(
     """
     assert program.micro_batches is not None
     csx = OtherCsx(ranks, program.micro_batches)
+    session = ProgramSession(program, imported(program), train_node, store, session_config, None, csx)
+    with prepared(session, setup):
+        while (message := receive(ranks)).kind != END:
+            _obey(message, session, csx, ranks, train_node)
+
+
+def imported(program: Program) -> tf.Graph:
+    """Return the graph of a Program."""
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(program.graph_def, name="")
-    session = ProgramSession(program, graph, train_node, store, session_config, None, csx)
+    return graph
+
+
+@contextmanager
+def prepared(session: ProgramSession, setup: str | None) -> Iterator[None]:
+    """Run the op that initializes tables, if there is one, and close the session at the end."""
     try:
         if setup is not None:
-            session.run(graph.get_operation_by_name(setup))
-        while (message := receive(ranks)).kind != END:
-            _obey(message, session, csx, ranks, train_node)
+            session.run(session.graph.get_operation_by_name(setup))
+        yield
     finally:
         session.close()
 

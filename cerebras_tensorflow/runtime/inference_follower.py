@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.messages import Message, answer, receive
 from cerebras_tensorflow.runtime.csx.orders import END
-from cerebras_tensorflow.runtime.follower import take_change
+from cerebras_tensorflow.runtime.follower import imported, prepared, take_change
 from cerebras_tensorflow.runtime.inference.shared import BATCH_KIND, NOTHING
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
@@ -36,13 +35,8 @@ def follow_inference(
     Raises:
         CollectiveError: If another CSX failed.
     """
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(program.graph_def, name="")
-    session = ProgramSession(program, graph, None, store, session_config)
-    try:
-        if setup is not None:
-            session.run(graph.get_operation_by_name(setup))
+    session = ProgramSession(program, imported(program), None, store, session_config)
+    with prepared(session, setup):
         while (message := receive(ranks)).kind != END:
             if message.kind == BATCH_KIND:
                 answer(ranks, _computed(message, session))
@@ -50,8 +44,6 @@ def follow_inference(
                 answer(ranks, message)
             else:
                 take_change(message, session, ranks)
-    finally:
-        session.close()
 
 
 def _computed(message: Message, session: ProgramSession) -> Message:

@@ -32,22 +32,17 @@ def trips_of_call(operation: Any, functions: Functions) -> int:
     def step(index: int) -> float | None:
         return _increment(body.results[index], lambda tensor: tensor.op.name == body.arguments[index])
 
-    def trips(tensor: Any) -> float | None:
-        tensor = _source(tensor)
-        if tensor.op.type == "LogicalAnd":
-            return _least([trips(value) for value in tensor.op.inputs])
-        if tensor.op.type not in _BELOW:
-            return None
-        counter, limit = map(_source, tensor.op.inputs)
+    def trips(comparison: Any) -> float | None:
+        counter, limit = map(_source, comparison.inputs)
         if counter.op.name not in condition.arguments:
             return None
         index = condition.arguments.index(counter.op.name)
         known = _known(limit)
         if limit.op.name in condition.arguments:
             known = start(condition.arguments.index(limit.op.name))
-        return _count(start(index), known, step(index), tensor.op.type)
+        return _count(start(index), known, step(index), comparison.type)
 
-    count = trips(condition.results[0])
+    count = _fewest(condition.results[0], trips)
     return 1 if count is None else round(count)
 
 
@@ -58,13 +53,8 @@ def trips_of_frame(condition: Any) -> int | None:
         condition: Its LoopCond op.
     """
 
-    def trips(tensor: Any) -> float | None:
-        tensor = _source(tensor)
-        if tensor.op.type == "LogicalAnd":
-            return _least([trips(value) for value in tensor.op.inputs])
-        if tensor.op.type not in _BELOW:
-            return None
-        counter, limit = tensor.op.inputs
+    def trips(comparison: Any) -> float | None:
+        counter, limit = comparison.inputs
         merge = counter.op
         if merge.type != "Merge":
             return None
@@ -73,9 +63,9 @@ def trips_of_frame(condition: Any) -> int | None:
         if start is None or again is None:
             return None
         step = _increment(again.op.inputs[0], lambda tensor: tensor.op is merge)
-        return _count(_known(_source(start)), _known(_source(limit)), step, tensor.op.type)
+        return _count(_known(_source(start)), _known(_source(limit)), step, comparison.type)
 
-    count = trips(condition.inputs[0])
+    count = _fewest(condition.inputs[0], trips)
     return None if count is None else round(count)
 
 
@@ -86,8 +76,13 @@ def _count(start: float | None, limit: float | None, step: float | None, kind: s
     return max(0, math.floor(distance / step) + 1 if kind == "LessEqual" else math.ceil(distance / step))
 
 
-def _least(counts: list[float | None]) -> float | None:
-    return min((count for count in counts if count is not None), default=None)
+def _fewest(tensor: Any, trips: Callable[[Any], float | None]) -> float | None:
+    """Return the smallest known number of trips that the comparisons of a condition allow; None if all are unknown."""
+    tensor = _source(tensor)
+    if tensor.op.type == "LogicalAnd":
+        counts = [_fewest(value, trips) for value in tensor.op.inputs]
+        return min((count for count in counts if count is not None), default=None)
+    return trips(tensor.op) if tensor.op.type in _BELOW else None
 
 
 def _increment(tensor: Any, is_counter: Callable[[Any], bool]) -> float | None:
