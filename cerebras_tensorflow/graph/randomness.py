@@ -49,6 +49,8 @@ UNSEEDED_COUNTER = "cs_random/unseeded_counter"
 INITIALIZATION_STEP = 2**63  # a step number that no training step has
 _ALGORITHM = "cs_random/algorithm"
 _DRAWS_BITS = 40
+MOST_MICRO_STEPS = 1 << 20
+"""Runs of one global step that draw different numbers."""
 _FACTOR = np.array([0x9E3779B97F4A7C15], np.uint64)  # odd, so that different paths stay different; 2**64 / golden ratio
 _ONE = np.array([1], np.uint64)
 _ARGUMENTS = ("cs_random_path", "cs_random_seeded_counter", "cs_random_unseeded_counter")
@@ -83,7 +85,8 @@ def counter_feed(step: int, micro_step: int, entropy: int, micro_batch: int = 0)
 
     Args:
         step: Global step before the run, or INITIALIZATION_STEP.
-        micro_step: Runs since the global step last changed (gradient accumulation), less than 2**20.
+        micro_step: Runs since the global step last changed, less than MOST_MICRO_STEPS: steps of gradient accumulation,
+            or the batches of an evaluation or a prediction.
         entropy: Entropy for ops without a seed; any 64-bit number.
         micro_batch: Number of the micro-batch in the step, less than 2**22. Each has its own 2**40 counter values.
 

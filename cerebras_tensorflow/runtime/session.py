@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, WeightSpec
-from cerebras_tensorflow.graph.randomness import SEEDED_COUNTER, counter_feed
+from cerebras_tensorflow.graph.randomness import MOST_MICRO_STEPS, SEEDED_COUNTER, UNSEEDED_COUNTER, counter_feed
 from cerebras_tensorflow.runtime.csx.orders import Order, Orders
 from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, leaves, op_names
 from cerebras_tensorflow.runtime.host.heap import trim_heap
@@ -197,11 +197,10 @@ class ProgramSession(tf.compat.v1.Session):
             self._end_run(self._csx, names, is_step)
         if is_step or self._train_node is None:
             self._parts = []  # without a train op, every run that needs a batch takes the next one
-        if self._variables.is_resident(_GLOBAL_STEP):
-            if is_step:
-                self._count(int(after[-1]))
-            elif self._ops.may_assign(names, _GLOBAL_STEP):
-                self._step = int(self.read(_GLOBAL_STEP))
+        if is_step and self._variables.is_resident(_GLOBAL_STEP):
+            self._count(int(after[-1]))
+        elif not is_step:
+            self._count_draws(names)
         return result
 
     def load(self, name: str, value: np.ndarray) -> None:
@@ -322,6 +321,13 @@ class ProgramSession(tf.compat.v1.Session):
         else:
             self._step, self._micro_step = step, 0
 
+    def _count_draws(self, names: frozenset[str]) -> None:
+        """Count a run that is no training step: without a train op, the next one draws other numbers."""
+        if self._train_node is None and _draws(self._ops, names):
+            self._micro_step = (self._micro_step + 1) % MOST_MICRO_STEPS
+        if self._variables.is_resident(_GLOBAL_STEP) and self._ops.may_assign(names, _GLOBAL_STEP):
+            self._step = int(self.read(_GLOBAL_STEP))
+
     def _standard_feeds(self, names: frozenset[str], is_step: bool) -> dict[str, np.ndarray]:
         """Return the feeds of the Program's own placeholders: the step counters and the batch."""
         feeds = self._counters()
@@ -336,9 +342,8 @@ class ProgramSession(tf.compat.v1.Session):
         if self._inference is None:
             return {}
         takes_batch = self._next_batch is not None and self._ops.needs_batch(names)
-        run = InferenceRun(
-            list(leaves(mapped)), self._ops, takes_batch, not feeds, self._counters(), self._variables.read
-        )
+        counters = functools.partial(self._counters_of_later, _draws(self._ops, names))
+        run = InferenceRun(list(leaves(mapped)), self._ops, takes_batch, not feeds, counters, self._variables.read)
         return self._inference.feeds(run)
 
     def _counters(self, micro_batch: int = 0) -> dict[str, np.ndarray]:
@@ -346,6 +351,13 @@ class ProgramSession(tf.compat.v1.Session):
         if not self._has_step_counters:
             return {}
         return counter_feed(self._step, self._micro_step, self._entropy, micro_batch)
+
+    def _counters_of_later(self, draws: bool, num_runs: int) -> dict[str, np.ndarray]:
+        """Return the feeds of the counters for a run that follows after so many runs which draw, or do not draw."""
+        if not self._has_step_counters:
+            return {}
+        micro_step = (self._micro_step + num_runs * draws) % MOST_MICRO_STEPS
+        return counter_feed(self._step, micro_step, self._entropy)
 
     def _current_parts(self) -> list[Mapping[str, np.ndarray]]:
         """Return the micro-batches of the current step, or its batch."""
@@ -373,6 +385,11 @@ class ProgramSession(tf.compat.v1.Session):
             self._store.update_begins()
         taken = {key: value for key, value in values.items() if key in own or key in runs.names_of_totals}
         return {**self._counters(), **order.feeds, **taken}
+
+
+def _draws(ops: FetchedGraph, names: frozenset[str]) -> bool:
+    """Whether any op of these names depends on random numbers."""
+    return not ops.placeholders(names).isdisjoint((SEEDED_COUNTER, UNSEEDED_COUNTER))
 
 
 def session_settings(session_config: Any, is_streaming: bool) -> Any:

@@ -37,7 +37,7 @@ class InferenceRun:
         graph: The Program's graph.
         takes_batch: Whether it takes a batch from the input.
         is_plain: Whether the caller feeds nothing.
-        counters: Feeds of the counters of random ops.
+        counters: counters(n) returns feeds of the counters of random ops for the n-th run like this one after it.
         read: Returns the value of a variable.
     """
 
@@ -45,7 +45,7 @@ class InferenceRun:
     graph: FetchedGraph
     takes_batch: bool
     is_plain: bool
-    counters: Batch
+    counters: Callable[[int], Batch]
     read: Callable[[str], np.ndarray]
 
 
@@ -70,6 +70,7 @@ class SharedInference:
         self._is_round_open = False  # whether the others have answers that were not received
         self._waiting = 0  # number of batches that others compute, of those that the session has not taken
         self._values: deque[Batch] = deque()
+        self._counters: deque[Batch] = deque()  # with which others compute the waiting batches
         self._asked: tuple[str, ...] = ()
         self._depends_on: frozenset[str] = frozenset()  # variables that the values of the round depend on
         self._is_stale = False  # whether one of them has changed since
@@ -82,7 +83,7 @@ class SharedInference:
         if run.takes_batch and self._is_stale:
             self._drop_round()
         if run.takes_batch and self._waiting:
-            values = self._next_values(frontier)
+            values = self._next_values(run, frontier)
         elif run.takes_batch and frontier.tensors and run.is_plain:
             self._begin_round(run, frontier)
         self.variables_changed(frontier.writes & self._names)
@@ -115,13 +116,16 @@ class SharedInference:
         """End the round without the values that others have computed for it."""
         self._receive()
         self._values.clear()
+        self._counters.clear()
         self._waiting, self._is_stale = 0, False
 
-    def _next_values(self, frontier: Frontier) -> Batch:
+    def _next_values(self, run: InferenceRun, frontier: Frontier) -> Batch:
         self._receive()
         self._waiting -= 1
         values = self._values.popleft()
-        return values if frontier.tensors == self._asked else {}  # other fetches: this CSX computes them
+        has_same_numbers = _are_equal(self._counters.popleft(), run.counters(0))
+        # With other fetches, or random numbers of another run, this CSX computes the batch.
+        return values if frontier.tensors == self._asked and has_same_numbers else {}
 
     def _begin_round(self, run: InferenceRun, frontier: Frontier) -> None:
         batches = self._ahead(self._ranks.size - 1)
@@ -129,7 +133,9 @@ class SharedInference:
             return
         self._send_changes(run, frontier)
         values = {"tensors": list(frontier.tensors)}
-        messages = [Message(BATCH_KIND, values, {**batch, **run.counters}) for batch in batches]
+        self._counters = deque(run.counters(number) for number in range(1, len(batches) + 1))
+        arrays = [{**batch, **counters} for batch, counters in zip(batches, self._counters, strict=True)]
+        messages = [Message(BATCH_KIND, values, one) for one in arrays]
         nothing = Message(NOTHING)
         send(self._ranks, [nothing, *messages, *[nothing] * (self._ranks.size - 1 - len(messages))])
         self._is_round_open, self._waiting, self._asked = True, len(batches), frontier.tensors
@@ -155,3 +161,7 @@ class SharedInference:
 
     def _send(self, message: Message) -> None:
         send(self._ranks, [message] * self._ranks.size)
+
+
+def _are_equal(one: Batch, other: Batch) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(value, other[name]) for name, value in one.items())

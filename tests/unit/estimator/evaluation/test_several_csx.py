@@ -210,3 +210,27 @@ def test_evaluation_on_several_csx_needs_mpi(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
     with pytest.raises(SettingsError, match=r"pip install cerebras_tensorflow\[mpi\]"):
         estimator(tmp_path, 2).evaluate(input_fn)
+
+
+def noisy_model_fn(features: Any, labels: Any, mode: str) -> Any:
+    """Draws random numbers in each batch, as Monte Carlo dropout and sampling do."""
+    w = v1.get_variable("w", [8, 64], initializer=v1.random_normal_initializer(seed=1))
+    noise = tf.nn.dropout(tf.ones_like(features), rate=0.5, seed=3)
+    x = (features * noise) @ w
+    metrics = {"mean": v1.metrics.mean(x)}
+    return CSEstimatorSpec(mode, predictions={"x": x, "noise": noise}, loss=tf.reduce_mean(x), eval_metric_ops=metrics)
+
+
+def test_random_numbers_are_those_of_one_csx(mode: str, tmp_path: Path, computed: list[str]) -> None:
+    def run(num_csx: int) -> list[bytes]:
+        config = CSRunConfig(cs_config=CSConfig(num_csx=num_csx, min_stream_bytes=0), tf_random_seed=1)
+        model = CerebrasEstimator(noisy_model_fn, str(tmp_path), config=config)
+        items = list(model.predict(input_fn))
+        noise = {b"".join(item["noise"].tobytes() for item in items[k : k + BATCH]) for k in range(0, SAMPLES, BATCH)}
+        assert len(noise) == -(-SAMPLES // BATCH), "each batch draws numbers of its own"
+        return [item["x"].tobytes() for item in items] + list(bits(model.evaluate(input_fn)).values())
+
+    expected = run(1)
+    assert computed == []
+    assert run(3) == expected
+    assert computed, "other CSX computed batches"
