@@ -320,13 +320,13 @@ def tf_config() -> dict[str, Any]:
     """Return TensorFlow's description of the cluster and of this task; empty if there is none.
 
     Raises:
-        ValueError: If TF_CONFIG is not JSON.
+        ValueError: If TF_CONFIG is not a JSON object.
     """
     text = os.environ.get(TF_CONFIG) or "{}"
     try:
         return dict(json.loads(text))
-    except ValueError as error:
-        raise ValueError(f"{TF_CONFIG}={text!r}: expected JSON with cluster and task ({error})") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{TF_CONFIG}={text!r}: expected a JSON object with cluster and task ({error})") from error
 
 
 @contextmanager

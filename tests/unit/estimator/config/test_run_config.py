@@ -119,3 +119,10 @@ def test_a_url_of_an_unknown_scheme_is_refused_when_the_setting_is_made(call: Ca
 def test_a_file_url_is_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", json.dumps({"model_dir": f"file://{tmp_path}"}))
     assert RunConfig().model_dir == RunConfig(model_dir=f"file://{tmp_path}").model_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["null", "5", '"a"', "{"])
+def test_a_tf_config_that_is_no_object_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match=r"TF_CONFIG=.* expected a JSON object with cluster and task"):
+        RunConfig()
