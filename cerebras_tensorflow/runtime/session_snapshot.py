@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
-from cerebras_tensorflow.runtime.weight_store.snapshot import StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.snapshot import OwnedElsewhere, StoreSnapshot
 
 _COPYING_OPS = 2  # more do not make memory faster
 _KEPT_SHARE = 0.5  # of free memory; larger copies are not kept between two saves
@@ -124,6 +124,7 @@ class SessionSnapshot:
         """Yield (name, dtype, shape, value) of each variable. No value may be used after `close`.
 
         A value is an array, or an iterator over the pieces of its bytes, in order. A piece is valid until the next one.
+        An OwnedElsewhere can be used later, until `close`.
         Each streamed weight is read from the store once.
 
         Raises:
@@ -133,8 +134,10 @@ class SessionSnapshot:
             yield name, value.dtype, value.shape, value
         if self._store is not None:
             for index, spec in self._streamed.items():
-                yield spec.name, dtype_from_name(spec.dtype), spec.shape, self._store.pieces(index)
-                self._store.release(index)
+                pieces = self._store.pieces(index)
+                yield spec.name, dtype_from_name(spec.dtype), spec.shape, pieces
+                if not isinstance(pieces, OwnedElsewhere):  # the owner may write it later
+                    self._store.release(index)
 
     def close(self) -> None:
         """Recycle the copies and close the store's snapshot."""

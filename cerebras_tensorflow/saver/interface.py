@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.parts import Part, Written
 from cerebras_tensorflow.text import did_you_mean
 
 # NumPy 2 has the same limit.
@@ -261,6 +263,26 @@ class TensorWriter(ABC):
         """
         return None
 
+    def place(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Part | None:  # noqa: ARG002
+        """Append a tensor whose bytes another process writes. Report them with `placed` before `commit`.
+
+        Args:
+            name: As `add_chunks`.
+            dtype: As `add_chunks`.
+            shape: As `add_chunks`.
+
+        Returns:
+            Where the bytes go. None if this writer has to get them itself; then nothing is appended.
+
+        Raises:
+            ValueError, CheckpointError: As `add_chunks`.
+        """
+        return None
+
+    def placed(self, name: str, written: Written) -> None:
+        """Note that the bytes of a placed tensor are written."""
+        raise NotImplementedError(f"{type(self).__name__} places no tensors: {name}, {written}")
+
     @abstractmethod
     def commit(self) -> None:
         """Give the checkpoint its final name, durably unless the writer was made with is_durable=False."""
@@ -279,6 +301,18 @@ class TensorWriter(ABC):
             self.commit()
         else:
             self.abort()
+
+
+def check_written(path: str, names: Collection[str]) -> None:
+    """Check that no tensor of a checkpoint is left that another process should have written.
+
+    Raises:
+        CheckpointError: If there is one.
+    """
+    if names:
+        raise CheckpointError(
+            f"{path}: not committed: {len(names)} tensors were not written, first {min(names)}. Save it again."
+        )
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

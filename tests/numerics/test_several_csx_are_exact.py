@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import compile_for_each_csx
+from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.micro_batches import EVERY
 from cerebras_tensorflow.graph.program import Program
@@ -132,6 +133,7 @@ def store_of(
         rank,
         makers[shared](),
         lambda answer, counted: Peers(rank, folder, b"secret", answer, counted=tuple(counted)),
+        OwnedParts() if rank else None,
     )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler import cache
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.estimator.execution import store_choice
+from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.estimator.execution.several_csx import SETTINGS_FILE, connect, program_folder
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
@@ -43,7 +44,7 @@ def main(ranks: Collectives, folder: Path) -> None:
     own = Path(described["stores"]) / f"store-{ranks.rank}"
     store = store_choice.open_share(program, ranks.rank, described["store_kind"], own)
     if store is not None and program.owners:
-        store = SharedStore(program, ranks.rank, store, partial(connect, ranks, folder))
+        store = SharedStore(program, ranks.rank, store, partial(connect, ranks, folder), OwnedParts())
     logger.info("rank %d of %d follows", ranks.rank, ranks.size)
     train_node, setup = described["train_node"], described["setup"]
     try:

@@ -18,6 +18,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.errors import CheckpointError, StoreError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
+from cerebras_tensorflow.estimator.execution.owners_write import OwnersWrite
 from cerebras_tensorflow.estimator.model.partitions import PartKey, Wholes
 from cerebras_tensorflow.estimator.model.scaffold import Layout
 from cerebras_tensorflow.estimator.training.restore_errors import MissingVariableError, OtherShapeError
@@ -29,6 +30,7 @@ from cerebras_tensorflow.progress import Progress
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
+from cerebras_tensorflow.runtime.weight_store.snapshot import OwnedElsewhere
 from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver import names as checkpoint_names
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, open_checkpoint
@@ -384,18 +386,21 @@ class CheckpointSaver:
 
     def _add(self, writer: TensorWriter, values: Iterable[NamedValue]) -> None:
         wholes = Wholes()
-        for name, dtype, shape, value in values:
-            key = self._keys[name]
-            if isinstance(key, PartKey):
-                wholes.add(key, dtype, shape, value)
-            elif isinstance(value, np.ndarray):
-                self._check_cancelled(writer.path)
-                writer.add(key, value)
-                self._written_bytes += value.nbytes
-            else:
-                writer.add_chunks(key, dtype, shape, self._until_cancelled(writer.path, value))
-        for whole, array in [*wholes, *self._constants.items()]:
-            writer.add(whole, array)
+        with OwnersWrite(writer, lambda: self._check_cancelled(writer.path)) as owners:
+            for name, dtype, shape, value in values:
+                key = self._keys[name]
+                if isinstance(key, PartKey):
+                    wholes.add(key, dtype, shape, value)
+                elif isinstance(value, np.ndarray):
+                    self._check_cancelled(writer.path)
+                    writer.add(key, value)
+                    self._written_bytes += value.nbytes
+                elif not (isinstance(value, OwnedElsewhere) and owners.place(key, dtype, shape, value)):
+                    writer.add_chunks(key, dtype, shape, self._until_cancelled(writer.path, value))
+            for whole, array in [*wholes, *self._constants.items()]:
+                writer.add(whole, array)
+            for num_bytes in owners.finish():
+                self._written_bytes += num_bytes
 
     def _record(self, path: str, saved_at_s: float) -> None:
         integrity.trust(path)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -21,7 +22,7 @@ from cerebras_tensorflow.graph.program import Program, dtype_from_name
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.interface import Move, WeightStore, as_bytes, row_bytes, shaped
-from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, Lifetime, StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, Lifetime, OwnedElsewhere, StoreSnapshot
 
 
 class Kind(IntEnum):
@@ -34,6 +35,21 @@ class Kind(IntEnum):
     HELD = 5  # read a weight of the snapshot
     RELEASE = 6
     END_HOLD = 7
+    SAVE = 8  # write a weight of the snapshot into a checkpoint
+    FLUSH = 9  # make durable what was written there
+
+
+class CheckpointFiles(Protocol):
+    """Writes weights into a checkpoint whose writer is on the first CSX."""
+
+    def write(self, part: bytes, pieces: Iterator[Bytes]) -> bytes:
+        """Write a weight's bytes where the writer says; return what it needs to know, or nothing if that cannot be."""
+
+    def flush(self) -> None:
+        """Make durable what was written."""
+
+    def close(self) -> None:
+        """Release the files."""
 
 
 class SharedStore(WeightStore):
@@ -46,15 +62,22 @@ class SharedStore(WeightStore):
         rank: Number of this CSX.
         local: The store of `Program.stored_by`.
         connect: Makes the connections to the others, given what answers their requests and the kinds to count.
+        checkpoints: Writes checkpoints for the first CSX; None: this is the first one.
     """
 
     def __init__(
-        self, program: Program, rank: int, local: WeightStore, connect: Callable[[Answer, Iterable[int]], Peers]
+        self,
+        program: Program,
+        rank: int,
+        local: WeightStore,
+        connect: Callable[[Answer, Iterable[int]], Peers],
+        checkpoints: CheckpointFiles | None = None,
     ) -> None:
         super().__init__(program.stored)
         self._owners = program.owners
         self._rank = rank
         self._local = local
+        self._checkpoints = checkpoints
         held = [index for index in range(len(self.specs)) if program.is_held_by(rank, index)]
         self._places = {index: place for place, index in enumerate(held)}
         self._indices = held
@@ -165,7 +188,7 @@ class SharedStore(WeightStore):
         def pieces(index: int) -> Iterator[Bytes]:
             if index in self._places:
                 return own.pieces(self._places[index])
-            return self._peers.stream(self._owners[index], Request(Kind.HELD, index), PIECE_BYTES)
+            return self._owned_elsewhere(index)
 
         def release(index: int) -> None:
             if index in self._places:
@@ -188,6 +211,19 @@ class SharedStore(WeightStore):
     @override
     def snapshot_bytes(self) -> int:
         return self._local.snapshot_bytes
+
+    def _owned_elsewhere(self, index: int) -> OwnedElsewhere:
+        """Return a weight of the snapshot that another CSX owns."""
+        owner = self._owners[index]
+
+        def pieces() -> Iterator[Bytes]:
+            yield from self._peers.stream(owner, Request(Kind.HELD, index), PIECE_BYTES)
+            self._peers.ask(owner, Request(Kind.RELEASE, index))
+
+        def write(text: bytes) -> bytes:
+            return self._peers.ask(owner, Request(Kind.SAVE, index), np.frombuffer(text, np.uint8)).tobytes()
+
+        return OwnedElsewhere(owner, pieces(), write, lambda: self._peers.ask(owner, Request(Kind.FLUSH)))
 
     def wait_for_snapshot(self) -> None:
         """Wait until the open snapshot, if there is one, has been written: it needs the other CSX."""
@@ -242,6 +278,11 @@ class SharedStore(WeightStore):
             held, self._held = self._held, None
             if held is not None:
                 held.close()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
+            return 0, ()
+        if request.kind == Kind.FLUSH and self._checkpoints is not None:
+            self._checkpoints.flush()
             return 0, ()
         if (
             request.index >= len(self._owners)
@@ -269,8 +310,13 @@ class SharedStore(WeightStore):
             raise CollectiveError("it has no snapshot")
         if request.kind == Kind.HELD:
             return spec.num_bytes, self._held.pieces(place)
+        written = np.empty(0, np.uint8)
+        if request.kind == Kind.SAVE and self._checkpoints is not None:
+            written = np.frombuffer(self._checkpoints.write(data.tobytes(), self._held.pieces(place)), np.uint8)
+            if not written.size:  # the first CSX will ask for the bytes
+                return 0, ()
         self._held.release(place)
-        return 0, ()
+        return written.nbytes, (written,)
 
     def _hold(self) -> None:
         """Take a snapshot of what this CSX owns, for a checkpoint of the first one."""

@@ -57,6 +57,33 @@ class StoreSnapshot:
             self._close()
 
 
+class OwnedElsewhere(Iterator[np.ndarray]):
+    """A weight of a snapshot that another CSX owns: its bytes in pieces, or written into a checkpoint by the owner.
+
+    Args:
+        owner: Number of the CSX that owns it.
+        pieces: Yields its bytes, as `StoreSnapshot.pieces`, and then releases the weight.
+        write: Has the owner write the bytes where a text says, and returns the owner's text; empty: it cannot write
+            there. It releases the weight after it has written.
+        flush: Has the owner make durable what it has written.
+    """
+
+    def __init__(
+        self,
+        owner: int,
+        pieces: Iterator[np.ndarray],
+        write: Callable[[bytes], bytes],
+        flush: Callable[[], object],
+    ) -> None:
+        self.owner = owner
+        self.write = write
+        self.flush = flush
+        self._pieces = pieces
+
+    def __next__(self) -> np.ndarray:
+        return next(self._pieces)
+
+
 class Lifetime:
     """Tracks whether a store and its snapshot are open. A store has at most one snapshot at a time.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -22,7 +23,8 @@ from cerebras_tensorflow.saver.files import writeback
 from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting
 from cerebras_tensorflow.saver.files.checksum import crc32c, mask
 from cerebras_tensorflow.saver.files.writeback import WRITE_BYTES, WriteBehind
-from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, check_written, flat_view
+from cerebras_tensorflow.saver.parts import Part, Written
 
 # Small enough that a piece is still in the CPU cache when its checksum is computed.
 _PIECE_BYTES = 4 << 20
@@ -53,6 +55,7 @@ class BundleWriter(TensorWriter):
         self._shard_of = shard_of or (lambda _name, _num_bytes: 0)
         self._entries: dict[bytes, BundleEntry] = {}
         self._shards: dict[int, _Shard] = {}
+        self._placed: set[str] = set()  # tensors whose bytes another process still writes
         self._index: PartialFile | None = PartialFile(bundle_format.index_path(self.path))
 
     def add(self, name: str, array: Any) -> None:
@@ -93,10 +96,22 @@ class BundleWriter(TensorWriter):
         self._register(name, BundleEntry(type_number, shape, shard.number, offset, size, mask(crc)))
         return Reservation(self.path, lambda content, position: shard.write_at(content, offset + position))
 
+    def place(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Part:
+        self.reserve(name, dtype, shape, 0)
+        entry = self._entries[_key(name)]
+        if entry.size:
+            self._placed.add(name)
+        return self._shards[entry.shard].part(entry.offset, entry.size)
+
+    def placed(self, name: str, written: Written) -> None:
+        self._entries[_key(name)] = replace(self._entries[_key(name)], crc=mask(written.crc))
+        self._placed.discard(name)
+
     def commit(self) -> None:
         if self._index is None:
             raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
         try:
+            check_written(self.path, self._placed)
             self._commit(self._index)
         finally:
             self.abort()
@@ -195,6 +210,10 @@ class _Shard:
 
     def write_at(self, content: memoryview, offset: int) -> None:
         self._behind.write_at(content, offset)
+
+    def part(self, offset: int, num_bytes: int) -> Part:
+        """Return a part of the file for another process."""
+        return Part(self._partial.path, num_bytes, offset, os.fstat(self._partial.fd).st_ino)
 
     def commit(self, path: str) -> None:
         with reporting(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -12,12 +13,11 @@ import numpy as np
 from h5py import h5a, h5d, h5f, h5fd, h5p, h5s, h5t
 
 from cerebras_tensorflow.errors import CheckpointError
-from cerebras_tensorflow.holes import is_hole, leave_hole
 from cerebras_tensorflow.locations import local_path
 from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.files import writeback
 from cerebras_tensorflow.saver.files.atomic import PartialFile, reporting, write_all
-from cerebras_tensorflow.saver.files.checksum import crc32c
+from cerebras_tensorflow.saver.files.contiguous import write_run
 from cerebras_tensorflow.saver.files.writeback import WriteBehind
 from cerebras_tensorflow.saver.hdf5 import compressed as h5_compressed
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
@@ -25,10 +25,10 @@ from cerebras_tensorflow.saver.hdf5 import index as h5_index
 from cerebras_tensorflow.saver.hdf5 import update as h5_update
 from cerebras_tensorflow.saver.hdf5.index import H5Index, H5Record
 from cerebras_tensorflow.saver.hdf5.metadata_file import MetadataFile
-from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import BytesLike, Reservation, TensorWriter, as_bytes, check_written
 from cerebras_tensorflow.saver.names import shards_of
+from cerebras_tensorflow.saver.parts import Part, Written
 
-_PIECE_BYTES = 4 << 20
 # Large tensors begin on a page; small ones are packed.
 _ALIGNED_FROM_BYTES = 64 << 10
 _PAGE_BYTES = 4096
@@ -66,6 +66,7 @@ class H5Writer(TensorWriter):
         self._is_durable = is_durable
         self.records: dict[str, H5Record] = {}
         self.is_placed = False
+        self._placed: set[str] = set()  # tensors whose bytes another process still writes
         self._partial: PartialFile | None = PartialFile(self.path)
         # Finish an interrupted update now: its journal must not be applied to the new file.
         h5_update.replay(self.path)
@@ -103,6 +104,20 @@ class H5Writer(TensorWriter):
         self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
         return Reservation(self.path, lambda content, position: self._behind.write_at(content, offset + position))
 
+    def place(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Part | None:
+        found = self.reserve(name, dtype, shape, 0)
+        record = self.records.get(name)
+        if found is None or record is None or self._partial is None:
+            return None
+        if record.num_bytes:
+            self._placed.add(name)
+        inode = os.fstat(self._partial.fd).st_ino
+        return Part(self._partial.path, record.num_bytes, record.offset, inode)
+
+    def placed(self, name: str, written: Written) -> None:
+        self.records[name] = replace(self.records[name], crc=written.crc)
+        self._placed.discard(name)
+
     def annotate(self, attributes: Mapping[str, str | bool | float]) -> None:
         """Add attributes to the root group, for other readers."""
         for name, value in attributes.items():
@@ -122,6 +137,7 @@ class H5Writer(TensorWriter):
         if self._partial is None:
             raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
         try:
+            check_written(self.path, self._placed)
             self._file.close()
             with reporting(self.path):
                 self._io.check()
@@ -164,7 +180,7 @@ class H5Writer(TensorWriter):
             crc = h5_compressed.write_compressed(dataset, name, stored, stored_shape, chunk_shape, chunks, self._packer)
         else:
             offset = self._room(dataset, num_bytes)
-            crc = _write_contiguous(self._behind, name, offset, num_bytes, chunks, self.path)
+            crc = write_run(self._behind, name, offset, num_bytes, chunks, self.path)
         with reporting(self.path):
             self._io.check()
         self.records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
@@ -253,31 +269,3 @@ class _Attributes:
     def write(self, target: Any, name: str, value: str | bool | float) -> None:
         dtype, stored = self._types[type(value)]
         h5a.create(target, name.encode(), stored, self._space).write(np.array(value, dtype))
-
-
-def _write_contiguous(
-    behind: WriteBehind,
-    name: str,
-    offset: int,
-    num_bytes: int,
-    chunks: Iterable[BytesLike],
-    path: str,
-) -> int:
-    """Write a tensor's bytes where HDF5 reserved space for them; return their CRC."""
-    crc = done = 0
-    for chunk in chunks:
-        view = flat_view(chunk)
-        for start in range(0, view.size, _PIECE_BYTES):
-            piece = view[start : start + _PIECE_BYTES]
-            if done + piece.size > num_bytes:
-                raise ValueError(f"{name}: the chunks hold more than the {num_bytes} bytes of its shape and type")
-            crc = crc32c(piece, crc)
-            with reporting(path):
-                if is_hole(piece):
-                    leave_hole(behind.fd, offset + done, piece.size)
-                else:
-                    behind.write_at(piece.data, offset + done)
-            done += piece.size
-    if done != num_bytes:
-        raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")
-    return crc

@@ -100,10 +100,15 @@ class AsynchronousWriter:
             logger.error("writing the checkpoint in the background failed too: %s", error)
 
     def _run(self, values: _Snapshot, write: Callable[[_Snapshot], object]) -> None:
-        with contextlib.suppress(OSError):
-            own = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICENESS)
+        give_way()
         try:
             write(values)
         except BaseException as exc:  # noqa: BLE001 (the next call raises it)
             self._error = exc
+
+
+def give_way() -> None:
+    """Let this thread, and the threads that it starts, give way to others on busy cores."""
+    with contextlib.suppress(OSError):
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICENESS)

@@ -13,7 +13,7 @@ from cerebras_tensorflow.saver.hdf5.index import H5Record, record_of, values_of
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 NAME = "manifest.json"
-DATA = re.compile(r"data-[0-9a-f]+-\d{5}")
+DATA = re.compile(r"data-[0-9a-f]+-\d{5,9}")
 
 # Readers fetch and check pieces of this size; it is part of the format.
 PIECE_BYTES = 8 << 20

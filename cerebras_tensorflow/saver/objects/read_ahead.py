@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ class ReadAhead:
         self._pool = ThreadPoolExecutor(_THREADS, "object-reader")
         self._kept: collections.OrderedDict[tuple[int, int], Future[memoryview]] = collections.OrderedDict()
         self._lock = threading.Lock()
-        self._next: int | None = None
+        # Ends of the latest runs: of large tensors, and of small ones between them, which share objects of their own.
+        self._ends: collections.deque[int] = collections.deque(maxlen=2)
 
     def read(self, position: int, size: int, num_requested: int = _FEW) -> Iterator[memoryview]:
         """Yield a run of the stream in order. If it follows the last run, also request the pieces after it.
@@ -80,8 +82,10 @@ class ReadAhead:
         """
         end = position + size
         # A short first run may be the only one.
-        is_next = position == self._next or (self._next is None and size >= manifests.PIECE_BYTES)
-        self._next = end
+        is_next = position in self._ends or (not self._ends and size >= manifests.PIECE_BYTES)
+        with contextlib.suppress(ValueError):
+            self._ends.remove(position)
+        self._ends.append(end)
         ahead = num_requested * manifests.PIECE_BYTES if is_next else 0
         window: collections.deque[tuple[_Part, Future[memoryview]]] = collections.deque()
         for part in self._parts(position, min(end + ahead, self._starts[-1])):

@@ -1,18 +1,19 @@
 """Writes a checkpoint to object storage: data objects under unique names, then the manifest that commits them.
 
-The values are one stream of bytes, cut into objects. Each object is one request, and its content stays in memory until
-it is written, so the writer can repeat any failed request. It sends several objects at a time. It uses no multipart
-uploads, so a killed writer cannot leave any behind.
+A large tensor fills objects of its own, so another process that holds the tensor can write them. Small tensors share
+objects, which come last in the stream of the checkpoint. The names and sizes of the objects follow from the tensors
+alone. Each object is one request, and its content stays in memory until it is written, so the writer can repeat any
+failed request. It uses no multipart uploads, so a killed writer cannot leave any behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,20 +24,19 @@ from cerebras_tensorflow.saver.bundle import string_tensor
 from cerebras_tensorflow.saver.files.checksum import crc32c
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
 from cerebras_tensorflow.saver.hdf5.index import H5Record
-from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, flat_view
+from cerebras_tensorflow.saver.interface import BytesLike, TensorWriter, as_bytes, check_written, flat_view
 from cerebras_tensorflow.saver.objects import manifest as manifests
+from cerebras_tensorflow.saver.objects.sender import ObjectSender
 from cerebras_tensorflow.saver.objects.store import Bucket, ConflictError, Version, sizes_of
+from cerebras_tensorflow.saver.parts import Part, Written, even_sizes
 
-# One connection to a bucket carries some 50 MB/s, so the rate depends on the number of requests at a time: eight small
-# objects, or four large ones.
 _SMALLEST_BYTES = 16 << 20
 _LARGEST_BYTES = 32 << 20
 # After every so many objects, the size of an object grows by the smallest size, up to the largest. So a terabyte takes
 # about 30,000 objects.
 _OBJECTS_OF_A_SIZE = 1000
-# Content being sent, in addition to the object that is being filled.
-_SENDING_BYTES = 128 << 20
-_THREADS = 8
+_ALONE_BYTES = 4 << 20
+"""A tensor of this size has objects of its own."""
 
 
 class ObjectWriter(TensorWriter):
@@ -58,16 +58,17 @@ class ObjectWriter(TensorWriter):
         self._bucket = Bucket(location)
         self._folder = location.key
         self._unique = f"{time.time_ns():x}{secrets.token_hex(4)}"
-        self._records: dict[str, H5Record] = {}
-        self._names: list[str] = []
-        self._sizes: list[int] = []
-        self._checks: list[tuple[int, ...]] = []
+        self._records: dict[str, H5Record] = {}  # offsets: in the large tensors' objects, or in the shared ones
+        self._large: dict[str, list[tuple[str, int]]] = {}  # names and sizes of the objects of each large tensor
+        self._large_checks: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._shared: list[tuple[str, int]] = []
+        self._shared_checks: list[tuple[int, ...]] = []
+        self._num_objects = 0
         self._filling = bytearray()
-        self._num_bytes = 0
-        self._pool = ThreadPoolExecutor(_THREADS, "object-writer")
-        self._sending: dict[Future[None], int] = {}
+        self._large_bytes = self._shared_bytes = 0
+        self._sender = ObjectSender(self._bucket)
         self._is_open = self._is_whole = True
-        existing = self._bucket.get(self._manifest_key)
+        existing = self._bucket.get(self._key(manifests.NAME))
         self._replaced = existing[1] if existing is not None else None
         self._old = data_keys(self._bucket, self._folder, existing[0]) if existing is not None else []
 
@@ -87,41 +88,60 @@ class ObjectWriter(TensorWriter):
         num_bytes = h5_format.num_elements(shape) * h5_format.dtype_named(type_name).itemsize
         self._add(name, type_name, shape, num_bytes, chunks)
 
+    def place(self, name: str, dtype: Any, shape: tuple[int, ...]) -> Part | None:
+        type_name = h5_format.type_name(np.dtype(dtype))
+        shape = tuple(int(dim) for dim in shape)
+        num_bytes = h5_format.num_elements(shape) * np.dtype(dtype).itemsize
+        if type_name == h5_format.STRING_TYPE or num_bytes < _ALONE_BYTES:
+            return None
+        self._check_new(name)
+        return Part(self.path, num_bytes, objects=tuple(self._add_large(name, type_name, shape, num_bytes)))
+
+    def placed(self, name: str, written: Written) -> None:
+        self._large_checks[name] = written.checks
+        self._records[name] = replace(self._records[name], crc=written.crc)
+
     def commit(self) -> None:
         self._check_open()
         try:
             self._check_whole()
+            check_written(self.path, self._large.keys() - self._large_checks.keys())
             self._send()
-            self._wait(0)
-            self._check_present()
-            manifest = manifests.Manifest(self._records, tuple(self._names), tuple(self._sizes), tuple(self._checks))
-            content = manifests.encode(manifest)
+            self._sender.wait()
+            _check_present(self._bucket, self._folder, self._objects)
+            content = manifests.encode(self._manifest())
         except BaseException:
             self.abort()
             raise
         # After an error from here on the manifest may be there, or arrive later: `abort` must keep the data objects.
         # A sweep removes them if it is not.
         self._end()
-        put_manifest(self._bucket, self._folder, content, self._replaced, [self._key(name) for name in self._names])
+        put_manifest(
+            self._bucket, self._folder, content, self._replaced, [self._key(name) for name, _ in self._objects]
+        )
         # The checkpoint is committed: what is left of the old one costs space only, and a sweep finds it.
         with contextlib.suppress(CheckpointError):
             self._bucket.delete(self._old)
 
     def abort(self) -> None:
-        if not self._is_open:
-            return
-        for future in self._sending:
-            future.cancel()
-        self._end()
-        self._delete_data()
+        if self._is_open:
+            self._end()
+            with contextlib.suppress(CheckpointError):
+                self._bucket.delete([self._key(name) for name, _ in self._objects])
 
     @property
-    def _manifest_key(self) -> str:
-        return f"{self._folder}/{manifests.NAME}"
+    def _objects(self) -> list[tuple[str, int]]:
+        """Name and size of each object, in the order of the stream."""
+        return [*itertools.chain.from_iterable(self._large.values()), *self._shared]
 
-    def _delete_data(self) -> None:
-        with contextlib.suppress(CheckpointError):
-            self._bucket.delete([self._key(name) for name in self._names])
+    def _manifest(self) -> manifests.Manifest:
+        checks = itertools.chain.from_iterable(self._large_checks[name] for name in self._large)
+        records = {
+            name: record if name in self._large else replace(record, offset=record.offset + self._large_bytes)
+            for name, record in self._records.items()
+        }
+        names, sizes = zip(*self._objects, strict=True) if self._objects else ((), ())
+        return manifests.Manifest(records, names, sizes, (*checks, *self._shared_checks))
 
     def _key(self, name: str) -> str:
         return f"{self._folder}/{name}"
@@ -130,24 +150,17 @@ class ObjectWriter(TensorWriter):
         if not self._is_whole:
             raise CheckpointError(f"{self.path}: an earlier error has lost values; open a new writer to write again")
 
-    def _check_present(self) -> None:
-        """Check that the data objects are there: a sweep takes those of a long write for leftovers."""
-        keys = [self._key(name) for name in self._names]
-        for name, size, found in zip(self._names, self._sizes, sizes_of(self._bucket, self._folder, keys), strict=True):
-            if found != size:
-                raise CheckpointError(
-                    f"{self.path}: {name} was removed or changed before the checkpoint was complete. Save it again, "
-                    "and give cs-checkpoint sweep an --older-than above the duration of a save."
-                )
-
     def _add(
         self, name: str, type_name: str, shape: tuple[int, ...], num_bytes: int, chunks: Iterable[BytesLike]
     ) -> None:
-        self._check_open()
-        self._check_whole()
-        if name in self._records:
-            raise ValueError(f"{self.path}: tensor {name!r} is added twice")
-        offset, crc, done = self._num_bytes, 0, 0
+        self._check_new(name)
+        if num_bytes >= _ALONE_BYTES:
+            objects = self._add_large(name, type_name, shape, num_bytes)
+            self._is_whole = False  # stays so if an error ends the call
+            self.placed(name, self._sender.send_tensor(name, self._folder, objects, chunks))
+            self._is_whole = True
+            return
+        offset, crc, done = self._shared_bytes, 0, 0
         for chunk in chunks:
             view = flat_view(chunk)
             done += view.size
@@ -159,52 +172,69 @@ class ObjectWriter(TensorWriter):
             raise ValueError(f"{name}: the chunks hold {done} bytes, its shape and type need {num_bytes}")
         self._records[name] = H5Record(type_name, shape, offset, num_bytes, crc)
 
+    def _add_large(
+        self, name: str, type_name: str, shape: tuple[int, ...], num_bytes: int
+    ) -> Sequence[tuple[str, int]]:
+        """Append a large tensor; return the names and sizes of its objects."""
+        sizes = even_sizes(num_bytes, self._object_bytes())
+        self._large[name] = [(self._new_name(), size) for size in sizes]
+        self._records[name] = H5Record(type_name, shape, self._large_bytes, num_bytes, 0)
+        self._large_bytes += num_bytes
+        return self._large[name]
+
     def _append(self, view: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         # Stays so if an error ends the loop: the stream then lacks bytes.
         self._is_whole = False
         while view.size:
-            grown = _SMALLEST_BYTES * (1 + len(self._names) // _OBJECTS_OF_A_SIZE)
-            room = min(grown, _LARGEST_BYTES) - len(self._filling)
+            room = self._object_bytes() - len(self._filling)
             part = view[:room]
             self._filling += part.data
-            self._num_bytes += part.size
+            self._shared_bytes += part.size
             view = view[part.size :]
             if part.size == room:
                 self._send()
         self._is_whole = True
 
     def _send(self) -> None:
-        """Send the object that is being filled, in the background."""
-        if not self._filling:
-            return
-        content, self._filling = self._filling, bytearray()
-        self._wait(_SENDING_BYTES - len(content))
-        self._names.append(f"data-{self._unique}-{len(self._names):05d}")
-        self._sizes.append(len(content))
-        pieces = range(0, len(content), manifests.PIECE_BYTES)
-        with memoryview(content) as view:
-            self._checks.append(tuple(crc32c(view[start : start + manifests.PIECE_BYTES]) for start in pieces))
-        sent = self._pool.submit(self._bucket.put, self._key(self._names[-1]), content)
-        self._sending[sent] = len(content)
+        """Send the shared object that is being filled, in the background."""
+        if self._filling:
+            content, self._filling = self._filling, bytearray()
+            name = self._new_name()
+            self._shared.append((name, len(content)))
+            self._shared_checks.append(self._sender.send(self._key(name), content))
 
-    def _wait(self, limit: int) -> None:
-        """Wait until at most `limit` bytes are being sent. Raise the error of a failed request."""
-        while self._sending:
-            is_full = sum(self._sending.values()) > limit
-            done = futures.wait(self._sending, None if is_full else 0, futures.FIRST_COMPLETED).done
-            for future in done:
-                del self._sending[future]
-                future.result()
-            if not done:
-                return
+    def _object_bytes(self) -> int:
+        """Return the largest size of the next object [B]."""
+        return min(_SMALLEST_BYTES * (1 + self._num_objects // _OBJECTS_OF_A_SIZE), _LARGEST_BYTES)
+
+    def _new_name(self) -> str:
+        self._num_objects += 1
+        return f"data-{self._unique}-{self._num_objects - 1:05d}"
 
     def _end(self) -> None:
         self._is_open = False
-        self._pool.shutdown()
+        self._sender.close()
+
+    def _check_new(self, name: str) -> None:
+        self._check_open()
+        self._check_whole()
+        if name in self._records:
+            raise ValueError(f"{self.path}: tensor {name!r} is added twice")
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise CheckpointError(f"{self.path}: this writer has ended; open a new one to write again")
+
+
+def _check_present(bucket: Bucket, folder: str, objects: Sequence[tuple[str, int]]) -> None:
+    """Check that the data objects are there: a sweep takes those of a long write for leftovers."""
+    keys = [f"{folder}/{name}" for name, _ in objects]
+    for (name, size), found in zip(objects, sizes_of(bucket, folder, keys), strict=True):
+        if found != size:
+            raise CheckpointError(
+                f"{bucket.url(folder)}: {name} was removed or changed before the checkpoint was complete. Save it "
+                "again, and give cs-checkpoint sweep an --older-than above the duration of a save."
+            )
 
 
 def put_manifest(bucket: Bucket, folder: str, content: bytes, replaced: Version | None, data: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader, open_c
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
 from cerebras_tensorflow.saver.objects import manifest as manifests
 from cerebras_tensorflow.saver.objects import read_ahead as reader_module
+from cerebras_tensorflow.saver.objects import sender as sender_module
 from cerebras_tensorflow.saver.objects import store as store_module
 from cerebras_tensorflow.saver.objects import writer as writer_module
 from cerebras_tensorflow.saver.objects.store import Bucket
@@ -91,7 +92,7 @@ def test_the_values_are_cut_into_objects_that_grow_with_their_number(
     monkeypatch.setattr(writer_module, "_SMALLEST_BYTES", 100_000)
     monkeypatch.setattr(writer_module, "_LARGEST_BYTES", 300_000)
     monkeypatch.setattr(writer_module, "_OBJECTS_OF_A_SIZE", 4)
-    monkeypatch.setattr(writer_module, "_SENDING_BYTES", 250_000)
+    monkeypatch.setattr(sender_module, "_SENDING_BYTES", 250_000)
     monkeypatch.setattr(manifests, "PIECE_BYTES", 70_001)
     tf_h5_saver.save("s3://bucket/run/c", VALUES)
     with open_checkpoint("s3://bucket/run/c") as reader:
@@ -245,7 +246,7 @@ def test_a_sweep_keeps_what_a_writer_commits_during_the_listing(
     monkeypatch.setattr(writer_module, "_SMALLEST_BYTES", 32)
     writer = open_writer("s3://bucket/run/c")
     writer.add("w", np.zeros(4))
-    writer._wait(0)  # type: ignore[attr-defined]
+    writer._sender.wait()  # type: ignore[attr-defined]
     monkeypatch.setattr(Bucket, "list", list_and_commit)
     assert [item.key for item in sweep(place("s3://bucket/run"), 0)] == ["run/c/data-1a-00000"]
     check("s3://bucket/run/c", {"w": np.zeros(4)})
@@ -256,7 +257,7 @@ def test_a_writer_whose_objects_were_swept_does_not_commit(proxy: FaultyProxy, m
     monkeypatch.setattr(writer_module, "_SMALLEST_BYTES", 32)
     writer = open_writer("s3://bucket/run/c")
     writer.add("w", np.ones(4))
-    writer._wait(0)  # type: ignore[attr-defined]
+    writer._sender.wait()  # type: ignore[attr-defined]
     assert len(sweep(place("s3://bucket/run"), 0)) == 1
     with pytest.raises(CheckpointError, match="was removed or changed before the checkpoint was complete"):
         writer.commit()
@@ -265,7 +266,7 @@ def test_a_writer_whose_objects_were_swept_does_not_commit(proxy: FaultyProxy, m
 
 def test_a_writer_that_has_lost_values_does_not_commit(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_SMALLEST_BYTES", 32)
-    monkeypatch.setattr(writer_module, "_SENDING_BYTES", 32)
+    monkeypatch.setattr(sender_module, "_SENDING_BYTES", 32)
     put = Bucket.put
 
     def fail_once(self: Bucket, key: str, content: Any) -> None:
