@@ -10,7 +10,13 @@ import tensorflow as tf
 from cerebras_tensorflow.compiler.micro_batches.join import join
 from cerebras_tensorflow.compiler.micro_batches.ownership import Update, choose_owners, update_of
 from cerebras_tensorflow.compiler.micro_batches.split import Parts, Request, split
-from cerebras_tensorflow.compiler.micro_batches.sums import host_bytes, num_partials, partial_sums
+from cerebras_tensorflow.compiler.micro_batches.sums import (
+    SharedSums,
+    host_bytes,
+    num_partials,
+    partial_sums,
+    share_sums,
+)
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
 from cerebras_tensorflow.compiler.streaming.compile import compile_weight_streaming
@@ -193,17 +199,25 @@ def _compile_in_parts(
 
 
 def _joined(
-    step: Step, parts: Parts, gradient: Program, update: Program, outputs: Mapping[str, Sequence[Output]]
+    step: Step,
+    parts: Parts,
+    gradient: Program,
+    update: Program,
+    outputs: Mapping[str, Sequence[Output]],
+    sums: SharedSums | None = None,
 ) -> Program:
-    """Return the Program of both parts."""
+    """Return the Program of both parts. If several CSX share the weights, `sums` says where this one keeps sums."""
     indices = {spec.name: index for index, spec in enumerate(update.streamed)}
     stored = {number: indices[name] for number, name in parts.stored.items()}
     first_scratch = len(update.stored) + len(gradient.spilled)
-    levels = num_partials(step.micro_batches, step.num_csx)
+    most = num_partials(step.micro_batches, step.num_csx)
+    levels = sums.levels if sums is not None else dict.fromkeys(stored, most)
     gradients, scratch = partial_sums(parts.gradients, stored, update.streamed, levels, first_scratch)
+    if sums is not None:
+        gradients = tuple(sums.placed(number, one) for number, one in enumerate(gradients))
     plan = MicroBatches(step.micro_batches, gradients, parts.carried, len(gradient.order), step.num_csx)
     program = join(gradient, update, plan, scratch)
-    return replace(program, overhead_bytes=program.overhead_bytes + host_bytes(gradients, outputs, levels))
+    return replace(program, overhead_bytes=program.overhead_bytes + host_bytes(gradients, outputs, most))
 
 
 def _compile_shares(
@@ -245,6 +259,9 @@ def _compile_shares(
     )
     owners = choose_owners(request, step.num_csx)
     by_index = tuple(owners.variables[handles[spec.name]] for spec in update.streamed)
+    own_totals = {number: owners.variables[handles[name]] for number, name in parts.stored.items()}
+    sizes = {number: request.sizes[handles[name]] for number, name in parts.stored.items()}
+    sums = share_sums(parts.gradients, own_totals, sizes, step.num_csx, step.micro_batches)
     programs = []
     for rank in ranks:
         weights = list(handles.values())
@@ -256,7 +273,7 @@ def _compile_shares(
             first = _Part(parts.gradient, parts.gradient_roots, None, step.sources, weights)
             gradient = _compile_part(first, mode, options, outputs, len(second.spilled))
             update = second
-        program = _joined(step, parts, gradient, second, outputs)
+        program = _joined(step, parts, gradient, second, outputs, sums[rank])
         programs.append(_with_owners(program, by_index, owners.sparse))
     return tuple(programs)
 

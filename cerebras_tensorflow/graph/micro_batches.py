@@ -41,8 +41,11 @@ class Gradient:
         dtype: NumPy's name of its dtype.
         totals: Placeholders of the total: (values,) or (values, rows). Empty: the total is in the store.
         stored: Index of the total in Program.stored; None: in host memory.
-        partials: Indices of partial sums in Program.stored.
+        partials: Indices, in Program.stored, of the partial sums of this CSX's micro-batches.
         owner: The CSX whose update takes the total; EVERY: all of them.
+        adder: The CSX that adds the sums of all CSX as they arrive. None: they are added after the last micro-batch.
+        waiting: On the adder: indices, in Program.stored, of sums of several CSX that wait for a further one. The first
+            index may be that of the total.
     """
 
     mark: Mark
@@ -52,6 +55,8 @@ class Gradient:
     stored: int | None = None
     partials: tuple[int, ...] = ()
     owner: int = EVERY
+    adder: int | None = None
+    waiting: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

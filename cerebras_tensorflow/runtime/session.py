@@ -24,6 +24,7 @@ from cerebras_tensorflow.runtime.inference.shared import InferenceRun, SharedInf
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
 from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.steps import GradientSums, MicroBatchRuns
+from cerebras_tensorflow.runtime.micro_batches.traces import TracedRuns
 from cerebras_tensorflow.runtime.repeated_runs import RepeatedRuns
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
 from cerebras_tensorflow.runtime.variables import SessionVariables, streamed_names
@@ -92,7 +93,6 @@ class ProgramSession(tf.compat.v1.Session):
             self._micro_batches = MicroBatchRuns(
                 plan,
                 self._sums,
-                self._session.run,
                 self._ops.carried,
                 self._ops.placeholders,
                 self._csx.share,
@@ -166,13 +166,15 @@ class ProgramSession(tf.compat.v1.Session):
         names = frozenset(op_names(mapped))
         is_step = self._train_node is not None and self._train_node in names
         extra = self._step_fetches() if is_step else []
+        traces = TracedRuns(self._session, options)
         if self._store is not None and (is_step or self._train_node is None):
             self._store.between_steps()
         try:
             if is_step:
                 feeds.update(self._read_before_step(mapped, feeds))
             if is_step and self._micro_batches is not None:
-                feeds = self._run_micro_batches(self._micro_batches, [*leaves(mapped), *extra], feeds)
+                fetched = [*leaves(mapped), *extra]
+                feeds = self._run_micro_batches(self._micro_batches, fetched, feeds, traces.run)
             else:
                 feeds = {
                     **self._standard_feeds(names, is_step),
@@ -184,6 +186,7 @@ class ProgramSession(tf.compat.v1.Session):
             is_repeated = is_step and (options is None or not options.ByteSize())
             run_once = functools.partial(self._session.run, options=options, run_metadata=run_metadata)
             result, after = (self._steps.run if is_repeated else run_once)((mapped, extra), feeds)
+            traces.add_to(run_metadata)
         except tf.errors.OpError as error:
             original = self._calls.take_error() if self._calls else None
             original = original or (self._sums.take_error() if self._sums else None)
@@ -370,7 +373,11 @@ class ProgramSession(tf.compat.v1.Session):
         return self._parts
 
     def _run_micro_batches(
-        self, runs: MicroBatchRuns, fetched: Sequence[Any], feeds: Mapping[Any, Any]
+        self,
+        runs: MicroBatchRuns,
+        fetched: Sequence[Any],
+        feeds: Mapping[Any, Any],
+        run: Callable[[Sequence[Any], Mapping[Any, Any]], Sequence[np.ndarray]],
     ) -> dict[Any, np.ndarray]:
         """Run the micro-batches of a step, and return the feeds of the update."""
         assert self._csx is not None, "a step in micro-batches has orders"
@@ -380,7 +387,7 @@ class ProgramSession(tf.compat.v1.Session):
         order = self._csx.of_step(Order(own, parts, feeds, (self._step, self._micro_step, self._entropy)))
         step, self._micro_step, self._entropy = order.counters
         assert step == self._step, f"the first CSX is at step {step}, this one at step {self._step}"
-        values = runs.feeds_of_update(order.wanted, order.parts, order.feeds, self._counters)
+        values = runs.feeds_of_update(order.wanted, order.parts, order.feeds, self._counters, run)
         if self._store is not None:
             self._store.update_begins()
         taken = {key: value for key, value in values.items() if key in own or key in runs.names_of_totals}

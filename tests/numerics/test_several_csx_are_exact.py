@@ -191,6 +191,26 @@ def test_a_snapshot_has_the_weights_of_all_csx_at_one_step_while_training_goes_o
     assert values == {name: expected[name].tobytes() for name in names}
 
 
+def test_a_trace_of_a_step_has_all_micro_batches_and_the_wire(tmp_path: Path) -> None:
+    cut = cut_of(adam)
+    metadata = v1.RunMetadata()
+    moves: set[str] = set()
+
+    def trace(session: ProgramSession, step: int) -> None:
+        if step == 1:
+            assert session.store is not None
+            session.store.on_move = lambda move: moves.add(move.kind)
+            options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+            session.run(cut.train_op, options=options, run_metadata=metadata)
+
+    train_on(2, cut, "weight_streaming", 2, tmp_path, batches(3, WHOLE), between=trace, shared="memory")
+    ops = [node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats]
+    sinks = [name for name in ops if name == "cs_total/0/sink"]
+    assert len(sinks) == COUNT // 2, "the micro-batches of this CSX"
+    assert any("Adam" in name for name in ops), "the update"
+    assert {"receive", "exchange"} <= moves
+
+
 def test_a_weight_that_another_variable_depends_on_stays_on_every_csx() -> None:
     norms: list[Any] = []
 

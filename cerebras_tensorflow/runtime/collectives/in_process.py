@@ -60,6 +60,15 @@ class _Room:
             if self._failure is not None and self._round == current:
                 raise CollectiveError(self._failure)
 
+    def check(self) -> None:
+        """Raise an error if the group has failed.
+
+        Raises:
+            CollectiveError: If a rank aborted, left the group or did not come in time.
+        """
+        if self._failure is not None:
+            raise CollectiveError(self._failure)
+
     def fail(self, reason: str) -> None:
         """Make the calls of all ranks fail."""
         with self._changed:
@@ -76,6 +85,10 @@ class _Thread(Collectives):
     def __init__(self, rank: int, room: _Room) -> None:
         super().__init__(rank, room.size)
         self._room = room
+
+    def check(self) -> None:
+        """Raise an error if the group has failed."""
+        self._room.check()
 
     def abort(self, reason: str) -> None:
         """End the group."""

@@ -35,36 +35,10 @@ def reduce_scatter(
         CollectiveError: If a rank failed or did not answer in time.
     """
     parts = [[value[begin:end] for value in own] for begin, end in itertools.pairwise(bounds)]
-    total = reduce_to_owners(ranks, parts, groups, buffers)
-    assert total is not None
-    return total
-
-
-def reduce_to_owners(
-    ranks: Collectives,
-    own: Sequence[Sequence[np.ndarray]],
-    groups: Sequence[Sequence[Group]],
-    buffers: Buffers | None = None,
-) -> np.ndarray | None:
-    """Return the sum, over all micro-batches, of the value that this rank owns; None if it owns none.
-
-    Args:
-        ranks: The group of ranks.
-        own: For the value of each owner: this rank's sums, one for each group in groups[rank], as flat arrays of one
-            dtype. Empty: the owner has no value in this call.
-        groups: The groups of micro-batches that each rank has added up, in order.
-        buffers: Provides the memory of the sum, and of what it is made of.
-
-    Raises:
-        CollectiveError: If a rank failed or did not answer in time.
-    """
     buffers = buffers or Buffers()
-    mine = own[ranks.rank]
-    size, dtype = (mine[0].size, mine[0].dtype) if mine else (0, np.dtype(np.uint8))
+    size, dtype = parts[ranks.rank][0].size, own[0].dtype
     incoming = [buffers.take(len(part) * size * dtype.itemsize).view(dtype).reshape(len(part), size) for part in groups]
-    ranks.exchange([_joined(parts) for parts in own], [_bytes(place) for place in incoming])
-    if not mine:
-        return None
+    ranks.exchange([_joined(part) for part in parts], [_bytes(place) for place in incoming])
     values = [row for place in incoming for row in place]
     stack: list[np.ndarray] = []
     for value, taken in zip(values, absorbed([group for part in groups for group in part]), strict=True):
@@ -76,8 +50,6 @@ def reduce_to_owners(
 
 
 def _joined(parts: Sequence[np.ndarray]) -> Bytes:
-    if not parts:
-        return np.empty(0, np.uint8)
     return _bytes(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 

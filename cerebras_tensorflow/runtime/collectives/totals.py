@@ -9,7 +9,7 @@ import numpy as np
 
 from cerebras_tensorflow.graph.micro_batches import EVERY
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives, split_evenly
-from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter, reduce_to_owners
+from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.sums import divided, merged_rows
 from cerebras_tensorflow.runtime.micro_batches.tree import absorbed
@@ -56,12 +56,6 @@ class Totals(Across):
             ends = np.cumsum([value[0].size for value in together])
             totals += np.split(total, ends[:-1])
         return totals
-
-    def to_owners(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> np.ndarray | None:
-        """Return the mean of the value that this CSX owns: flat, with the dtype of the sums. None if it owns none."""
-        own = [[value.reshape(-1) for value in values] for values in sums]
-        total = reduce_to_owners(self._ranks, own, self._groups, self._buffers)
-        return None if total is None else divided(total, divisor, total)
 
     def rows(
         self, sums: Sequence[tuple[np.ndarray, np.ndarray]], divisor: int, owner: int

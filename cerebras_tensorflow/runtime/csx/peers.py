@@ -28,7 +28,7 @@ from cerebras_tensorflow.runtime.csx import links
 from cerebras_tensorflow.runtime.csx.links import Incoming, LinkEndedError
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.network import listen_address
-from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class Peers:
 
     Attributes:
         bytes_sent, bytes_received: Bytes of the counted requests.
+        check: Raises the error of the run, if one is known.
     """
 
     def __init__(
@@ -95,13 +96,14 @@ class Peers:
         self._folder = folder
         self._secret = secret
         self._answer = answer
-        self._check = check
+        self.check = check
         self._counted = frozenset(counted)
         self._free: dict[int, list[socket.socket]] = {}
         self._open: set[socket.socket] = set()
         self._waiting = 0
         self._is_closed = False
         self._lock = threading.Lock()
+        self._buffers = Buffers()
         address = listen_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family)
@@ -148,10 +150,10 @@ class Peers:
             CollectiveError: If the answer is an error.
             LinkEndedError: If the connection has ended.
         """
-        links.send(link, _HEADER.pack(*_fields(request), 0 if data is None else data.nbytes), self._check)
+        links.send(link, _HEADER.pack(*_fields(request), 0 if data is None else data.nbytes), self.check)
         if data is not None:
-            links.send(link, data, self._check)
-        return Incoming(link, owner, self._check)
+            links.send(link, data, self.check)
+        return Incoming(link, owner, self.check)
 
     def _count(self, request: Request, sent: int, received: int) -> None:
         if request.kind in self._counted:
@@ -200,7 +202,7 @@ class Peers:
         """Raise the error that names the rank, if it is known within some seconds."""
         end = time.monotonic() + 40 * _POLL_S
         while time.monotonic() < end and not self._is_closed:
-            self._check()
+            self.check()
             time.sleep(_POLL_S)
 
     def _connected(self, owner: int) -> socket.socket:
@@ -210,7 +212,7 @@ class Peers:
             CollectiveError: If the other CSX fails.
         """
         while (about := read_announcement(peer_file(self._folder, owner))) is None:
-            self._check()
+            self.check()
             if self._is_closed:
                 raise CollectiveError(f"rank {owner} has not announced its address, and rank {self.rank} ends")
             time.sleep(_POLL_S)
@@ -274,12 +276,13 @@ class Peers:
     def _reply(self, link: socket.socket) -> None:
         *fields, num_bytes = _HEADER.unpack(self._next(link, _HEADER.size).tobytes())
         request, data = Request(*fields), self._next(link, num_bytes)
+        self._count(request, 0, data.nbytes)
         size = links.send_answer(link, partial(self._answer, request, data))
-        self._count(request, size, data.nbytes)
+        self._count(request, size, 0)
 
     def _next(self, link: socket.socket, num_bytes: int) -> Bytes:
         """Return the next bytes of a connection, however long they take."""
-        return links.receive(link, np.empty(num_bytes, np.uint8), links.wait_on)
+        return links.receive(link, self._buffers.take(num_bytes), links.wait_on)
 
 
 def _fields(request: Request) -> tuple[int, int, int, int, int]:

@@ -17,12 +17,17 @@ import numpy as np
 from typing_extensions import override
 
 from cerebras_tensorflow.errors import CollectiveError
-from cerebras_tensorflow.graph.micro_batches import EVERY
+from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, MicroBatches
 from cerebras_tensorflow.graph.program import Program, dtype_from_name
+from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
+from cerebras_tensorflow.runtime.csx.sum_stream import SumStream
+from cerebras_tensorflow.runtime.micro_batches.streamed import Part
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.interface import Move, WeightStore, as_bytes, row_bytes, shaped
 from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, Lifetime, OwnedElsewhere, StoreSnapshot
+
+_NO_SUMS = MicroBatches(1, (), ())
 
 
 class Kind(IntEnum):
@@ -37,6 +42,8 @@ class Kind(IntEnum):
     END_HOLD = 7
     SAVE = 8  # write a weight of the snapshot into a checkpoint
     FLUSH = 9  # make durable what was written there
+    SUM = 10  # rows of the sum of a group of micro-batches; `stop` is the number of the group
+    TOTAL = 11  # rows of a total that every CSX needs
 
 
 class CheckpointFiles(Protocol):
@@ -63,6 +70,9 @@ class SharedStore(WeightStore):
         local: The store of `Program.stored_by`.
         connect: Makes the connections to the others, given what answers their requests and the kinds to count.
         checkpoints: Writes checkpoints for the first CSX; None: this is the first one.
+
+    Attributes:
+        sums: Sends the sums of gradients to the CSX that add them.
     """
 
     def __init__(
@@ -92,11 +102,13 @@ class SharedStore(WeightStore):
         self._no_snapshot = threading.Event()
         self._no_snapshot.set()
         local.on_move = self._note_local
-        self._peers = connect(self._answer, (Kind.READ, Kind.ROWS))
+        self._arrivals = Arrivals(program.micro_batches or _NO_SUMS, rank, self, self._send_total, self._check)
+        self.sums = SumStream(self._arrivals, self._send_sum)
+        self._peers = connect(self._answer, (Kind.READ, Kind.ROWS, Kind.SUM, Kind.TOTAL))
 
     @property
     def wire_bytes(self) -> tuple[int, int]:
-        """Bytes of weights that this CSX has sent to others and received from them for their steps."""
+        """Bytes of weights and sums that this CSX has sent to others and received from them for their steps."""
         return self._peers.bytes_sent, self._peers.bytes_received
 
     @override
@@ -236,7 +248,9 @@ class SharedStore(WeightStore):
                 return
             self._is_closed = True
             self._changed.notify_all()
+        self._arrivals.close()
         self._peers.close()
+        self.sums.close()
         if self._held is not None:
             self._held.close()
         self._local.close()
@@ -271,6 +285,9 @@ class SharedStore(WeightStore):
     def _answer(self, request: Request, data: Bytes) -> tuple[int, Iterable[Bytes]]:
         """Answer a request of another CSX: return the size of the answer, and its parts."""
         self._wait_for_updates(request.after)
+        if request.kind in (Kind.SUM, Kind.TOTAL):
+            self._take_sum(request, data)
+            return 0, ()
         if request.kind == Kind.HOLD:
             self._hold()
             return 0, ()
@@ -317,6 +334,42 @@ class SharedStore(WeightStore):
                 return 0, ()
         self._held.release(place)
         return written.nbytes, (written,)
+
+    def _take_sum(self, request: Request, data: Bytes) -> None:
+        """Add a sum of another CSX, or set the total that it has added."""
+        if request.kind == Kind.TOTAL:
+            self._arrivals.set_total(request.index, request.start, data)
+            return
+        value = data.view(self._arrivals.dtype_of(request.index))
+        spec = self.specs[request.index]
+        shape = (-1, *spec.shape[1:]) if spec.shape else ()
+        self._arrivals.add(request.index, request.stop, request.start, value.reshape(shape))
+
+    def _send_sum(self, gradient: Gradient, part: Part) -> None:
+        """Send rows of a sum to the CSX that adds them."""
+        assert gradient.stored is not None
+        if gradient.adder == self._rank:
+            value = part.value if part.is_private else self._copy(part.value)
+            self._arrivals.add(gradient.stored, part.group, part.start, value)
+            return
+        assert gradient.adder is not None
+        request = Request(Kind.SUM, gradient.stored, part.start, part.group, self._version)
+        with self.moving("exchange", gradient.stored, part.value.nbytes):
+            self._peers.ask(gradient.adder, request, as_bytes(part.value))
+
+    def _send_total(self, index: int, start: int, value: np.ndarray) -> None:
+        """Send rows of a total to all other CSX."""
+        for rank in self._others:
+            with self.moving("exchange", index, value.nbytes):
+                self._peers.ask(rank, Request(Kind.TOTAL, index, start, after=self._version), as_bytes(value))
+
+    def _copy(self, value: np.ndarray) -> np.ndarray:
+        copy = self._buffers.take(value.nbytes).view(value.dtype).reshape(value.shape)
+        np.copyto(copy, value)
+        return copy
+
+    def _check(self) -> None:
+        self._peers.check()
 
     def _hold(self) -> None:
         """Take a snapshot of what this CSX owns, for a checkpoint of the first one."""

@@ -57,10 +57,19 @@ def _weights(program: Program, plan: MicroBatches, rank: int) -> WireBytes:
 
 
 def _gradient(program: Program, plan: MicroBatches, gradient: Gradient, rank: int) -> WireBytes:
-    """Return the bytes of one gradient: its sums go to the owner, or in ranges to all CSX and their means back."""
+    """Return the bytes of one gradient: its sums go to the CSX that adds them, or in ranges to all CSX.
+
+    If all CSX need the mean, it comes back.
+    """
     groups = [len(one) for one in Share.of(plan, rank).groups]
     num_bytes = _sum_bytes(program, gradient)
     others = sum(groups) - groups[rank]
+    if gradient.adder is not None and gradient.owner == EVERY:
+        assert gradient.stored is not None
+        total = program.stored[gradient.stored].num_bytes
+        if gradient.adder == rank:
+            return WireBytes(total * (plan.num_csx - 1), num_bytes * others)
+        return WireBytes(num_bytes * groups[rank], total)
     if gradient.owner == rank:
         return WireBytes(0, num_bytes * others)
     if gradient.owner != EVERY:

@@ -77,14 +77,6 @@ class Across(Protocol):
             divisor: Number of micro-batches of a step.
         """
 
-    def to_owners(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> np.ndarray | None:
-        """Return the mean of the value that this CSX owns: flat, with the dtype of the sums. None if it owns none.
-
-        Args:
-            sums: For the value of each owner: this CSX's sums, one for each of its groups. Empty: it has no value.
-            divisor: Number of micro-batches of a step.
-        """
-
     def rows(
         self, sums: Sequence[tuple[np.ndarray, np.ndarray]], divisor: int, owner: int
     ) -> tuple[np.ndarray, np.ndarray] | None:

@@ -24,12 +24,12 @@ from cerebras_tensorflow.graph.micro_batches import (
 )
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
+from cerebras_tensorflow.runtime.micro_batches.streamed import HasSums, StreamedSum
 from cerebras_tensorflow.runtime.micro_batches.sums import (
     MemorySum,
     RowsSum,
     StoreSum,
     Sum,
-    complete_at_owners,
     complete_in_memory,
 )
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
@@ -54,6 +54,7 @@ class GradientSums:
         self._share = share
         self._absorbed = share.absorbed
         self._buffers = Buffers(_MAX_IDLE_BYTES)
+        self._sender = store.sums if isinstance(store, HasSums) else None
         self._sums = [self._sum_of(gradient, store) for gradient in plan.gradients]
         self._taken = [0] * len(plan.gradients)  # number of micro-batches added in this step, by gradient
         self._error: BaseException | None = None
@@ -88,14 +89,11 @@ class GradientSums:
         in_memory = [one for one in self._sums if isinstance(one, MemorySum)]
         if in_memory:
             complete_in_memory(in_memory, across, self._count)
-        owned: dict[int, list[StoreSum]] = {}
-        for gradient, one in zip(self._gradients, self._sums, strict=True):
-            if isinstance(one, StoreSum) and gradient.owner != EVERY:
-                owned.setdefault(gradient.owner, []).append(one)
-            elif not isinstance(one, MemorySum):
+        for one in self._sums:
+            if not isinstance(one, MemorySum):
                 one.complete(across, self._count)
-        if owned:
-            complete_at_owners(owned, across, self._count)
+        if self._sender is not None:
+            self._sender.finish()
 
     def totals(self) -> dict[str, np.ndarray]:
         """Return the totals in host memory: name of the update's tensor -> value.
@@ -134,6 +132,9 @@ class GradientSums:
     def _sum_of(self, gradient: Gradient, store: WeightStore | None) -> Sum:
         if gradient.stored is not None:
             assert store is not None, "a Program with totals in the store has a store"
+            if gradient.adder is not None:
+                assert self._sender is not None, "the store of CSX that share the weights sends sums"
+                return StreamedSum(gradient, store, self._sender, self._share)
             return StoreSum(store, gradient.stored, gradient.partials)
         return MemorySum(self._buffers) if gradient.mark.rows is None else RowsSum(gradient.owner)
 
@@ -173,7 +174,6 @@ class MicroBatchRuns:
     Args:
         plan: The plan of the Program.
         sums: Takes the gradients.
-        run: Runs tensors of the Program's graph with feeds.
         added: Values that the ops of hooks take from the micro-batches, besides those of the plan. The list may grow.
         placeholders: Returns the placeholders that ops of the Program's graph depend on, by name.
         share: The micro-batches that this CSX computes.
@@ -184,7 +184,6 @@ class MicroBatchRuns:
         self,
         plan: MicroBatches,
         sums: GradientSums,
-        run: Callable[[Sequence[Any], Mapping[Any, Any]], Sequence[np.ndarray]],
         added: Sequence[Carried],
         placeholders: Callable[[frozenset[str]], frozenset[str]],
         share: Share,
@@ -192,7 +191,6 @@ class MicroBatchRuns:
     ) -> None:
         self._plan = plan
         self._sums = sums
-        self._run = run
         self._added = added
         self._placeholders = placeholders
         self._share = share
@@ -210,6 +208,7 @@ class MicroBatchRuns:
         parts: Sequence[Feeds],
         feeds: Mapping[Any, Any],
         counters: Callable[[int], Feeds],
+        run: Callable[[Sequence[Any], Mapping[Any, Any]], Sequence[np.ndarray]],
     ) -> dict[Any, np.ndarray]:
         """Run this CSX's micro-batches; return the totals of all CSX, and the wanted values.
 
@@ -221,6 +220,7 @@ class MicroBatchRuns:
             parts: This CSX's micro-batches: name of a placeholder's tensor -> value.
             feeds: What the caller feeds.
             counters: Micro-batch -> feeds of the counters that random ops draw from.
+            run: Runs tensors of the Program's graph with feeds.
 
         Raises:
             CollectiveError: If another CSX failed.
@@ -235,7 +235,7 @@ class MicroBatchRuns:
                 self._across.check()
             keys = [key for key in wanted if key in means or number == 0]
             run_feeds = {**counters(number), **part, **feeds}
-            values = self._run([*sinks, *(wanted[key].tensor for key in keys)], run_feeds)[len(sinks) :]
+            values = run([*sinks, *(wanted[key].tensor for key in keys)], run_feeds)[len(sinks) :]
             divisor = count if share.is_whole and number == count - 1 else None
             for key, value in zip(keys, values, strict=True):
                 if wanted[key].is_fetched and np.ndim(value):

@@ -6,15 +6,14 @@ back to the dtype of the values.
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 
 from cerebras_tensorflow.graph.micro_batches import EVERY, sum_dtype
-from cerebras_tensorflow.graph.program import dtype_from_name
+from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.runtime.micro_batches.share import Across
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, row_bytes
@@ -159,29 +158,6 @@ class RowsSum(Sum):
         return total
 
 
-def complete_at_owners(sums: Mapping[int, Sequence[StoreSum]], across: Across, divisor: int) -> None:
-    """Make totals in the weight store, each on the CSX that owns it. All owners get pieces at the same time.
-
-    Args:
-        sums: Owner -> the sums.
-        across: Gets the sums of the other CSX.
-        divisor: Number of micro-batches of the step.
-    """
-    owners = range(across.num_csx)
-    pieces = [[(one, *bounds) for one in sums.get(owner, ()) for bounds in one.pieces()] for owner in owners]
-    for together in itertools.zip_longest(*pieces):
-        own = [piece[0].partials(*piece[1:]) if piece is not None else [] for piece in together]
-        first = next(piece[0] for piece in together if piece is not None)
-        with first.exchanging(sum(value.nbytes for values in own for value in values)):
-            mean = across.to_owners(own, divisor)
-        mine = together[across.rank]
-        if mine is not None and mean is not None:
-            one, start, stop = mine
-            one.set_rows(start, stop, mean)
-    for done in itertools.chain.from_iterable(sums.values()):
-        done.take_total()
-
-
 class StoreSum(Sum):
     """A sum in the weight store. Only a few rows at a time are in memory.
 
@@ -197,6 +173,11 @@ class StoreSum(Sum):
         self._partials = list(partials)
         self._depth = 0
 
+    @property
+    def depth(self) -> int:
+        """Number of partial sums now."""
+        return self._depth
+
     def add(self, value: Sequence[np.ndarray], absorbed: int, divisor: int | None) -> None:
         """Add the value of the next micro-batch: one array."""
         given = np.asarray(value[0])
@@ -205,9 +186,7 @@ class StoreSum(Sum):
         taken = self._partials[self._depth - absorbed : self._depth][::-1]
         self._depth -= absorbed
         place = self._total if divisor is not None else self._partials[self._depth]
-        step = max(1, _PIECE_BYTES // max(1, row_bytes(spec)))
-        for start in range(0, num_rows(spec), step):
-            stop = min(start + step, num_rows(spec))
+        for start, stop in pieces_of(spec):
             piece = given[start:stop].astype(dtype)  # a copy: the store may keep it
             for index in taken:
                 np.add(self._store.read_slice(index, start, stop), piece, out=piece)
@@ -225,12 +204,9 @@ class StoreSum(Sum):
             self.set_rows(start, stop, mean)
         self._depth = 0
 
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of consecutive rows."""
-        spec = self._store.specs[self._total]
-        step = max(1, _PIECE_BYTES // max(1, row_bytes(spec)))
-        for start in range(0, num_rows(spec), step):
-            yield start, min(start + step, num_rows(spec))
+    def pieces(self) -> list[tuple[int, int]]:
+        """Return the bounds of consecutive rows."""
+        return pieces_of(self._store.specs[self._total])
 
     def partials(self, start: int, stop: int) -> list[np.ndarray]:
         """Return rows of the partial sums of this CSX, in the order of their groups."""
@@ -250,6 +226,12 @@ class StoreSum(Sum):
         """Start again. The total is in the store."""
         self._depth = 0
         return ()
+
+
+def pieces_of(spec: WeightSpec) -> list[tuple[int, int]]:
+    """Return the bounds of the rows of a sum that are in memory at a time."""
+    step = max(1, _PIECE_BYTES // max(1, row_bytes(spec)))
+    return [(start, min(start + step, num_rows(spec))) for start in range(0, num_rows(spec), step)]
 
 
 def divided(total: np.ndarray, divisor: int, out: np.ndarray) -> np.ndarray:
