@@ -33,7 +33,7 @@ while for p in $(seq "$port" $((port + nodes))); do taken "$p" && break; done; d
 trap '[ $? = 0 ] || { tail -n 5 "$dir"/log/*.log >&2; SLURM_LAB_DIR=$dir "$here/stop.sh"; }' EXIT
 rm -rf "$dir"
 mkdir -p "$dir"/munge "$dir"/state "$dir"/log
-for i in $(seq 0 $((nodes - 1))); do mkdir -p "$dir/spool/node$i"; done
+for i in $(seq 0 $((nodes - 1))); do mkdir -p "$dir/spool/node$i" "$dir/tmp/node$i"; done
 
 (umask 077 && head -c 1024 /dev/urandom >"$dir/munge/key")
 chmod 0400 "$dir/munge/key"
@@ -77,6 +77,7 @@ EnforcePartLimits=ALL
 PropagateResourceLimits=NONE
 StateSaveLocation=$dir/state
 SlurmdSpoolDir=$dir/spool/%n
+TmpFS=$dir/tmp/%n
 SlurmctldPidFile=$dir/slurmctld.pid
 SlurmdPidFile=$dir/slurmd-%n.pid
 SlurmctldLogFile=$dir/log/slurmctld.log

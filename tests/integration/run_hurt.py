@@ -72,8 +72,8 @@ class Run:
         return status
 
 
-def start(store: str, form: str, model_dir: Path, home: Path, keep: int = 3) -> Run:
-    """Start a run that trains to the last step."""
+def start(store: str, form: str, model_dir: Path, home: Path, *more: str, num_csx: int = 1) -> Run:
+    """Start a run that trains to the last step; `more` settings are those of toy_run.py."""
     log = home / "log"
     log.write_text("")
     begin = time.monotonic()
@@ -87,7 +87,8 @@ def start(store: str, form: str, model_dir: Path, home: Path, keep: int = 3) -> 
         os.environ[env.EXECUTION_MODE] = env.PIPELINED if store == "pipelined" else env.WEIGHT_STREAMING
         if store == "servers":
             os.environ.update({env.INPUT_FOLDER: str(home), env.WEIGHT_SERVERS: str(SERVERS)})
-        settings = (f"format={form}", f"save_every={SAVE_EVERY}", f"keep={keep}", *STORES[store])
+        os.environ[env.NUM_CSX] = str(num_csx)
+        settings = (f"format={form}", f"save_every={SAVE_EVERY}", *STORES[store], *more)
         sys.argv = ["toy_run.py", str(model_dir), str(STEPS), *settings]
         toy_run.main()
         status = 0
@@ -119,12 +120,16 @@ class Reference:
 
     Args:
         folder: An empty folder for this run.
+        more: Further settings of toy_run.py.
+        save_every: Steps between its checkpoints.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str, save_every: int = SAVE_EVERY) -> None:
         home = folder / "home"
         home.mkdir(parents=True)
-        run = start("pipelined", "tensorflow", folder / "model", home, keep=STEPS)
+        run = start(
+            "pipelined", "tensorflow", folder / "model", home, f"keep={STEPS + 1}", f"save_every={save_every}", *more
+        )
         self.first_save_s = self.whole_s = 0.0
         assert run.wait(lambda: "Saving checkpoint" in run.log.read_text()) is None, run.log.read_text()
         self.first_save_s = time.monotonic() - run.begin
@@ -132,7 +137,7 @@ class Reference:
         self.whole_s = time.monotonic() - run.begin
         paths = checkpoints_newest_first(folder / "model")
         self._steps = {step_of(path): read(path) for path in paths}
-        assert sorted(self._steps) == list(range(0, STEPS + 1, SAVE_EVERY))
+        assert sorted(self._steps) == list(range(0, STEPS + 1, save_every))
         assert len({checkpoint["wide"] for checkpoint in self._steps.values()}) == len(self._steps)
 
     def check(self, model_dir: Path, at_least: int, log: Path) -> int:

@@ -66,19 +66,21 @@ def test_ranks_on_three_nodes_exchange_bytes_and_a_failing_one_is_named(
     assert (found is None) if error is None else (found is not None and re.match(error, found[0])), output
 
 
-def test_a_launch_in_an_allocation_trains_on_its_nodes_with_the_bits_of_one_machine(
+def test_a_launch_in_an_allocation_trains_on_its_four_nodes_with_the_bits_of_one_csx(
     home: Path, argv: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     pytest.importorskip("mpi4py")
 
-    def words(executor: str, folder: str) -> list[str]:
-        options = ("--executor", executor, "--num_csx", "2", "--weight-servers", "1")
-        return argv("csrun_wse", *options, "python-ws", SCRIPT, str(tmp_path / folder), "3", "weight_store=memory")
+    def words(executor: str, num_csx: int) -> list[str]:
+        options = ("--executor", executor, "--num_csx", str(num_csx), "--weight-servers", "1")
+        settings = ("3", "weight_store=memory", "global_batch_size=8", "micro_batch_size=2")
+        return argv("csrun_wse", *options, "python-ws", SCRIPT, str(tmp_path / executor), *settings)
 
-    alone = subprocess.run(words("embedded", "one"), capture_output=True, text=True, timeout=240)
-    output = in_allocation(2, *words("slurm", "two"))
-    nodes = re.search(r"The nodes of the CSX: (node\d), (node\d)\.", output)
-    assert nodes is not None and nodes[1] != nodes[2], output
-    assert (tmp_path / "two" / "csx" / "rank-1").read_text().startswith(f"{nodes[2]} ")
+    alone = subprocess.run(words("embedded", 1), capture_output=True, text=True, timeout=240)
+    output = in_allocation(4, *words("slurm", 4))
+    nodes = re.search(r"The nodes of the CSX: (node\d), (node\d), (node\d), (node\d)\.", output)
+    assert nodes is not None and len(set(nodes.groups())) == 4, output
+    for rank in range(4):
+        assert (tmp_path / "slurm" / "csx" / f"rank-{rank}").read_text().startswith(f"{nodes[1 + rank]} ")
     weights = re.search("^weights .*", output, re.MULTILINE)
     assert weights is not None and weights[0] in alone.stdout

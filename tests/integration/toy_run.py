@@ -59,6 +59,8 @@ def main() -> None:
     params: dict[str, Any] = dict(word.split("=", 1) for word in sys.argv[3:])
     if "sparsity" in params:
         params["sparsity"] = yaml.safe_load(params["sparsity"])
+    if "global_batch_size" in params:
+        params["train_input"] = {"global_batch_size": int(params["global_batch_size"])}
     v1.logging.set_verbosity(v1.logging.INFO)
     config = CSRunConfig(
         cs_ip=params.get("cs_ip"),
@@ -72,6 +74,7 @@ def main() -> None:
             weight_store=params.get("weight_store", "file"),
             weight_store_dir=params.get("store_dir"),
             memory_budget=params.get("memory_budget") or None,
+            micro_batch_size=int(params["micro_batch_size"]) if "micro_batch_size" in params else None,
             use_xla="use_xla" in params,
         ),
     )

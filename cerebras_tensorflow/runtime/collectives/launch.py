@@ -26,7 +26,7 @@ from cerebras_tensorflow.runtime.collectives import shared_files
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
 from cerebras_tensorflow.runtime.collectives.placement import MpiCommand, mpi_command
 from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FILE, cut, mapped
-from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, MPI_LOG, Sign, Watch, host_name
+from cerebras_tensorflow.runtime.collectives.signs_of_life import FIRST_FILE, MPI_LOG, Sign, Watch, describe, host_name
 from cerebras_tensorflow.runtime.host import stopping
 
 _POLL_S = 0.2
@@ -34,6 +34,7 @@ _WATCH_S = 0.5
 _START_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0  # for an orderly end
 _KILL_LIMIT_S = 5.0
+_CAUSE_LIMIT_S = 2.0
 _SOCKET_PREFIX = "cs_csx_"
 
 
@@ -186,14 +187,21 @@ class _FirstRank(Collectives):
         Raises:
             CollectiveError: If there is none, or it is an error. The group then ends.
         """
-        error = json.loads(answer)["error"] if answer else "the processes of MPI ended"
+        error = json.loads(answer)["error"] if answer else "its connection to the first CSX has ended"
         if error is None:
             return
         with self._lock:
             self._ended.set()
-            self._failure = self._failure or self._watch.failure() or f"{error}; see {self._folder / MPI_LOG}"
+            self._failure = self._failure or self._cause() or describe(self._folder, 0, f"failed: {error}")
             self._end()
         raise CollectiveError(self._failure)
+
+    def _cause(self) -> str | None:
+        """Return which rank failed, if its process ends within some seconds; rank 0 ends if it loses its connection."""
+        end = time.monotonic() + _CAUSE_LIMIT_S
+        while (failure := self._watch.failure()) is None and time.monotonic() < end:
+            time.sleep(_POLL_S)
+        return failure
 
     def _accepted(self, secret: bytes) -> socket.socket:
         """Return the connection of the relay.

@@ -33,13 +33,22 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 
 def log_file(folder: Path, rank: int) -> Path:
-    """Return the log of a rank."""
-    return folder / f"rank-{rank}.log"
+    """Return the log of a rank: of rank 0, that of MPI."""
+    return folder / (f"rank-{rank}.log" if rank else MPI_LOG)
 
 
 def error_file(folder: Path, rank: int) -> Path:
     """Return the file in which a rank says why it failed."""
     return folder / f"rank-{rank}.error"
+
+
+def describe(folder: Path, rank: int, what: str) -> str:
+    """Return a sentence that says what happened to a rank, with its host and its log."""
+    try:
+        host = rank_file(folder, rank).read_text(encoding="utf-8").split()[0]
+    except (OSError, IndexError):
+        host = "an unknown host"
+    return f"rank {rank} on {host} {what.removesuffix('.')}. Its log is {log_file(folder, rank)}."
 
 
 class Sign:
@@ -148,14 +157,13 @@ class Watch:
 
         A rank that only lost another one comes late, and rank 0 last: MPI may end it because another one ended.
         """
-        log = self._log(rank)
         try:
             reason = error_file(self._folder, rank).read_text(encoding="utf-8")
         except OSError:
             text = "ended without an error: killed, or out of memory"
-            return 1 if rank else 3, f"{self._named(rank)} {text}. Its log is {log}."
+            return 1 if rank else 3, describe(self._folder, rank, text)
         order = 2 if reason.startswith("CollectiveError") else 0
-        return order, f"{self._named(rank)} failed: {reason} Its log is {log}."
+        return order, describe(self._folder, rank, f"failed: {reason}")
 
     def hanging(self) -> str | None:
         """Return which rank gives no sign of life; None if all do."""
@@ -171,14 +179,4 @@ class Watch:
         silent = max(self._seen, key=lambda rank: self._seen[rank][1], default=0)
         if silent not in self._seen or self._seen[silent][1] <= limit:
             return None
-        return f"{self._named(silent)} hangs: no sign of life for {limit:g} s. Its log is {self._log(silent)}."
-
-    def _log(self, rank: int) -> Path:
-        return log_file(self._folder, rank) if rank else self._folder / MPI_LOG
-
-    def _named(self, rank: int) -> str:
-        try:
-            host = rank_file(self._folder, rank).read_text(encoding="utf-8").split()[0]
-        except (OSError, IndexError):
-            host = "an unknown host"
-        return f"rank {rank} on {host}"
+        return describe(self._folder, silent, f"hangs: no sign of life for {limit:g} s")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from cerebras_tensorflow.errors import CerebrasError, CollectiveError
+from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 
 ANSWER = struct.Struct("<BQ")  # whether it is an error; bytes that follow
@@ -32,6 +32,10 @@ Check = Callable[[], None]
 
 class LinkEndedError(Exception):
     """The connection is closed, or the other side does not answer."""
+
+
+class OwnerFailedError(Exception):
+    """The CSX that answers could not: its own error."""
 
 
 @contextlib.contextmanager
@@ -154,20 +158,18 @@ class Incoming:
 
     Args:
         link: The connection.
-        owner: Number of the CSX that answers.
         check: Called while nothing arrives.
 
     Attributes:
         size: Bytes of the answer.
 
     Raises:
-        CollectiveError: If the answer is an error.
+        OwnerFailedError: If the answer is an error.
         LinkEndedError: If the connection has ended.
     """
 
-    def __init__(self, link: socket.socket, owner: int, check: Check) -> None:
+    def __init__(self, link: socket.socket, check: Check) -> None:
         self._link = link
-        self._owner = owner
         self._check = check
         self._left = 0  # bytes of the part
         self.size = self._next()
@@ -190,5 +192,5 @@ class Incoming:
         is_error, size = ANSWER.unpack(start.tobytes())
         if is_error:
             text = receive(self._link, np.empty(size, np.uint8), self._check).tobytes().decode(errors="replace")
-            raise CollectiveError(f"rank {self._owner} failed: {text}")
+            raise OwnerFailedError(text)
         return int(size)

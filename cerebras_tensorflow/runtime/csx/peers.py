@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.runtime.collectives.signs_of_life import describe
 from cerebras_tensorflow.runtime.csx import links
-from cerebras_tensorflow.runtime.csx.links import Incoming, LinkEndedError
+from cerebras_tensorflow.runtime.csx.links import Incoming, LinkEndedError, OwnerFailedError
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.network import listen_address
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
@@ -124,7 +125,7 @@ class Peers:
             CollectiveError: If the other CSX failed.
         """
         with self._link(owner) as link:
-            answer = self._asked(link, owner, request, data)
+            answer = self._asked(link, request, data)
             if out is not None and answer.size != out.nbytes:
                 raise CollectiveError(f"rank {owner} sent {answer.size} B, expected {out.nbytes} B")
             result = answer.read(np.empty(answer.size, np.uint8) if out is None else out)
@@ -139,21 +140,21 @@ class Peers:
         """
         target = np.empty(piece_bytes, np.uint8)
         with self._link(owner) as link:
-            answer = self._asked(link, owner, request, None)
+            answer = self._asked(link, request, None)
             for start in range(0, answer.size, piece_bytes):
                 yield answer.read(target[: min(piece_bytes, answer.size - start)])
 
-    def _asked(self, link: socket.socket, owner: int, request: Request, data: Bytes | None) -> Incoming:
+    def _asked(self, link: socket.socket, request: Request, data: Bytes | None) -> Incoming:
         """Send a request; return the answer.
 
         Raises:
-            CollectiveError: If the answer is an error.
+            OwnerFailedError: If the answer is an error.
             LinkEndedError: If the connection has ended.
         """
         links.send(link, _HEADER.pack(*_fields(request), 0 if data is None else data.nbytes), self.check)
         if data is not None:
             links.send(link, data, self.check)
-        return Incoming(link, owner, self.check)
+        return Incoming(link, self.check)
 
     def _count(self, request: Request, sent: int, received: int) -> None:
         if request.kind in self._counted:
@@ -185,7 +186,11 @@ class Peers:
         except LinkEndedError as error:
             self._drop(link)
             self._raise_error_of_run()
-            raise CollectiveError(f"rank {owner} closed its connection to rank {self.rank}: it has ended") from error
+            what = f"lost its connection to rank {self.rank}: {error}"
+            raise CollectiveError(describe(self._folder, owner, what)) from error
+        except OwnerFailedError as error:
+            self._drop(link)
+            raise CollectiveError(describe(self._folder, owner, f"failed: {error}")) from error
         except BaseException:
             self._drop(link)
             raise
