@@ -66,7 +66,9 @@ def test_an_error_of_the_owner_names_its_rank_and_the_connection_goes_on(pair: t
 def test_every_error_of_an_answer_or_of_a_part_reaches_the_caller(pair: tuple[Peers, Peers]) -> None:
     with pytest.raises(CollectiveError, match="rank 1 on an unknown host failed: MemoryError: of 3 TB"):
         pair[0].ask(1, Request(RAISES))
-    with pytest.raises(CollectiveError, match=r"rank 1 on an unknown host failed: OSError.*Input/output error: 'weights.bin'"):
+    with pytest.raises(
+        CollectiveError, match=r"rank 1 on an unknown host failed: OSError.*Input/output error: 'weights.bin'"
+    ):
         pair[0].ask(1, Request(BREAKS))
     pieces = pair[0].stream(1, Request(BREAKS), 1000)
     with pytest.raises(CollectiveError, match=r"weights\.bin"):
