@@ -20,6 +20,11 @@ from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.text import did_you_mean, one_line, tell
 from cerebras_tensorflow.version import __version__
 
+_COMMON = ("version", "debug")
+"""Options that every command has, and that a usage line does not show."""
+
+_ANY_WIDTH = 10_000
+
 INTERRUPTED = 128 + signal.SIGINT
 NO_READER = 128 + signal.SIGPIPE
 
@@ -31,11 +36,13 @@ _MISSING = re.compile(r"^the following arguments are required: ")
 class Parser(argparse.ArgumentParser):
     """An argparse parser with --version and --debug. It accepts hyphens for underscores, and suggests similar words.
 
+    The help has the usage in one line, and below it what the command is for, so that `--help | head -3` shows both.
     Parsers of sub-commands have this class too.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+        super().__init__(*args, **{"formatter_class": _ShortUsage, **settings})
+        self.register("action", "parsers", _Commands)
         self._words: list[str] = []
         if self.add_help:
             self.add_argument("--version", action="version", version=f"{self.prog.split()[0]} {__version__}")
@@ -55,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         elif _MISSING.match(message):
             message += self._mistyped()
         hint = "" if "did you mean" in message else f"; {self.prog} --help explains the options"
-        self.exit(2, f"{self.prog}: error: {one_line(message)}{hint}\n")
+        self.exit(2, f"{error_line(self.prog, one_line(message))}{hint}\n")
 
     def _mistyped(self) -> str:
         """Return a suggestion for a message about a missing option: the user may have mistyped its name."""
@@ -89,6 +96,35 @@ def _name(word: str) -> str:
     return word.partition("=")[0]
 
 
+class _ShortUsage(argparse.HelpFormatter):
+    """Shows only arguments and required options in the usage; the list below it explains all options."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """Add the usage, in one line however long it is."""
+        if usage is not None:
+            super().add_usage(usage, actions, groups, prefix)
+            return
+        actions = list(actions)
+        options = [action for action in actions if action.option_strings]
+        others = [action for action in options if not action.required and action.dest not in ("help", *_COMMON)]
+        shown = [action for action in options if action.dest == "help" or action.required]
+        if others:
+            shown.append(argparse.Action(["OPTION ..."], "others", nargs=0))
+        arguments = [action for action in actions if not action.option_strings]
+        line = argparse.HelpFormatter(self._prog, width=_ANY_WIDTH)
+        line.add_usage(None, [*shown, *arguments], [], prefix="")
+        super().add_usage(line.format_help().strip().replace("%", "%%"), [], [], prefix)
+
+
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 (argparse has no public class)
+    """Sub-commands, whose own help begins with their line in the list of commands."""
+
+    def add_parser(self, name: str, **settings: Any) -> Any:  # type: ignore[override]
+        """Return the parser of a new sub-command."""
+        text = str(settings.get("help", ""))
+        return super().add_parser(name, **{"description": text[:1].upper() + text[1:], **settings})
+
+
 class _Debug(argparse.Action):
     """Sets the environment variable, so that processes that the command starts show tracebacks too."""
 
@@ -105,6 +141,7 @@ def exit_code(
     *,
     errors: tuple[type[BaseException], ...] = (CerebrasError, ValueError),
     failure: int = 1,
+    prefix: str = "",
 ) -> int:
     """Return the exit code of a command.
 
@@ -117,6 +154,7 @@ def exit_code(
         run: The command.
         errors: Exceptions that a user's mistake may raise.
         failure: Exit code for these exceptions.
+        prefix: What precedes an error's text, if the published command has another form than ours.
     """
     expected: tuple[type[BaseException], ...] = (*errors, OSError)
     try:
@@ -128,7 +166,7 @@ def exit_code(
     except KeyboardInterrupt:
         return INTERRUPTED
     except expected as error:
-        show(error, f"{program}: {error}")
+        show(error, f"{prefix}{error}" if prefix else error_line(program, error))
         return failure
     return code
 
@@ -142,7 +180,17 @@ def _flush_output(program: str) -> None:
         raise
     except OSError as error:  # the disk is full; the command itself has succeeded
         drop_output()
-        show(error, f"{program}: standard output cannot be written: {error.strerror}")
+        show(error, warning_line(program, f"standard output cannot be written: {error.strerror}"))
+
+
+def error_line(program: str, error: object) -> str:
+    """Return an error in the form that all commands use on a terminal: `PROGRAM: error: TEXT`."""
+    return f"{program}: error: {error}"
+
+
+def warning_line(program: str, text: object) -> str:
+    """Return a line about something after which a command goes on: `PROGRAM: warning: TEXT`."""
+    return f"{program}: warning: {text}"
 
 
 def show(error: BaseException, line: str) -> None:

@@ -167,13 +167,13 @@ def guarded(program: str, run: Callable[[], int]) -> int:
         try:
             return run()
         except process.CommandError as exc:
-            command_line.show(exc, f"{program}: {exc}")
+            command_line.show(exc, command_line.error_line(program, exc))
             return exc.exit_code
         except UsageError as exc:
             command_line.show(exc, str(exc))
             return exc.exit_code
         except (CerebrasError, ValueError) as exc:
-            command_line.show(exc, f"ERROR: {exc}")
+            command_line.show(exc, command_line.error_line(program, exc))
             return USAGE_ERROR
 
     return command_line.exit_code(program, expected)

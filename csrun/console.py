@@ -20,4 +20,4 @@ def say(line: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as exc:
-        tell(f"csrun: standard output cannot be written: {exc.strerror}")
+        tell(f"csrun: warning: standard output cannot be written: {exc.strerror}")

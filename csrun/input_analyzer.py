@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.config.work_folder import work_folder
+from cerebras_tensorflow.text import tell
 from csrun import cli, interpreters, manual, process, site
 from csrun.console import say
 from csrun.options import parse
@@ -99,16 +100,15 @@ def _analyse(argv: Sequence[str]) -> int:
         with interpreters.hinted(parsed):
             code = process.run(program if here.image else interpreters.resolved(command), environ).code
         if not path.exists():
-            print(
-                "ERROR: the command did not reach its input pipeline, so there is nothing to measure. "
-                "Give a command that compiles or validates the model",
-                file=sys.stderr,
+            tell(
+                "cs_input_analyzer: error: the command did not reach its input pipeline, so there is nothing to "
+                "measure. Give a command that compiles or validates the model"
             )
             return code or NO_RATE
         reports = json.loads(path.read_text(encoding="utf-8"))
     if not all(report["batches"] for report in reports):
-        print(
-            "ERROR: the input pipeline ended before it could be measured. It must give a few batches", file=sys.stderr
+        tell(
+            "cs_input_analyzer: error: the input pipeline ended before it could be measured. It must give a few batches"
         )
         return code or NO_RATE
     needed_samples_per_s = _estimate(command)

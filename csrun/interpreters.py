@@ -183,7 +183,7 @@ def _check_reference_model(script: Path, command: Sequence[str]) -> None:
         )
         # Any other failure may be one of this host alone, so the job reports it.
         if done.returncode == NO_SCRIPT:
-            raise process.CommandError(done.stderr.strip(), NO_SCRIPT)
+            raise process.CommandError(done.stderr.strip().replace(": error: ", ": ", 1), NO_SCRIPT)
 
 
 def _only_declares_a_model(source: str) -> bool:
@@ -248,6 +248,13 @@ def _python_path(roots: Sequence[str]) -> str:
 
 def python_ws() -> NoReturn:
     """Become this Python in weight-streaming mode, with all arguments passed on."""
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        print("usage: python-ws [OPTION ...] [-c CODE | -m MODULE | SCRIPT] [ARGUMENT ...]\n")
+        print(
+            "Run a script in weight-streaming mode: one layer on the wafer at a time. The options are Python's:",
+            end="\n\n",
+        )
+        sys.stdout.flush()
     if sys.argv[1:] == ["--version"]:
         print(f"python-ws {__version__}", flush=True)
     command = ("python-ws", *sys.argv[1:])

@@ -76,7 +76,7 @@ def launch(plan: LaunchPlan, here: Site, parsed: Parsed, program: tuple[str, ...
         try:
             job.finish(phase, message)
         except RecordsError as exc:
-            tell(f"csrun: the end of job {job.number}, {phase}, is not recorded: {exc}")
+            tell(f"csrun: warning: the end of job {job.number}, {phase}, is not recorded: {exc}")
 
 
 def _submitted(
@@ -90,7 +90,8 @@ def _submitted(
             raise
         job = jobs.unrecorded(queue_name, mode, description, labels)
         tell(
-            f"csrun: this job cannot be recorded: {exc}. It runs without waiting for other jobs; csctl does not show it"
+            f"csrun: warning: this job cannot be recorded: {exc}. It runs without waiting for other jobs; "
+            "csctl does not show it"
         )
         return job
 
@@ -122,7 +123,7 @@ def make_executor(name: str, program: tuple[str, ...], here: Site, parsed: Parse
 
         return Slurm(program, tolerates)
     if tolerates:
-        tell("csrun: --tolerate-node-failure has no effect on one machine")
+        tell("csrun: warning: --tolerate-node-failure has no effect on one machine")
     most = parsed.number("local-tasks")
     # An explicit count overrides the limit.
     asked = [parsed.number(option) or 0 for option in ("input-workers", "weight-servers")]

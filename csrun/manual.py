@@ -79,7 +79,7 @@ ANALYZER_OPTIONS = (
 def analyzer_help(here: Site) -> str:
     """Return the help of cs_input_analyzer."""
     defaults = {"available-nodes": str(here.nodes), "mount-dirs": ",".join(here.mount_dirs) or "none"}
-    return f"""Usage: cs_input_analyzer [OPTION]... COMMAND [ARGUMENT]...
+    return f"""usage: cs_input_analyzer [OPTION]... COMMAND [ARGUMENT]...
 
 Run COMMAND, which compiles or validates a model. Measure its input pipeline on this machine, and recommend the number
 of input workers for the estimated rate of the simulated system.
@@ -103,7 +103,7 @@ def wse_help(here: Site) -> str:
         "mount-dirs": ",".join(here.mount_dirs) or "none",
         "executor": here.executor,
     }
-    return f"""Usage: csrun_wse [OPTION]... COMMAND [ARGUMENT]...
+    return f"""usage: csrun_wse [OPTION]... COMMAND [ARGUMENT]...
 
 Run COMMAND on a CS system: wait for the system, start the tasks, pass signals on, return the exit code.
 
@@ -141,7 +141,7 @@ def cpu_help(here: Site) -> str:
         "exclude-gres": "True",
         "executor": here.executor,
     }
-    return f"""Usage: csrun_cpu [OPTION]... COMMAND [ARGUMENT]...
+    return f"""usage: csrun_cpu [OPTION]... COMMAND [ARGUMENT]...
 
 Run COMMAND on CPUs, without a CS system: to compile, to validate, to prepare data. It does not wait for a system.
 

@@ -89,7 +89,7 @@ class Relay:
             try:
                 self._copy = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             except OSError as exc:
-                self._tell_once("the log", f"csrun: there is no log: {exc}. The run continues")
+                self._tell_once("the log", f"csrun: warning: there is no log: {exc}. The run continues")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -118,7 +118,7 @@ class Relay:
                 _write_all(self._copy, data)
             except OSError as exc:
                 self._tell_once(
-                    "the log", f"csrun: the log {self._log} lacks output: {exc.strerror}. The run continues"
+                    "the log", f"csrun: warning: the log {self._log} lacks output: {exc.strerror}. The run continues"
                 )
         try:
             target.flush()
@@ -130,7 +130,7 @@ class Relay:
                 os.close(key.fd)
         except OSError as exc:
             name = "standard output" if target is sys.stdout else "standard error"
-            self._tell_once(name, f"csrun: {name} cannot be written: {exc.strerror}. The run continues")
+            self._tell_once(name, f"csrun: warning: {name} cannot be written: {exc.strerror}. The run continues")
 
     def drain(self) -> None:
         """Pass on what is still in the pipes."""

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
             code, number = ended.code, ended.signal
         except process.CommandError as exc:
             code, message = exc.exit_code, str(exc)
-            print(message, file=sys.stderr, flush=True)
+            tell(f"csrun: error: {message}")
     else:
         os.environ.update(task_environment(plan, task, int(os.environ[env.JOB_ID])))
         code, message = worker.serve_when_asked(Path(folder), task.role, task.role_index, named(task, node))
@@ -142,7 +142,7 @@ _told: set[int] = set()
 def _tell_once(rank: int, line: str) -> None:
     if rank not in _told:
         _told.add(rank)
-        tell(f"csrun: {line}")
+        tell(f"csrun: warning: {line}")
 
 
 def _run_chief(folder: Path, plan: LaunchPlan) -> process.Ended:

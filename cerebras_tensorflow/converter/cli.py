@@ -40,7 +40,7 @@ def _run(words: list[str]) -> int:
     parser = _parser()
     if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
         if name := near(words[0], _COMMANDS):
-            tell(f"{_PROGRAM}: no command {words[0]!r}; did you mean {name!r}?")
+            tell(command_line.error_line(_PROGRAM, f"no command {words[0]!r}; did you mean {name!r}?"))
         print("Unrecognized command")
         parser.print_help()
         return EXIT_FAILED
@@ -59,7 +59,7 @@ def _run(words: list[str]) -> int:
     except UnmatchedKeysError as exc:
         command_line.show(exc, f"AssertionError: {exc}")
     except (CerebrasError, ValueError, OSError) as exc:
-        command_line.show(exc, f"{_PROGRAM}: {type(exc).__name__}: {exc}")
+        command_line.show(exc, command_line.error_line(_PROGRAM, exc))
     print("\nConversion failed.")
     return EXIT_FAILED
 
@@ -77,8 +77,7 @@ def _print_supported(options: argparse.Namespace) -> None:
 
 
 def _print_near(kind: str, word: str, known: Iterable[str]) -> None:
-    command = f"{_PROGRAM}: unknown {kind} {word!r}{did_you_mean(word, known)}"
-    tell(command)
+    tell(command_line.error_line(_PROGRAM, f"unknown {kind} {word!r}{did_you_mean(word, known)}"))
 
 
 def _convert(options: argparse.Namespace) -> None:

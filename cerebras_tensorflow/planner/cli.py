@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.Parser(
         prog="cs-plan",
-        description="Plan one step of a model from shapes: bytes moved, peak memory, estimated time. No step is run.",
+        description="Plan a step of a model from shapes: bytes moved, peak memory, estimated time. No step is run.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -186,7 +186,7 @@ def _run(options: argparse.Namespace) -> None:
         warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")  # planning allocates no tensors
         made = list(variants.plans(chosen, make))
     if has_servers and not options.no_rates:
-        tell("cs-plan: rates of weight servers are not measured, so no step time is estimated")
+        tell("cs-plan: warning: rates of weight servers are not measured, so no step time is estimated")
     measured = None if options.no_rates or has_servers else rates.measure(store_dir)
     if len(made) > 1:
         _print_table(options, made, measured)

@@ -215,7 +215,7 @@ def _guarded(prog: str, run: Callable[[], int]) -> int:
         except BrokenPipeError:
             raise
         except (CerebrasError, ValueError, OSError) as exc:
-            command_line.show(exc, f"{prog}: error: {' '.join(str(exc).split())}")
+            command_line.show(exc, command_line.error_line(prog, " ".join(str(exc).split())))
             return _BAD_INPUT
         except KeyboardInterrupt:
             tell(f"{prog}: interrupted; nothing of the target was kept")

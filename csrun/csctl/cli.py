@@ -20,7 +20,9 @@ from csrun.csctl.resources import Filters, ResourceError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one csctl command and return the exit code."""
     # The published client prints "Error: ..." too.
-    return command_line.exit_code("Error", lambda: _run(argv), errors=(ResourceError, CerebrasError, ValueError))
+    return command_line.exit_code(
+        "csctl", lambda: _run(argv), errors=(ResourceError, CerebrasError, ValueError), prefix="Error: "
+    )
 
 
 def _run(argv: Sequence[str] | None) -> int:

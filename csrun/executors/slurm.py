@@ -94,7 +94,7 @@ class Slurm(Executor):
                 if restarts == self._max_restarts:
                     raise
                 restarts += 1
-                launch.tell(f"csrun: {exc}. Starting again, {restarts} of at most {self._max_restarts} times")
+                launch.tell(f"csrun: warning: {exc}. Starting again, {restarts} of at most {self._max_restarts} times")
 
     def _start(self, launch: Launch, folder: Path, environ: Mapping[str, str]) -> Ended:
         plan, job = launch.plan, launch.job
@@ -201,7 +201,7 @@ def _stop(folder: Path, srun: int, number: signal.Signals) -> None:
         (folder / STOP_FILE).write_text(str(int(number)), encoding="ascii")
         is_stop_written = True
     except OSError as exc:
-        tell(f"csrun: the chief cannot be asked to save: {exc}; Slurm ends the job")
+        tell(f"csrun: warning: the chief cannot be asked to save: {exc}; Slurm ends the job")
         is_stop_written = False
     if not is_stop_written or not task_file(folder, 0).exists():
         os.kill(srun, signal.SIGTERM)  # no chief runs that could save: the job is still in Slurm's queue

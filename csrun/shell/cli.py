@@ -64,7 +64,7 @@ def _script(session: Session, lines: Iterable[str]) -> int:
         try:
             code = execute(session, line)
         except CerebrasError as exc:
-            command_line.show(exc, f"ERROR: {exc}")
+            command_line.show(exc, command_line.error_line("cs", exc))
             code = REFUSED
         if code != OK:
             return code
@@ -90,7 +90,7 @@ def _interactive(system: registry.LocalSystem, login: Login) -> int:
         try:
             execute(Session(system.home, system.name, _say, choose, login, lines), line)
         except CerebrasError as exc:
-            _say(f"ERROR: {exc}")
+            _say(command_line.error_line("cs", exc))
         except KeyboardInterrupt:
             _say("")
 

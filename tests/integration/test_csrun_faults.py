@@ -62,7 +62,7 @@ def test_a_failing_write_never_loses_a_run(
         faults["FAULT_WHEN"] = str(tmp_path / "started")
     done = launch(**faults)
     assert "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith(("csrun: ", "ERROR: "))]
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("csrun: ", "csrun_wse: error: "))]
     reports = [
         line for line in lines if "cannot" in line or "not recorded" in line or "lacks" in line or "no log" in line
     ]

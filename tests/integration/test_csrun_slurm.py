@@ -251,7 +251,7 @@ def test_a_launch_that_tolerates_a_lost_node_resumes_on_the_others(
     assert read_until(child, r"started at (\d+)").group(1) == "0"
     read_until(child, "step 5")
     with lost_node(node):
-        read_until(child, rf"csrun: Slurm has lost {node}[,;] .* Starting again, 1 of at most 3 times")
+        read_until(child, rf"csrun: warning: Slurm has lost {node}[,;] .* Starting again, 1 of at most 3 times")
         assert int(read_until(child, r"started at (\d+)").group(1)) >= 5
         (tmp_path / "goal").touch()
         output, _ = child.communicate(timeout=60)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from cerebras_tensorflow import command_line
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.version import __version__
+
+
+def entry_points() -> dict[str, Callable[[], int]]:
+    """All our commands."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    places = {command: place.split(":") for command, place in project["scripts"].items()}
+    return {command: getattr(importlib.import_module(module), name) for command, (module, name) in places.items()}
 
 
 def parser() -> command_line.Parser:
@@ -68,7 +79,7 @@ def test_an_error_of_ours_is_one_line_without_escapes(
 ) -> None:
     monkeypatch.delenv("CEREBRAS_DEBUG", raising=False)
     assert command_line.exit_code("cs-tool", fail) == 1
-    assert capsys.readouterr().err == "cs-tool: no \\x1b[31m good\n"
+    assert capsys.readouterr().err == "cs-tool: error: no \\x1b[31m good\n"
 
 
 def test_an_unusable_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +88,7 @@ def test_an_unusable_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[
         return 0
 
     assert command_line.exit_code("cs-tool", write) == 1
-    assert capsys.readouterr().err == "cs-tool: [Errno 2] No such file or directory: '/nonexistent/x'\n"
+    assert capsys.readouterr().err == "cs-tool: error: [Errno 2] No such file or directory: '/nonexistent/x'\n"
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +110,23 @@ def test_a_closed_output_pipe_ends_a_command_quietly(count: int) -> None:
     done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [*[(command, ()) for command in entry_points()], ("csctl", ("cancel",)), ("convert_checkpoint", ("convert",))],
+)
+def test_the_first_three_lines_of_a_help_say_what_a_command_is_for(
+    command: str,
+    words: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    home: Path,
+) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: None)  # python-ws becomes Python
+    monkeypatch.setattr(sys, "argv", [command, *words, "--help"])
+    with contextlib.suppress(SystemExit):
+        entry_points()[command]()
+    usage, empty, purpose, *_ = capsys.readouterr().out.splitlines()
+    assert usage.startswith(" ".join(["usage:", command, *words])) and empty == ""
+    assert len(purpose.split()) > 2 and purpose[0].isupper()

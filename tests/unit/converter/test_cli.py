@@ -340,7 +340,7 @@ def test_an_output_folder_that_is_a_file_gives_a_one_line_error(
     (source / "out").write_text("")
     assert convert(source) == 1
     error = capsys.readouterr().err
-    assert error.startswith("convert_checkpoint: ") and "out" in error and error.count("\n") == 1
+    assert error.startswith("convert_checkpoint: error: ") and "out" in error and error.count("\n") == 1
 
 
 def test_masks_of_sparse_weights_move_with_their_weights(source: Path) -> None:

@@ -56,7 +56,7 @@ def test_modes_that_a_script_or_a_module_beside_it_mentions_are_accepted(tmp_pat
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--max_stps", "5"], r"run.py: error: unrecognized arguments: --max_stps 5; did you mean '--max_steps'\?$"),
+        (["--max_stps", "5"], r"run.py: unrecognized arguments: --max_stps 5; did you mean '--max_steps'\?$"),
         (["--params", "configs/params_tny.yaml"], "params_tny.yaml.*did you mean '.*params_tiny.yaml'"),
         (["--params", "low.yaml"], "low.yaml: .*learning_rate.* -0.1"),
         (["--params", "broken.yaml"], "broken.yaml.*line 2"),

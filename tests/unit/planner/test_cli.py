@@ -188,7 +188,7 @@ def test_a_plan_with_weight_servers_has_no_step_time(
     printed = capsys.readouterr()
     values = json.loads(printed.out)
     assert values["store_bytes"] >= 3 * 6 * 4 * 1024**2 and "estimated_step_s" not in values
-    assert printed.err == "cs-plan: rates of weight servers are not measured, so no step time is estimated\n"
+    assert printed.err == "cs-plan: warning: rates of weight servers are not measured, so no step time is estimated\n"
     assert run(*command, "--trace", str(tmp_path / "t.json")) == 2
     assert "does not measure those of weight servers" in capsys.readouterr().err
 
@@ -267,4 +267,4 @@ def test_bad_input_gives_a_one_line_error_and_exit_code_2(
     path = model.partition(":")[0]
     assert run(*(word.replace("{model}", path) for word in words)) == 2
     error = capsys.readouterr().err
-    assert error.startswith("cs-plan: ") and message in error and error.count("\n") == 1
+    assert error.startswith("cs-plan: error: ") and message in error and error.count("\n") == 1
