@@ -119,7 +119,7 @@ class _ShortUsage(argparse.HelpFormatter):
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 (argparse has no public class)
     """Sub-commands, whose own help begins with their line in the list of commands."""
 
-    def add_parser(self, name: str, **settings: Any) -> Any:  # type: ignore[override]
+    def add_parser(self, name: str, **settings: Any) -> Any:
         """Return the parser of a new sub-command."""
         text = str(settings.get("help", ""))
         return super().add_parser(name, **{"description": text[:1].upper() + text[1:], **settings})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from cerebras_tensorflow import command_line
 from cerebras_tensorflow.errors import SettingsError
@@ -20,9 +20,11 @@ from cerebras_tensorflow.version import __version__
 
 def entry_points() -> dict[str, Callable[[], int]]:
     """All our commands."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    places = {command: place.split(":") for command, place in project["scripts"].items()}
-    return {command: getattr(importlib.import_module(module), name) for command, (module, name) in places.items()}
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.split("[project.scripts]")[1].split("\n[")[0]
+    places = dict(re.findall(r'^([\w-]+) = "(.*)"$', section, re.MULTILINE))
+    parts = {command: place.split(":") for command, place in places.items()}
+    return {command: getattr(importlib.import_module(module), name) for command, (module, name) in parts.items()}
 
 
 def parser() -> command_line.Parser:
