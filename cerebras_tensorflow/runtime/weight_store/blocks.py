@@ -29,7 +29,7 @@ from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.holes import punch_hole
 from cerebras_tensorflow.runtime.host.disk_space import reserve
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, aligned_buffer, up_to
-from cerebras_tensorflow.runtime.weight_store.packing import BUFFERS, PIECE_BYTES, pack, unpack
+from cerebras_tensorflow.runtime.weight_store.packing import BUFFERS, PIECE_BYTES, WIDTHS, pack, unpack
 from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
 
 BLOCK_BYTES = 64 << 10  # smaller ones cost Python more per byte, larger ones cost gathers of single rows more
@@ -101,7 +101,7 @@ class Blocks:
     def __init__(self, num_bytes: int, slots: tuple[Extent, Extent], traffic: Traffic, width: int = 1) -> None:
         self.num_bytes = num_bytes
         self._traffic = traffic
-        self._width = width if width in (1, 2, 4, 8) else 1
+        self._width = width if width in WIDTHS else 1
         self.padded_bytes = up_to(num_bytes, PAGE_BYTES)
         self.slots = slots
         self.version = 0  # changes with each write, so that a reader notices a write during its read

@@ -34,6 +34,8 @@ _HEADER_BYTES = 8  # number of elements that are not zero
 _CHUNK = 1 << 16  # elements that a position of two bytes can tell apart
 _SAMPLES = 1024
 _UNSIGNED: dict[int, npt.DTypeLike] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+WIDTHS = tuple(_UNSIGNED)
+"""Bytes of an element that can be packed."""
 
 
 def pack(piece: Bytes, width: int, most_share: float = MOST_PACKED_SHARE) -> Bytes | None:
@@ -63,6 +65,20 @@ def pack(piece: Bytes, width: int, most_share: float = MOST_PACKED_SHARE) -> Byt
     if sum(part.nbytes for part in parts) + places.size * width > most_share * piece.size:
         return None
     return np.concatenate([part.view(np.uint8) for part in (*parts, elements.take(places))])
+
+
+def packed_bytes(packed: Bytes, num_elements: int, width: int) -> int:
+    """Return the size of a packed piece, from its first eight bytes.
+
+    Args:
+        packed: What `pack` returned; bytes after it do not matter.
+        num_elements: Elements of the piece.
+        width: Bytes of an element.
+    """
+    count = int(packed[:_HEADER_BYTES].view(np.uint64)[0])
+    if _has_positions(count, num_elements):
+        return _HEADER_BYTES + 4 * -(-num_elements // _CHUNK) + (2 + width) * count
+    return _HEADER_BYTES + num_elements // 8 + width * count
 
 
 def unpack(packed: Bytes, piece: Bytes, width: int) -> None:

@@ -1,7 +1,8 @@
 """The weight store in other processes' memory: each streamed weight is on one of the launch's weight servers.
 
 As with a file, the chief reads the weights that a step needs, and writes changed weights in the background. server.py
-is the other side. Results do not depend on which server holds a weight.
+is the other side. Weights with many zeros are packed on the wire (wire.py). Results do not depend on which server holds
+a weight, nor on what is packed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing_extensions import override
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
-from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.host import stopping
 from cerebras_tensorflow.runtime.host.announcement import read_announcement
@@ -28,14 +29,22 @@ from cerebras_tensorflow.runtime.host.gate import STAY_S, UNLIMITED
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
+from cerebras_tensorflow.runtime.weight_store.packing import WIDTHS
 from cerebras_tensorflow.runtime.weight_store.server import (
     HEADER,
-    PIECE_BYTES,
     SERVICE,
     TOKEN_KEY,
     server_file,
 )
 from cerebras_tensorflow.runtime.weight_store.snapshot import Lifetime, StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.traffic import ALWAYS_PACKED_SHARE, Traffic
+from cerebras_tensorflow.runtime.weight_store.wire import (
+    PIECE_BYTES,
+    Packing,
+    from_messages,
+    to_messages,
+    unpack_message,
+)
 from cerebras_tensorflow.runtime.weight_store.write_queue import MAX_PENDING_BYTES, WriteQueue
 from cerebras_tensorflow.runtime.weight_store.written_rows import WrittenRows
 
@@ -137,13 +146,14 @@ class ServerStore(WeightStore):
                 "--weight-servers 1 or more, or on several nodes --single-task-nodes 2 or more"
             )
         self._shares = shares(specs, len(servers))
+        self._traffic = Traffic(ALWAYS_PACKED_SHARE)  # a loopback is too fast to pack more
         self._links: list[_Link] = []
         with ExitStack() as stack:
             for server in servers:
                 sizes = {
                     index: spec.num_bytes for index, spec in enumerate(specs) if self._shares[index] == server.index
                 }
-                self._links.append(_Link(server, sizes))
+                self._links.append(_Link(server, sizes, self._traffic))
                 stack.callback(self._links[-1].close)
             stack.pop_all()
         self._buffers = Buffers()
@@ -154,6 +164,11 @@ class ServerStore(WeightStore):
         )
         run_log.info("The weights are held by %d weight server(s).", len(servers))
 
+    @property
+    def wire_bytes(self) -> tuple[int, int]:
+        """Bytes read from and written to the servers so far. Zeros of sparse weights are not moved."""
+        return self._traffic.bytes_read, self._traffic.bytes_written
+
     @override
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         spec, size = self.specs[index], row_bytes(self.specs[index])
@@ -161,7 +176,7 @@ class ServerStore(WeightStore):
         self._written.check(index, slice(start, stop))
         with self.moving("load", index, (stop - start) * size):
             values = self._buffers.take((stop - start) * size)
-            self._link(index).read(index, start * size, stop * size, values)
+            self._link(index).read(index, start * size, stop * size, values, self._packing(index))
         return shaped(values, spec, stop - start)
 
     @override
@@ -198,7 +213,7 @@ class ServerStore(WeightStore):
         def pieces(index: int) -> Iterator[Bytes]:
             if index not in written:
                 raise never_written(self.specs[index])
-            return self._link(index).pieces("Read", index, 0, self.specs[index].num_bytes, is_held=True)
+            return self._link(index).held_pieces(index, self.specs[index].num_bytes, self._packing(index))
 
         return StoreSnapshot(pieces, lambda index: self._link(index).call("Release", index), self._end_snapshot)
 
@@ -229,7 +244,11 @@ class ServerStore(WeightStore):
 
     def _write_now(self, index: int, first: int, data: Bytes) -> None:
         with self.moving("store", index, data.size):
-            self._link(index).write(index, first, data)
+            self._link(index).write(index, first, data, self._packing(index))
+
+    def _packing(self, index: int) -> Packing:
+        width = dtype_from_name(self.specs[index].dtype).itemsize
+        return Packing(width, self._traffic.most_packed_share) if width in WIDTHS else Packing()
 
     def _wait_for(self, index: int) -> None:
         """Wait for all writes so far to a weight."""
@@ -240,7 +259,8 @@ class ServerStore(WeightStore):
 class _Link:
     """A connection to one server and to the store's share on it."""
 
-    def __init__(self, address: ServerAddress, sizes: dict[int, int]) -> None:
+    def __init__(self, address: ServerAddress, sizes: dict[int, int], traffic: Traffic) -> None:
+        self._traffic = traffic
         self._address = address
         self._channel = grpc.insecure_channel(address.target, options=CHANNEL)
         self._metadata = ((TOKEN_KEY, address.token),)
@@ -259,35 +279,46 @@ class _Link:
         with self._errors():
             self._method("unary_unary", name)(self._header(index), metadata=self._metadata)
 
-    def read(self, index: int, start: int, stop: int, target: Bytes) -> None:
+    def read(self, index: int, start: int, stop: int, target: Bytes, packing: Packing) -> None:
         """Read a part of a weight into an array of its size."""
-        self._fill(target, self.pieces("Read", index, start, stop))
+        self._fill(target, "Read", self._header(index, start, stop) + packing.to_bytes(), packing)
 
     def gather(self, index: int, size: int, rows: np.ndarray, target: Bytes) -> None:
         """Read rows of a weight into an array of their size."""
-        self._fill(target, self.pieces("Gather", index, size, rows.size, rows.astype(np.int64).tobytes()))
+        request = self._header(index, size, rows.size) + rows.astype(np.int64).tobytes()
+        position = 0
+        with self._traffic.reading(target.size):
+            for message in self._messages("Gather", request):
+                piece = np.frombuffer(message, np.uint8)
+                target[position : position + piece.size] = piece
+                position += piece.size
+        self._check_size(position, target)
 
-    def pieces(
-        self, name: str, index: int, start: int, stop: int, rest: bytes = b"", is_held: bool = False
-    ) -> Iterator[Bytes]:
-        """Yield the pieces that a call returns."""
-        request = self._header(index, start, stop, is_held) + rest
-        with self._errors():
-            for piece in self._method("unary_stream", name)(request, metadata=self._metadata):
-                self._num_moved += 1
-                yield np.frombuffer(piece, np.uint8)
+    def held_pieces(self, index: int, size: int, packing: Packing) -> Iterator[Bytes]:
+        """Yield the bytes of a weight in the snapshot, in pieces."""
+        request = self._header(index, 0, size, is_held=True) + packing.to_bytes()
+        for start, message in zip(range(0, size, PIECE_BYTES), self._messages("Read", request), strict=True):
+            piece = np.frombuffer(message, np.uint8)
+            if piece.size < min(PIECE_BYTES, size - start):
+                piece = np.empty(min(PIECE_BYTES, size - start), np.uint8)
+                unpack_message(message, piece, packing)
+            yield piece
 
-    def write(self, index: int, start: int, data: Bytes) -> None:
+    def write(self, index: int, start: int, data: Bytes, packing: Packing) -> None:
         """Replace a part of a weight."""
+        moved = 0
 
         def messages() -> Iterator[bytes]:
-            yield self._header(index, start, start + data.size)
-            for low in range(0, data.size, PIECE_BYTES):
+            nonlocal moved
+            yield self._header(index, start, start + data.size) + packing.to_bytes()
+            for message in to_messages(data, packing, self._traffic):
                 self._num_moved += 1
-                yield data[low : low + PIECE_BYTES].tobytes()
+                moved += len(message)
+                yield message
 
-        with self._errors():
+        with self._errors(), self._traffic.writing(data.size) as transfer:
             self._method("stream_unary", "Write")(messages(), metadata=self._metadata)
+            transfer.note(data.size, moved)
 
     def close(self) -> None:
         """Free the share on the server, if the server still lives."""
@@ -324,13 +355,26 @@ class _Link:
             except ValueError:  # `close` has closed the channel
                 return
 
-    def _fill(self, target: Bytes, pieces: Iterator[Bytes]) -> None:
-        position = 0
-        for piece in pieces:
-            target[position : position + piece.size] = piece
-            position += piece.size
-        if position != target.size:
-            raise StoreError(f"weight server {self._address.index} sent {position} bytes of {target.size}")
+    def _fill(self, target: Bytes, name: str, request: bytes, packing: Packing) -> None:
+        """Write what a call returns into an array of its size."""
+        with self._traffic.reading(target.size) as transfer:
+            try:
+                size, moved = from_messages(self._messages(name, request), target, packing, self._traffic)
+            except (ValueError, IndexError) as exc:
+                raise StoreError(f"weight server {self._address.index} sent malformed bytes: {exc}") from exc
+            transfer.note(size, moved)
+        self._check_size(size, target)
+
+    def _messages(self, name: str, request: bytes) -> Iterator[bytes]:
+        """Yield what a call returns."""
+        with self._errors():
+            for message in self._method("unary_stream", name)(request, metadata=self._metadata):
+                self._num_moved += 1
+                yield message
+
+    def _check_size(self, size: int, target: Bytes) -> None:
+        if size != target.size:
+            raise StoreError(f"weight server {self._address.index} sent {size} bytes of {target.size}")
 
     def _header(self, index: int, start: int = 0, stop: int = 0, is_held: bool = False) -> bytes:
         return HEADER.pack(self._store, index, start, stop, is_held)

@@ -1,14 +1,15 @@
 """The weight server process: it holds weights in memory until it is killed.
 
 csrun starts it with a folder and its index. It handles plain bytes, without shapes, dtypes and TensorFlow. So it starts
-fast and leaves the node's memory to the weights. The calls, over gRPC with raw bytes:
+fast and leaves the node's memory to the weights. The wire may be packed; the weights here are not. The calls, over
+gRPC with raw bytes:
 
 | call | takes | returns |
 |---|---|---|
 | Open | JSON: index -> bytes of each weight | number of the store |
-| Read | HEADER | bytes start to stop, in pieces; from the snapshot if `is_held` |
+| Read | HEADER, Packing | bytes start to stop, in pieces (wire.py); from the snapshot if `is_held` |
 | Gather | HEADER (`start` is the size of a row, `stop` the number of rows), int64 row numbers | rows, in pieces |
-| Write | HEADER, then pieces | |
+| Write | HEADER and Packing, then pieces | |
 | Hold, Release, EndHold, Close | HEADER | |
 | Stay | | |
 
@@ -36,13 +37,13 @@ from cerebras_tensorflow.runtime.host.gate import LIMITS, UNLIMITED, TokenGate
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.host.network import listen_address, target
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer
+from cerebras_tensorflow.runtime.weight_store.wire import PIECE_BYTES, Packing, from_messages, to_messages
 
 SERVICE = "cerebras_tensorflow.WeightServer"
 HEADER = struct.Struct("<QQQQQ")
 """Number of the store, index of the weight, start, stop, is_held."""
 
 TOKEN_KEY = "weight-token"
-PIECE_BYTES = 2 << 20
 THREADS = 16
 
 
@@ -85,12 +86,12 @@ class WeightServer:
 
     def read(self, request: bytes, context: Any) -> Iterator[bytes]:
         """Yield a part of a weight."""
-        number, index, start, stop, is_held = _header(request, context)
+        number, index, start, stop, is_held = _header(request[: HEADER.size], context)
+        packing = _packing(request[HEADER.size :], context)
         held = self._store(number, context)
         value = _value(held.snapshot if is_held else held.values, index, context)
         _check_range(start, stop, value.size, context)
-        for low in range(start, stop, PIECE_BYTES):
-            yield value[low : min(low + PIECE_BYTES, stop)].tobytes()
+        yield from to_messages(value[start:stop], packing)
 
     def gather(self, request: bytes, context: Any) -> Iterator[bytes]:
         """Yield rows of a weight."""
@@ -108,7 +109,9 @@ class WeightServer:
 
     def write(self, requests: Iterator[bytes], context: Any) -> bytes:
         """Replace a part of a weight."""
-        number, index, start, stop, _ = _header(next(requests, b""), context)
+        request = next(requests, b"")
+        number, index, start, stop, _ = _header(request[: HEADER.size], context)
+        packing = _packing(request[HEADER.size :], context)
         held = self._store(number, context)
         with held.lock:
             value = _value(held.values, index, context)
@@ -118,12 +121,12 @@ class WeightServer:
                 if stop - start < value.size:
                     value[:] = held.values[index]
                 held.values[index] = value
-        for piece in requests:
-            _check_range(start, start + len(piece), stop, context)
-            value[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
-            start += len(piece)
-        if start != stop:
-            context.abort(grpc.StatusCode.DATA_LOSS, f"a write ended at byte {start} instead of {stop}")
+        try:
+            written, _ = from_messages(requests, value[start:stop], packing)
+        except (ValueError, IndexError) as error:
+            context.abort(grpc.StatusCode.DATA_LOSS, f"a write of bytes {start} to {stop} is malformed: {error}")
+        if start + written != stop:
+            context.abort(grpc.StatusCode.DATA_LOSS, f"a write ended at byte {start + written} instead of {stop}")
         return b""
 
     def hold(self, request: bytes, context: Any) -> bytes:
@@ -159,6 +162,14 @@ def _header(request: bytes, context: Any) -> tuple[int, int, int, int, int]:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a call begins with {HEADER.size} bytes, not {len(request)}")
     number, index, start, stop, is_held = HEADER.unpack(request)
     return number, index, start, stop, is_held
+
+
+def _packing(request: bytes, context: Any) -> Packing:
+    try:
+        return Packing.from_bytes(request)
+    except ValueError as error:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise
 
 
 def _value(values: dict[int, Bytes], index: int, context: Any) -> Bytes:

@@ -18,7 +18,7 @@ import pytest
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
-from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.runtime.host import gate, stopping
 from cerebras_tensorflow.runtime.weight_store import remote
 from cerebras_tensorflow.runtime.weight_store import server as weight_server_process
@@ -29,9 +29,10 @@ from cerebras_tensorflow.runtime.weight_store.remote import (
     shares,
     start_weight_servers,
 )
+from cerebras_tensorflow.runtime.weight_store.wire import PIECE_BYTES, Packing
 
 TOKEN = "token"
-ROWS = 3 * weight_server_process.PIECE_BYTES // 4096 + 1  # a weight of several pieces and a bit
+ROWS = 3 * PIECE_BYTES // 4096 + 1  # a weight of several pieces and a bit
 SPECS = (WeightSpec("large", "float32", (ROWS, 1024), ROWS * 4096), WeightSpec("small", "float32", (5, 3), 60))
 
 
@@ -70,6 +71,34 @@ def test_a_large_weight_is_read_whole_in_slices_and_in_rows(store: ServerStore) 
     store.write_slice(0, 500, -whole[500:])
     np.testing.assert_array_equal(store.read_slice(0, 499, 502), np.stack([whole[499], -whole[500], -whole[501]]))
     assert store.read(0).ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_a_sparse_weight_moves_few_bytes_and_keeps_every_bit(dtype: str) -> None:
+    random = np.random.default_rng(0)
+    width = 4 if dtype == "float32" else 2 if dtype == "bfloat16" else 1
+    spec = WeightSpec("w", dtype, (ROWS, 1024), ROWS * 1024 * width)
+    value = np.where(random.random((ROWS, 1024)) < 0.1, random.normal(size=(ROWS, 1024)), 0.0)
+    value[7, 3] = -0.0
+    value = value.astype(dtype_from_name(dtype))
+    moved = []
+    with weight_servers(1) as servers:
+        for content in (np.ones_like(value), value):
+            store = ServerStore([spec], servers)
+            store.write(0, content)
+            assert store.read(0).tobytes() == content.tobytes()
+            assert store.read_slice(0, 500, ROWS).tobytes() == content[500:].tobytes()
+            snapshot = store.snapshot()
+            store.write_slice(0, 1, content[:-1])
+            assert b"".join(piece.tobytes() for piece in snapshot.pieces(0)) == content.tobytes()
+            snapshot.close()
+            store.flush()
+            moved.append(store.wire_bytes)
+            store.close()
+    (read_dense, written_dense), (read, written) = moved
+    least = 3 if dtype == "bool" else 4
+    assert read * least < read_dense
+    assert written * least < written_dense
 
 
 def test_reading_rows_that_were_never_written_is_an_error() -> None:
@@ -118,7 +147,7 @@ def test_a_server_that_refuses_a_call_still_frees_the_share() -> None:
     with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as channel:
         store = ServerStore([SPECS[1]], servers)
         with pytest.raises(StoreError, match="weight server 0"):
-            list(store._links[0].pieces("Read", 7, 0, 4))
+            list(store._links[0].held_pieces(7, 4, Packing()))
         store.close()
         with pytest.raises(grpc.RpcError, match="no store"):
             channel.unary_unary(f"/{weight_server_process.SERVICE}/Hold")(header(1, 0, 0, 0, 0), metadata=KEY)
@@ -210,6 +239,11 @@ def header(*values: int) -> bytes:
         ("Write", [header(1, 1, 0, 4, 0), bytes(8)]),
         ("Write", [header(1, 1, 56, 64, 0), bytes(8)]),
         ("Write", [header(1, 1, 0, 8, 0), bytes(4)]),
+        ("Read", header(1, 1, 0, 8, 0) + bytes(7)),
+        ("Read", header(1, 1, 0, 8, 0) + Packing(3, 0.5).to_bytes()),
+        ("Write", [header(1, 1, 0, 40, 0) + Packing(4, 0.5).to_bytes(), bytes(4)]),
+        ("Write", [header(1, 1, 0, 40, 0) + Packing(4, 0.5).to_bytes(), b"\xff" * 20]),
+        ("Write", [header(1, 1, 0, 32, 0) + Packing(4, 0.5).to_bytes(), b"\x02" + bytes(11)]),
     ],
 )
 def test_a_malformed_message_is_refused_with_a_status(name: str, sent: Any) -> None:
