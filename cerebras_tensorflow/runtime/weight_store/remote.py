@@ -335,9 +335,12 @@ class _Link:
     def _stay(self) -> None:
         """Background thread: keep the server from closing the connection during a long step.
 
-        After a signal to stop, it calls at once and does not wait long: if the server hangs, it ends all calls.
+        It also ends calls that would never return: if gRPC loses the connection while a call begins, the call may wait
+        for ever. After a signal to stop, it calls at once and does not wait long. If the server hangs, it ends all
+        calls.
         """
         called_at = time.monotonic()
+        was_gone = False
         while not self._ended.wait(stopping.POLL_S):
             is_stopping = stopping.requested.is_set()
             if not is_stopping and time.monotonic() - called_at < STAY_S:
@@ -346,12 +349,16 @@ class _Link:
             try:
                 timeout_s = stopping.ANSWER_LIMIT_S if is_stopping else None
                 self._method("unary_unary", "Stay")(b"", metadata=self._metadata, timeout=timeout_s)
-            except grpc.RpcError as error:  # the next call of the run reports it
+                was_gone = False
+            except grpc.RpcError as error:
                 is_silent = is_stopping and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if is_silent and self._num_moved == moved_before:  # else its threads are busy with other calls
-                    self._silence = f"no answer for {timeout_s:g} s"
+                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
+                # If bytes have moved, the server lives: its threads are busy with other calls.
+                if self._num_moved == moved_before and (is_silent or (is_gone and was_gone)):
+                    self._silence = f"no answer for {timeout_s:g} s" if is_silent else error.details()
                     self._channel.close()
                     return
+                was_gone = is_gone
             except ValueError:  # `close` has closed the channel
                 return
 
