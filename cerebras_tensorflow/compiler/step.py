@@ -19,6 +19,7 @@ from cerebras_tensorflow.compiler.micro_batches.sums import (
 )
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.pipelined import compile_pipelined
+from cerebras_tensorflow.compiler.slicing.blocked_gradients import compute_in_blocks
 from cerebras_tensorflow.compiler.streaming.compile import compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
 from cerebras_tensorflow.graph.cost import Output, op_outputs
@@ -161,6 +162,9 @@ def _compile_part(
     graph_def.node.extend(part.added)
     outputs = {**outputs, **{new: outputs[name] for new, name in sum_of_partial.items() if name in outputs}}
     graph_def = add_rows_in_order(graph_def, outputs)
+    if part.train_node:
+        graph_def, made = compute_in_blocks(graph_def, outputs, frozenset(part.roots))
+        outputs = {**outputs, **made}
     graph_def = make_stateless(graph_def)
     if part.train_node:
         graph_def = reads_before_writes(graph_def, part.train_node, part.sources)

@@ -98,6 +98,12 @@ class Emission:
         else:
             self._extra_control.setdefault(name, []).extend(others)
 
+    def delay(self, names: Iterable[str], after: Sequence[str]) -> None:
+        """Let original ops, except constants, run after other nodes."""
+        for name in names:
+            if self.table.nodes[name].op != "Const":
+                self.wait_for(name, after)
+
     def finish_with(self, name: str) -> None:
         """Let the step end only when a node has run."""
         self._ends.append(name)

@@ -7,11 +7,13 @@ code and scalar code for the same elements as in a whole update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from cerebras_tensorflow.compiler.slicing.row_blocks import RowBlocks, find_row_blocks
+from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.variables import Variable
 
@@ -48,11 +50,13 @@ class SlicedApply:
         node: Name of the op.
         handles: Names of the VarHandleOps it updates, in the order of its inputs.
         bounds: Rows at which slices begin, and the number of rows.
+        blocks: The gradient in blocks of the same rows; None: it exists as a whole.
     """
 
     node: str
     handles: tuple[str, ...]
     bounds: tuple[int, ...]
+    blocks: RowBlocks | None = None
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -61,13 +65,20 @@ class SlicedApply:
 
 
 def find_slices(
-    table: NodeTable, streamed: Mapping[str, Variable], slice_bytes: int, is_whole_too: bool = False
+    table: NodeTable,
+    streamed: Mapping[str, Variable],
+    outputs: Mapping[str, Sequence[Output]],
+    kept: Container[str],
+    slice_bytes: int,
+    is_whole_too: bool = False,
 ) -> list[SlicedApply]:
     """Return the optimizer ops of a graph that can be done in slices, with the slices.
 
     Args:
         table: The graph.
         streamed: Variables that are streamed, by handle.
+        outputs: Of each op.
+        kept: Ops whose whole results a run may fetch.
         slice_bytes: Most bytes of one variable in a slice.
         is_whole_too: Whether to also return the ops that need only one slice.
     """
@@ -85,10 +96,20 @@ def find_slices(
             assert shape is not None
             if not shape:  # a scalar has no rows
                 continue
-            bounds = slice_bounds(shape, family[0].num_bytes, slice_bytes)
+            blocks = _blocks_of(table, name, outputs, kept)
+            bounds = blocks.bounds if blocks else slice_bounds(shape, family[0].num_bytes, slice_bytes)
             if len(bounds) > fewest and len({variable.shape for variable in family}) == 1:
-                updates.append(SlicedApply(name, tuple(handles), bounds))
+                updates.append(SlicedApply(name, tuple(handles), bounds, blocks))
     return updates
+
+
+def _blocks_of(
+    table: NodeTable, name: str, outputs: Mapping[str, Sequence[Output]], kept: Container[str]
+) -> RowBlocks | None:
+    """Return the blocks of an optimizer op's gradient, if nothing else takes it."""
+    gradient = table.data_inputs(name)[GRADIENT_INPUT[table.nodes[name].op]].node
+    is_free = table.consumers[gradient] == [name] and gradient not in kept
+    return find_row_blocks(table, gradient, outputs) if is_free else None
 
 
 def _root(table: NodeTable, name: str) -> str:

@@ -8,13 +8,14 @@ ops, and stores its rows. The results are the same to the last bit, for the reas
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cerebras_tensorflow.compiler.memory.liveness import Use, Value
 from cerebras_tensorflow.compiler.memory.recomputing import ELEMENT_WISE
 from cerebras_tensorflow.compiler.slicing.apply_ops import slice_bounds
+from cerebras_tensorflow.compiler.slicing.row_blocks import RowBlocks, find_row_blocks
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 from cerebras_tensorflow.graph.variables import Variable
@@ -38,6 +39,7 @@ class SlicedAssign:
         inner: Element-wise ops that only the assigns need, in the step's order.
         place: Position of the last assign, at which all slices are done.
         bounds: Rows at which slices begin, and the number of rows.
+        blocks: Gradients in blocks of the same rows, by the op that joins the blocks.
     """
 
     writes: tuple[str, ...]
@@ -45,6 +47,7 @@ class SlicedAssign:
     inner: tuple[str, ...]
     place: int
     bounds: tuple[int, ...]
+    blocks: Mapping[str, RowBlocks] = field(default_factory=dict)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -85,24 +88,31 @@ def find_assign_slices(
             continue
         shape = family[0].shape
         assert shape is not None
-        bounds = slice_bounds(shape, max(variable.num_bytes for variable in family), slice_bytes)
+        blocks = _blocks_of(table, members, outputs, kept)
+        bounds = next((one.bounds for one in blocks.values()), None)
+        bounds = bounds or slice_bounds(shape, max(variable.num_bytes for variable in family), slice_bytes)
         if len(bounds) > 2:
-            updates.append(SlicedAssign(writes, tuple(variable.handle for variable in family), inner, place, bounds))
+            handles = tuple(variable.handle for variable in family)
+            updates.append(SlicedAssign(writes, handles, inner, place, bounds, blocks))
     return updates
 
 
-def values_between_ops(values: Iterable[Value], cuts: Sequence[SlicedAssign]) -> list[Value]:
+def values_between_ops(values: Iterable[Value], places: Mapping[str, int], inner: Container[str]) -> list[Value]:
     """Return the values of a step with sliced updates.
 
-    Values inside a region exist only in slices, so they are left out. The inputs of a region live until its last slice.
+    Values that only a sliced update needs exist only in slices, so they are left out. Its inputs live until its last
+    slice.
+
+    Args:
+        values: Values of the step without slices.
+        places: Op that is done in slices -> position at which all its slices are done.
+        inner: Those of these ops whose results are left out.
     """
-    place = {name: cut.place for cut in cuts for name in (*cut.inner, *cut.writes)}
-    inner = {name for cut in cuts for name in cut.inner}
     result = []
     for value in values:
         if value.endpoint.node in inner:
             continue
-        uses = [Use(place.get(use.user, use.position), use.user, use.endpoint) for use in value.uses]
+        uses = [Use(places.get(use.user, use.position), use.user, use.endpoint) for use in value.uses]
         result.append(replace(value, uses=tuple(sorted(uses, key=lambda use: use.position))))
     return result
 
@@ -157,6 +167,20 @@ def _is_free(
     if any(variable.shape != family[0].shape for variable in family) or any(each != branches[0] for each in branches):
         return False
     return not any(access.node in later for variable in family for access in variable.reads)
+
+
+def _blocks_of(
+    table: NodeTable, members: Sequence[str], outputs: Mapping[str, Sequence[Output]], kept: Container[str]
+) -> dict[str, RowBlocks]:
+    """Return the gradients in blocks that only a region takes, by the op that joins the blocks. All have its shape."""
+    blocks: dict[str, RowBlocks] = {}
+    for _, endpoint in _taken(table, members):
+        name = endpoint.node
+        if name not in kept and name not in blocks and set(table.consumers[name]) <= set(members):
+            found = find_row_blocks(table, name, outputs)
+            if found is not None:
+                blocks[name] = found
+    return blocks
 
 
 def _taken(table: NodeTable, members: Sequence[str]) -> list[tuple[str, Endpoint]]:

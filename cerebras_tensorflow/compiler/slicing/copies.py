@@ -24,7 +24,7 @@ class SliceCopy:
         emission: Where the nodes go.
         cut: The update.
         family: The variables that are assigned to, in the order of the cut's handles.
-        start, stop: First row, and the row after the last.
+        number: Which slice it is.
         after: Nodes that its loads wait for.
     """
 
@@ -33,14 +33,15 @@ class SliceCopy:
         emission: Emission,
         cut: SlicedAssign,
         family: Sequence[VariableUses],
-        start: int,
-        stop: int,
+        number: int,
         after: Sequence[str],
     ) -> None:
+        start, stop = cut.pairs[number]
         self._emission = emission
         self._cut = cut
         self._family = family
         self._start = start
+        self._number = number
         self._after = after
         self._whole = family[0].shape
         self._shape = [stop - start, *self._whole[1:]]
@@ -96,6 +97,10 @@ class SliceCopy:
             return self._copies[endpoint.node]
         if endpoint.node in self._member_read:
             return self._load(self._member_read[endpoint.node])
+        if endpoint.node in self._cut.blocks:
+            blocks = self._cut.blocks[endpoint.node]
+            self._emission.delay(blocks.ops_of(self._number), self._after)
+            return blocks.pieces[self._number]
         source = self._emission.input(user, endpoint)
         output = self._emission.outputs[endpoint.node][endpoint.port]
         return self._part(source, output) if output.shape == self._whole else source

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cerebras_tensorflow.compiler.memory.budget import Traffic, overhead_bytes, spill_within
-from cerebras_tensorflow.compiler.memory.liveness import find_values
+from cerebras_tensorflow.compiler.memory.liveness import Value, find_values
 from cerebras_tensorflow.compiler.memory.recomputing import Restores, recompute_where_cheaper
 from cerebras_tensorflow.compiler.memory.spilling import plan_spills
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
@@ -60,7 +60,9 @@ class StreamPlan:
     @cached_property
     def sliced(self) -> Mapping[str, str]:
         """Op that is done in slices -> the op after which all its slices are done."""
-        return {cut.node: cut.node for cut in self.applies} | dict(self.regions)
+        of_applies = {name: cut.node for cut in self.applies for name in (cut.node, *_blocked(cut))}
+        of_assigns = {name: cut.writes[-1] for cut in self.assigns for name in _blocked(cut)}
+        return of_applies | of_assigns | dict(self.regions)
 
     def family(self, handles: Sequence[str]) -> list[VariableUses]:
         """Return the uses of the streamed variables with the given VarHandleOps."""
@@ -98,8 +100,8 @@ def plan_step_memory(
     is_cut = options.residence is not Residence.HOST_MEMORY
     by_handle = {uses.variable.handle: uses.variable for uses in all_uses if is_cut}
     assigns = find_assign_slices(table, order, by_handle, outputs, roots, slice_bytes)
-    applies = find_slices(table, by_handle, slice_bytes, options.residence is Residence.MAPPED_FILE)
-    values = values_between_ops(find_values(table, order, outputs), assigns)
+    applies = find_slices(table, by_handle, outputs, roots, slice_bytes, options.residence is Residence.MAPPED_FILE)
+    values = _values(table, order, outputs, assigns, applies)
     if traffic is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)
     else:
@@ -119,6 +121,30 @@ def plan_step_memory(
         overhead_bytes=overhead_bytes(values, int(restores.curve.max(initial=0)), traffic),
         is_least=spilling.is_least,
     )
+
+
+def _values(
+    table: NodeTable,
+    order: Sequence[str],
+    outputs: Mapping[str, Sequence[Output]],
+    assigns: Sequence[SlicedAssign],
+    applies: Sequence[SlicedApply],
+) -> list[Value]:
+    """Return the values between ops of a step with sliced updates."""
+    position = {name: index for index, name in enumerate(order)}
+    inner = {cut.place: (*cut.inner, *_blocked(cut)) for cut in assigns}
+    inner |= {position[cut.node]: tuple(_blocked(cut)) for cut in applies}
+    places = {name: place for place, names in inner.items() for name in names}
+    left_out = frozenset(places)
+    places |= {write: cut.place for cut in assigns for write in cut.writes}
+    return values_between_ops(find_values(table, order, outputs), places, left_out)
+
+
+def _blocked(cut: SlicedApply | SlicedAssign) -> list[str]:
+    """Return the ops that compute the gradients of an update in blocks of rows."""
+    if isinstance(cut, SlicedApply):
+        return list(cut.blocks.inner) if cut.blocks else []
+    return [name for blocks in cut.blocks.values() for name in blocks.inner]
 
 
 def _median_by_bytes(sizes: Sequence[int]) -> int:

@@ -116,9 +116,13 @@ class UpdateNodes:
         for number, (start, stop) in enumerate(cut.pairs):
             prefix = f"{cut.node}/cs_rows_{start}"
             place = position + number / len(cut.pairs)
-            gradient = inputs[GRADIENT_INPUT[emission.table.nodes[cut.node].op]]
-            piece = self._gradient_rows(prefix, gradient, start, [stop - start, *family[0].shape[1:]], dtype)
             variables = [self._begin_slice(uses, f"{prefix}/{uses.index}", start, stop, dtype) for uses in family]
+            if cut.blocks is not None:
+                piece = cut.blocks.pieces[number]
+                emission.delay(cut.blocks.ops_of(number), [variable.begin for variable in variables])
+            else:
+                gradient = inputs[GRADIENT_INPUT[emission.table.nodes[cut.node].op]]
+                piece = self._gradient_rows(prefix, gradient, start, [stop - start, *family[0].shape[1:]], dtype)
             apply = self._apply_copy(cut, f"{prefix}/apply", inputs, piece, variables, control)
             applies.append(apply)
             done = emission.deadness.alive(apply)
@@ -126,8 +130,8 @@ class UpdateNodes:
                 end = self._end_slice(uses, variable, done, dtype)
                 size = uses.row_bytes() * (stop - start)
                 emission.record(Event("update", uses.index, variable.load, size, place, place, ((end, place),)))
-            emission.place_before(cut.node, [piece, apply])
-        emission.drop(cut.node)
+            emission.place_before(cut.node, [apply] if cut.blocks is not None else [piece, apply])
+        emission.drop(cut.node, *([cut.blocks.node] if cut.blocks is not None else []))
         emission.add(barrier_node(cut.node, applies))
 
     def assign_in_slices(self, cut: SlicedAssign, family: Sequence[VariableUses]) -> None:
@@ -142,7 +146,7 @@ class UpdateNodes:
         stores: list[list[str]] = [[] for _ in cut.writes]
         for number, (start, stop) in enumerate(cut.pairs):
             after = [names[-_SLICES_AT_A_TIME] for names in stores if len(names) >= _SLICES_AT_A_TIME]
-            piece = SliceCopy(emission, cut, family, start, stop, after)
+            piece = SliceCopy(emission, cut, family, number, after)
             place = cut.place + number / len(cut.pairs)
             for index, uses in enumerate(family):
                 first, store = piece.assign(index, waits[index])
@@ -151,7 +155,7 @@ class UpdateNodes:
                 emission.record(Event("update", uses.index, first, size, place, place, ((store, place),)))
                 emission.finish_with(emission.deadness.alive(store))
             emission.place_before(cut.writes[-1], piece.copies.values())
-        emission.drop(*cut.inner, *cut.writes)
+        emission.drop(*cut.inner, *cut.writes, *cut.blocks)
         for write, names in zip(cut.writes, stores, strict=True):
             emission.add(barrier_node(write, names))
 
