@@ -1,6 +1,6 @@
 """Computes the gradient of a vocabulary in blocks of rows, so that an update in slices never needs it as a whole.
 
-The gradient of a large matrix is a product (its use as weights of the logits), a sum over the rows that the batch names
+The gradient of such a matrix is a product (its use as weights of the logits), a sum over the rows that the batch names
 (its use as embedding), or, with tied embeddings, the sum of both. Each row of these is computed from the same inputs.
 Both modes compute the same blocks, so their bits agree: how TensorFlow's product sums up may depend on the number of
 rows. Without an update in slices, the blocks are joined.
@@ -23,12 +23,13 @@ from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import frames_of_nodes
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable, constant_node
 
-MIN_BYTES = 100_000_000
-"""Smallest gradient that is computed in blocks."""
+MIN_BYTES, MIN_VOCABULARY_BYTES = 300_000_000, 100_000_000
+"""Smallest gradient that is computed in blocks: of any matrix, and of one that is much longer in one dimension."""
 
 BLOCK_BYTES = 16_000_000
 """Size that a block should have. Fixed, because results may depend on it."""
 
+_LONG = 4  # a vocabulary is longer; the weights of feed-forward layers are 4 times as long as wide
 _SUMS = frozenset({"AddV2", "Identity"})
 _MAKERS = _SUMS | {"MatMul", "UnsortedSegmentSum"}
 _USERS = GRADIENT_INPUT.keys() | ELEMENT_WISE | {"Identity"}  # in updates of weights
@@ -45,7 +46,7 @@ def compute_in_blocks(
         outputs: Outputs of each op. If empty, nothing is changed.
         kept: Ops that a run may fetch. They keep their names.
     """
-    is_large = {name for name, made in outputs.items() if made and made[0].num_bytes >= MIN_BYTES}
+    is_large = {name for name, made in outputs.items() if made and _is_large(made[0])}
     if not any(node.name in is_large and node.op in _MAKERS for node in graph_def.node):
         return graph_def, {}
     table = NodeTable(graph_def)
@@ -70,6 +71,13 @@ def compute_in_blocks(
     return result, made
 
 
+def _is_large(output: Output) -> bool:
+    """Whether a gradient is computed in blocks. Blocks of a square matrix cost more time: they have fewer rows."""
+    if output.shape is None or len(output.shape) != 2 or output.num_bytes < MIN_VOCABULARY_BYTES:
+        return False
+    return output.num_bytes >= MIN_BYTES or max(output.shape) > _LONG * min(output.shape)
+
+
 def _append_without(graph_def: GraphDef, node: NodeDef, replaced: Container[str]) -> None:
     """Append a copy of a node to a graph, without the control edges from ops that are replaced."""
     copy = graph_def.node.add()
@@ -85,7 +93,7 @@ def _is_whole_gradient(table: NodeTable, name: str, outputs: Mapping[str, Sequen
     if not users or not all(table.nodes[user].op in _USERS for user in users):
         return False
     shape = outputs[name][0].shape
-    if shape is None or len(shape) < 2 or len(slice_bounds(shape, outputs[name][0].num_bytes, BLOCK_BYTES)) < 3:
+    if shape is None or len(slice_bounds(shape, outputs[name][0].num_bytes, BLOCK_BYTES)) < 3:
         return False
     if any(_is_computed_by_rows(table, user, shape, outputs) for user in users):  # it is part of a sum
         return False

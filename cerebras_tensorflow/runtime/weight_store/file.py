@@ -36,6 +36,7 @@ from cerebras_tensorflow.runtime.weight_store.buffers import (
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.folder import StoreFolder
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
+from cerebras_tensorflow.runtime.weight_store.packing import PIECE_BYTES
 from cerebras_tensorflow.runtime.weight_store.snapshot import Lifetime, StoreSnapshot
 from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
 from cerebras_tensorflow.runtime.weight_store.write_queue import MAX_PENDING_BYTES, WriteQueue
@@ -245,13 +246,14 @@ class FileStore(WeightStore):
         self, index: int, start: int, stop: int, target: Bytes, placement: Placement | None = None
     ) -> None:
         blocks = self._blocks[index]
-        low, high = (block * BLOCK_BYTES for block in blocks.span(start, stop))
+        # A write of a neighbouring slice rewrites all of a pack that it shares with this one.
+        low, high = start // PIECE_BYTES * PIECE_BYTES, up_to(stop, PIECE_BYTES)
         while True:
             version = blocks.version
             try:
                 return blocks.read(start, stop, target, placement)
             except (DamagedBlock, MissingBlock) as error:
-                # A write of a neighbouring slice may have changed a block that both share: wait for it and read again.
+                # Such a write may be the reason: wait for it and read again.
                 if self._writes.wait_for(index, low, high) or version != blocks.version:
                     continue
                 if isinstance(error, MissingBlock):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.weight_store import blocks
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.packing import pack, unpack
 from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
@@ -92,4 +95,33 @@ def test_any_order_of_writes_reads_and_snapshots(tmp_path: Path) -> None:
         if snapshot is not None:
             assert b"".join(piece.tobytes() for piece in snapshot.pieces(0)) == kept.tobytes()
             snapshot.close()
+    store.close()
+
+
+def test_a_read_beside_a_write_of_the_same_pack_waits_for_it(tmp_path: Path) -> None:
+    """The write of one slice changes a whole pack of zeros, so the read of another slice finds other bytes."""
+    store = FileStore([WeightSpec("w", "float32", (ROWS, COLUMNS), 4 * ROWS * COLUMNS)], tmp_path)
+    store.write(0, np.zeros((ROWS, COLUMNS), np.float32))
+    store.flush()
+    is_written, may_end = threading.Event(), threading.Event()
+    drain, wait_for = blocks._drain, store._writes.wait_for
+
+    def drain_and_stop(*arguments: Any) -> None:
+        drain(*arguments)
+        is_written.set()
+        assert may_end.wait(60)
+
+    def wait_for_a_write(index: int, start: int, stop: int) -> bool:
+        if any(write.touches(index, start, stop) for write in store._writes._pending[0]):
+            may_end.set()
+        return wait_for(index, start, stop)
+
+    with mock.patch.object(blocks, "_drain", drain_and_stop):
+        store.write_slice(0, 0, np.ones((10, COLUMNS), np.float32))
+        assert is_written.wait(60)
+        with mock.patch.object(store._writes, "wait_for", wait_for_a_write):
+            try:
+                assert not store.read_slice(0, 100, 110).any()
+            finally:
+                may_end.set()
     store.close()
