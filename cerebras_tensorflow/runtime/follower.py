@@ -12,6 +12,7 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Program, dtype_from_name
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.checkpoint_files import READ, CheckpointFiles
 from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, receive
 from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, STEP, VARIABLE, OtherCsx
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -25,6 +26,7 @@ def follow(
     store: WeightStore | None = None,
     session_config: Any = None,
     setup: str | None = None,
+    checkpoints: CheckpointFiles | None = None,
 ) -> None:
     """Do what the first CSX says until it ends the run.
 
@@ -35,6 +37,7 @@ def follow(
         store: The weight store of this CSX; None if nothing is streamed.
         session_config: ConfigProto of the session.
         setup: Name of the op that initializes tables; None: there is none.
+        checkpoints: Reads checkpoints; None: the first CSX sends all values.
 
     Raises:
         CollectiveError: If another CSX failed.
@@ -44,7 +47,11 @@ def follow(
     session = ProgramSession(program, imported(program), train_node, store, session_config, None, csx)
     with prepared(session, setup):
         while (message := receive(ranks)).kind != END:
-            _obey(message, session, csx, ranks, train_node)
+            if message.kind == STEP:
+                csx.use(message)
+                session.run(session.graph.get_operation_by_name(train_node))
+            else:
+                take_change(message, session, ranks, checkpoints)
 
 
 def imported(program: Program) -> tf.Graph:
@@ -66,17 +73,18 @@ def prepared(session: ProgramSession, setup: str | None) -> Iterator[None]:
         session.close()
 
 
-def _obey(message: Message, session: ProgramSession, csx: OtherCsx, ranks: Collectives, train_node: str) -> None:
-    if message.kind == STEP:
-        csx.use(message)
-        session.run(session.graph.get_operation_by_name(train_node))
-    else:
-        take_change(message, session, ranks)
-
-
-def take_change(message: Message, session: ProgramSession, ranks: Collectives) -> None:
+def take_change(
+    message: Message, session: ProgramSession, ranks: Collectives, checkpoints: CheckpointFiles | None
+) -> None:
     """Set a variable, or add ops, as the first CSX says."""
-    if message.kind == VARIABLE:
+    if message.kind == READ:
+        assert checkpoints is not None, "the first CSX was told that this one reads checkpoints"
+        name = message.values["name"]
+        if name:
+            session.load(name, checkpoints.read(message.values["path"], message.values["key"]))
+        else:
+            checkpoints.close()
+    elif message.kind == VARIABLE:
         session.load(message.values["name"], _received(message, ranks))
     else:
         assert message.kind == EXTEND, f"unknown message {message.kind}"

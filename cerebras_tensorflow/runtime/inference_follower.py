@@ -8,6 +8,7 @@ import numpy as np
 
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.checkpoint_files import CheckpointFiles
 from cerebras_tensorflow.runtime.csx.messages import Message, answer, receive
 from cerebras_tensorflow.runtime.csx.orders import END
 from cerebras_tensorflow.runtime.follower import imported, prepared, take_change
@@ -22,6 +23,7 @@ def follow_inference(
     store: WeightStore | None = None,
     session_config: Any = None,
     setup: str | None = None,
+    checkpoints: CheckpointFiles | None = None,
 ) -> None:
     """Do what the first CSX says until it ends the run.
 
@@ -31,6 +33,7 @@ def follow_inference(
         store: The weight store of this CSX; None if nothing is streamed.
         session_config: ConfigProto of the session.
         setup: Name of the op that initializes tables; None: there is none.
+        checkpoints: Reads checkpoints; None: the first CSX sends all values.
 
     Raises:
         CollectiveError: If another CSX failed.
@@ -43,7 +46,7 @@ def follow_inference(
             elif message.kind == NOTHING:
                 answer(ranks, message)
             else:
-                take_change(message, session, ranks)
+                take_change(message, session, ranks, checkpoints)
 
 
 def _computed(message: Message, session: ProgramSession) -> Message:

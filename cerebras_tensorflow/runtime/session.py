@@ -17,6 +17,7 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, WeightSpec
 from cerebras_tensorflow.graph.randomness import MOST_MICRO_STEPS, SEEDED_COUNTER, UNSEEDED_COUNTER, counter_feed
+from cerebras_tensorflow.runtime.csx.checkpoint_files import OwnersRead, Source
 from cerebras_tensorflow.runtime.csx.orders import Order, Orders
 from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, leaves, op_names
 from cerebras_tensorflow.runtime.host.heap import trim_heap
@@ -206,12 +207,25 @@ class ProgramSession(tf.compat.v1.Session):
             self._count_draws(names)
         return result
 
-    def load(self, name: str, value: np.ndarray) -> None:
-        """Set a variable by its checkpoint name."""
+    def load(self, name: str, value: np.ndarray, source: Source | None = None) -> None:
+        """Set a variable by its checkpoint name.
+
+        Args:
+            name: The variable.
+            value: Its value.
+            source: Where a checkpoint has this value. Other CSX may read it there.
+        """
         self._variables.load(name, value)
         self._note_change([name])
+        for others in (self._csx, self._inference):
+            if others is not None and source is not None:
+                others.note_source(name, source)
         if name == _GLOBAL_STEP and self._variables.is_resident(name):
             self._step = int(value)
+
+    def owners_read(self) -> OwnersRead:
+        """Return what lets other CSX read the weights that they own from a checkpoint."""
+        return self._csx.owners_read() if self._csx is not None else OwnersRead()
 
     def assign(
         self, graph_def: GraphDef, tensors: Mapping[str, str], feeds: Mapping[str, np.ndarray]

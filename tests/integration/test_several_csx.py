@@ -208,19 +208,6 @@ def test_what_needs_no_graph_is_refused_before_model_fn_and_before_anything_is_w
     assert not (tmp_path / "new").exists()
 
 
-def test_a_setting_without_effect_on_several_csx_is_logged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(several_csx, "check_mpi", lambda: None)
-    lines: list[str] = []
-    monkeypatch.setattr(several_csx.run_log, "info", lambda text, *values: lines.append(text % values))
-    several_csx.check_settings(CSConfig(num_csx=1, read_once=False), {})
-    several_csx.check_settings(CSConfig(num_csx=2, read_once=True), {})
-    assert lines == []
-    several_csx.check_settings(CSConfig(num_csx=2, read_once=False), {})
-    assert lines[0].startswith("read_once=False has no effect: one CSX reads checkpoints")
-
-
 def by_python(folder: Path) -> CerebrasEstimator:
     return estimator(folder, 2, 6, python=True)
 

@@ -43,7 +43,7 @@ class CSConfig:
         op_profiler_config: Steps to profile, as {"start_step": 3, "end_step": 5}, counted from the first step of the
             run. It writes chrome_trace.json into model_dir and logs the ten slowest layers.
         read_once: On several CSX, one reads a checkpoint and sends the values to the others, so the storage is read
-            once. False has no effect but a line in the log: the others have no access of their own.
+            once. With False each CSX reads the values that it needs itself, at the same time as the others.
         use_xla: Compile clusters of ops with XLA, in pipelined mode only. The last bits of the results then differ from
             those of weight streaming.
 

@@ -41,7 +41,7 @@ def other_csx(
     def ahead(count: int) -> Any:
         return pipeline.micro_batches_ahead(count, num_batches)
 
-    others = SharedInference(ranks, request.program, ahead)
+    others = SharedInference(ranks, request.program, ahead, request.settings.read_once)
     cleanup.callback(others.close)
     run_log.info("%s runs on %d CSX.", what, num_csx)
     return others

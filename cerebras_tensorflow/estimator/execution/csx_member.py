@@ -43,15 +43,16 @@ def main(ranks: Collectives, folder: Path) -> None:
     config = tf.compat.v1.ConfigProto.FromString(base64.b64decode(described["session_config"]))
     own = Path(described["stores"]) / f"store-{ranks.rank}"
     store = store_choice.open_share(program, ranks.rank, described["store_kind"], own)
+    checkpoints = OwnedParts()
     if store is not None and program.owners:
-        store = SharedStore(program, ranks.rank, store, partial(connect, ranks, folder), OwnedParts())
+        store = SharedStore(program, ranks.rank, store, partial(connect, ranks, folder), checkpoints)
     logger.info("rank %d of %d follows", ranks.rank, ranks.size)
     train_node, setup = described["train_node"], described["setup"]
     try:
         if train_node is None:
-            follow_inference(ranks, program, store, config, setup)
+            follow_inference(ranks, program, store, config, setup, checkpoints)
         else:
-            follow(ranks, program, train_node, store, config, setup)
+            follow(ranks, program, train_node, store, config, setup, checkpoints)
     finally:
         if store is not None:
             store.close()

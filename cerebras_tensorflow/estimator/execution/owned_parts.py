@@ -9,6 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.saver.interface import TensorReader
 from cerebras_tensorflow.saver.model_dir.async_writer import give_way
 from cerebras_tensorflow.saver.part_writer import OtherFileError, PartWriter
 from cerebras_tensorflow.saver.parts import Part
@@ -17,10 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class OwnedParts:
-    """Writes weights in a thread that gives way to the training."""
+    """Reads values, and writes weights in a thread that gives way to the training."""
 
     def __init__(self) -> None:
         self._writer = PartWriter()
+        self._reader: TensorReader | None = None
+        self._path = ""  # what it reads
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "checkpoint-part", give_way)
 
@@ -53,7 +58,31 @@ class OwnedParts:
         with self._lock:
             self._thread.submit(self._writer.finish).result()
 
+    def read(self, path: str, key: str) -> np.ndarray:
+        """Return a value of a checkpoint, which stays open until `close`.
+
+        Raises:
+            CheckpointError: If the checkpoint cannot be read from here.
+        """
+        with self._lock:
+            if self._reader is None or self._path != path:
+                self._close_reader()
+                try:
+                    self._path, self._reader = path, open_checkpoint(path)
+                except (CheckpointError, OSError) as error:
+                    raise CheckpointError(
+                        f"{error} With read_once false each CSX reads the checkpoint: set it to true, or put the "
+                        "checkpoint where all nodes see it."
+                    ) from error
+            return self._reader.read(key)
+
     def close(self) -> None:
-        """Release the file."""
+        """Release the files."""
         with self._lock:
             self._writer.close()
+            self._close_reader()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -76,11 +76,8 @@ def check_settings(settings: CSConfig, params: Any) -> None:
         SettingsError: If MPI is not installed, or global_batch_size is not a positive number.
     """
     global_batch_size(params, ModeKeys.TRAIN)
-    if num_csx_of(settings) == 1:
-        return
-    check_mpi()
-    if not settings.read_once:
-        run_log.info("read_once=False has no effect: one CSX reads checkpoints, and sends the values to the others.")
+    if num_csx_of(settings) > 1:
+        check_mpi()
 
 
 def check_inference(settings: CSConfig, params: Any, mode: str) -> None:
@@ -203,7 +200,7 @@ def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
     if request.store is not None and program.owners:
         store = SharedStore(program, ranks.rank, request.store, partial(connect, ranks, folder))
         cleanup.callback(store.close)
-    first = FirstCsx(ranks, program, request.batches_per_step, store)
+    first = FirstCsx(ranks, program, request.batches_per_step, store, request.settings.read_once)
     cleanup.callback(first.close)
     return first
 

@@ -24,9 +24,10 @@ from cerebras_tensorflow.estimator.model.scaffold import Layout
 from cerebras_tensorflow.estimator.training.restore_errors import MissingVariableError, OtherShapeError
 from cerebras_tensorflow.estimator.uploads import upload_files
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
-from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.locations import local_path, object_location
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.progress import Progress
+from cerebras_tensorflow.runtime.csx.checkpoint_files import Source
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
@@ -120,7 +121,8 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         CorruptCheckpointError: If a value is damaged.
     """
     specs = {spec.name: spec for spec in session.weights() if spec.name in keys}
-    with open_checkpoint(path) as reader, contextlib.ExitStack() as stack:
+    with open_checkpoint(path) as reader, contextlib.ExitStack() as stack, session.owners_read() as owners:
+        where_others_see_it = path if object_location(path) is not None else os.path.abspath(local_path(path))
         present = {name: reader_key(reader, keys[name]) for name in specs}
         if "global_step" in present and present["global_step"] is None:
             del present["global_step"]  # no training run wrote this checkpoint: start at step 0
@@ -140,10 +142,15 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
                 session.load(name, reader.read_region(key, part.region))
                 progress.advance(specs[name].num_bytes)
                 continue
+            source = Source(where_others_see_it, key)
+            if owners.start(name, source):
+                continue
             where = reader.extent(key)
             is_same_type = reader.entry(key).dtype == dtype_from_name(specs[name].dtype)
             if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
-                session.load(name, reader.read(key))
+                session.load(name, reader.read(key), source)
+            progress.advance(specs[name].num_bytes)
+        for name in owners.finish():
             progress.advance(specs[name].num_bytes)
 
 

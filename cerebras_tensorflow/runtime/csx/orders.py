@@ -20,6 +20,7 @@ from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.totals import Totals
+from cerebras_tensorflow.runtime.csx.checkpoint_files import OwnersRead, Source, Sources
 from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, send
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.csx.wire import plan_wire
@@ -91,6 +92,13 @@ class Orders:
             may_write: Whether it may have changed variables in a way that is not part of the step.
         """
 
+    def note_source(self, name: str, source: Source) -> None:
+        """Note that a variable has its value from a checkpoint, where the others may read it."""
+
+    def owners_read(self) -> OwnersRead:
+        """Return what lets the owners of weights read a checkpoint themselves."""
+        return OwnersRead()
+
     def close(self) -> None:
         """End the other CSX."""
 
@@ -103,19 +111,27 @@ class FirstCsx(Orders):
         program: The Program, which has a step in micro-batches.
         batches_per_step: Batches of the input in a step.
         store: The store whose weights the CSX share; None: each CSX holds all weights.
+        read_once: Whether this CSX alone reads checkpoints, and sends the values to the others.
 
     Attributes:
         planned_wire_bytes: What `wire_bytes` should be, from the Program.
     """
 
     def __init__(
-        self, ranks: Collectives, program: Program, batches_per_step: int, store: SharedStore | None = None
+        self,
+        ranks: Collectives,
+        program: Program,
+        batches_per_step: int,
+        store: SharedStore | None = None,
+        read_once: bool = True,
     ) -> None:
         assert program.micro_batches is not None
         share = Share.of(program.micro_batches, FIRST)
         super().__init__(share, Totals(ranks, share) if ranks.size > 1 else None, batches_per_step)
         self._ranks = ranks
         self._store = store
+        self._read_once = read_once
+        self._sources = Sources(not read_once)
         on_every = [spec for index, spec in enumerate(program.streamed) if program.is_on_every_csx(index)]
         self._variables = [s.name for s in (*program.resident, *on_every) if not s.name.startswith(TOTAL)]
         self._changed = set(self._variables)
@@ -172,15 +188,35 @@ class FirstCsx(Orders):
             self._send(Message(EXTEND, {}, {"graph": graph}))
         self._num_extensions = len(extensions)
         for name in self._variables:
-            if name in self._changed:
+            if name not in self._changed:
+                continue
+            reading = self._sources.message(name)
+            if reading is not None:
+                self._send(reading)
+            else:
                 value = np.asarray(read(name))
                 self._send(Message(VARIABLE, {"name": name, "dtype": value.dtype.name, "shape": list(value.shape)}))
                 self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
         self._changed.clear()
+        ended = self._sources.end()
+        if ended is not None:
+            self._send(ended)
 
     def variables_changed(self, names: Iterable[str]) -> None:
         """Note that variables were set outside of a step."""
-        self._changed.update(names)
+        for name in names:
+            self._changed.add(name)
+            self._sources.changed(name)
+
+    def note_source(self, name: str, source: Source) -> None:
+        """Note that a variable has its value from a checkpoint, where the others may read it."""
+        self._sources.note(name, source)
+
+    def owners_read(self) -> OwnersRead:
+        """Return what lets the owners of weights read a checkpoint themselves."""
+        if self._store is None or self._read_once:
+            return OwnersRead()
+        return OwnersRead(self._store.owner_elsewhere, self._store.read_by_owner, self._store.end_reading)
 
     def run_ended(self, is_step: bool, may_write: bool) -> None:
         """Note the end of a run. After a write outside of a step, the next step sends all variables."""
@@ -190,7 +226,7 @@ class FirstCsx(Orders):
             self._sent += self._ranks.bytes_sent - self._before[0]
             self._received += self._ranks.bytes_received - self._before[1]
         if may_write:
-            self._changed.update(self._variables)
+            self.variables_changed(self._variables)
 
     def close(self) -> None:
         """End the others: orderly between two steps, else at once."""

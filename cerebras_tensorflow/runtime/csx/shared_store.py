@@ -7,11 +7,11 @@ does not depend on how many there are.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import IntEnum
-from typing import Protocol
 
 import numpy as np
 from typing_extensions import override
@@ -20,6 +20,7 @@ from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, MicroBatches
 from cerebras_tensorflow.graph.program import Program, dtype_from_name
 from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
+from cerebras_tensorflow.runtime.csx.checkpoint_files import CheckpointFiles, Source
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
 from cerebras_tensorflow.runtime.csx.sum_stream import SumStream
 from cerebras_tensorflow.runtime.micro_batches.streamed import Part
@@ -44,19 +45,8 @@ class Kind(IntEnum):
     FLUSH = 9  # make durable what was written there
     SUM = 10  # rows of the sum of a group of micro-batches; `stop` is the number of the group
     TOTAL = 11  # rows of a total that every CSX needs
-
-
-class CheckpointFiles(Protocol):
-    """Writes weights into a checkpoint whose writer is on the first CSX."""
-
-    def write(self, part: bytes, pieces: Iterator[Bytes]) -> bytes:
-        """Write a weight's bytes where the writer says; return what it needs to know, or nothing if that cannot be."""
-
-    def flush(self) -> None:
-        """Make durable what was written."""
-
-    def close(self) -> None:
-        """Release the files."""
+    LOAD = 12  # set a weight from a checkpoint
+    LOADED = 13  # close that checkpoint
 
 
 class SharedStore(WeightStore):
@@ -69,7 +59,7 @@ class SharedStore(WeightStore):
         rank: Number of this CSX.
         local: The store of `Program.stored_by`.
         connect: Makes the connections to the others, given what answers their requests and the kinds to count.
-        checkpoints: Writes checkpoints for the first CSX; None: this is the first one.
+        checkpoints: Writes and reads checkpoints for the first CSX; None: this is the first one.
 
     Attributes:
         sums: Sends the sums of gradients to the CSX that add them.
@@ -91,6 +81,7 @@ class SharedStore(WeightStore):
         held = [index for index in range(len(self.specs)) if program.is_held_by(rank, index)]
         self._places = {index: place for place, index in enumerate(held)}
         self._indices = held
+        self._numbers = {spec.name: index for index, spec in enumerate(program.streamed)}
         self._others = sorted(set(range(program.micro_batches.num_csx if program.micro_batches else 1)) - {rank})
         self._buffers = Buffers()
         self._updates = 0  # that this CSX has done
@@ -224,6 +215,21 @@ class SharedStore(WeightStore):
     def snapshot_bytes(self) -> int:
         return self._local.snapshot_bytes
 
+    def owner_elsewhere(self, name: str) -> int | None:
+        """Return the other CSX that owns a weight; None if there is none."""
+        index = self._numbers.get(name)
+        return None if index is None or index in self._places else self._owners[index]
+
+    def read_by_owner(self, owner: int, name: str, source: Source) -> None:
+        """Have the owner of a weight read it from a checkpoint."""
+        text = json.dumps([source.path, source.key]).encode()
+        request = Request(Kind.LOAD, self._numbers[name], after=self._version)
+        self._peers.ask(owner, request, np.frombuffer(text, np.uint8))
+
+    def end_reading(self, owner: int) -> None:
+        """Have an owner close the checkpoint that it has read."""
+        self._peers.ask(owner, Request(Kind.LOADED))
+
     def _owned_elsewhere(self, index: int) -> OwnedElsewhere:
         """Return a weight of the snapshot that another CSX owns."""
         owner = self._owners[index]
@@ -301,6 +307,9 @@ class SharedStore(WeightStore):
         if request.kind == Kind.FLUSH and self._checkpoints is not None:
             self._checkpoints.flush()
             return 0, ()
+        if request.kind == Kind.LOADED and self._checkpoints is not None:
+            self._checkpoints.close()
+            return 0, ()
         if (
             request.index >= len(self._owners)
             or request.index not in self._places
@@ -322,6 +331,10 @@ class SharedStore(WeightStore):
             rows = request.stop - request.start
             value = data.view(dtype_from_name(spec.dtype)).reshape((rows, *spec.shape[1:]) if spec.shape else ())
             self._local.write_slice(place, request.start, value)
+            return 0, ()
+        if request.kind == Kind.LOAD and self._checkpoints is not None:
+            value = self._checkpoints.read(*json.loads(data.tobytes()))
+            self._local.write(place, np.ascontiguousarray(value, dtype_from_name(spec.dtype)).reshape(spec.shape))
             return 0, ()
         if self._held is None:
             raise CollectiveError("it has no snapshot")

@@ -18,6 +18,7 @@ import numpy as np
 from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.checkpoint_files import Source, Sources
 from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, answers, send
 from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, VARIABLE
 from cerebras_tensorflow.runtime.fetches import FetchedGraph
@@ -56,9 +57,16 @@ class SharedInference:
         ranks: The group of all CSX; this one has rank 0.
         program: The Program.
         ahead: ahead(n) returns up to n of the next batches of the input, without taking them from it.
+        read_once: Whether this CSX alone reads checkpoints, and sends the values to the others.
     """
 
-    def __init__(self, ranks: Collectives, program: Program, ahead: Callable[[int], Sequence[Batch]]) -> None:
+    def __init__(
+        self,
+        ranks: Collectives,
+        program: Program,
+        ahead: Callable[[int], Sequence[Batch]],
+        read_once: bool = True,
+    ) -> None:
         self._ranks = ranks
         self._ahead = ahead
         self._frontiers = Frontiers(program)
@@ -66,6 +74,7 @@ class SharedInference:
         self._streamed = frozenset(spec.name for spec in program.streamed)
         self._names = frozenset(spec.name for spec in (*program.resident, *program.streamed))
         self._changed = set(self._names)
+        self._sources = Sources(not read_once)
         self._num_extensions = 0
         self._is_round_open = False  # whether the others have answers that were not received
         self._waiting = 0  # number of batches that others compute, of those that the session has not taken
@@ -93,7 +102,13 @@ class SharedInference:
         """Note that variables change: what others compute after this has the new values."""
         changed = frozenset(names)
         self._changed |= changed
+        for name in changed:
+            self._sources.changed(name)
         self._is_stale |= self._waiting > 0 and not changed.isdisjoint(self._depends_on)
+
+    def note_source(self, name: str, source: Source) -> None:
+        """Note that a variable has its value from a checkpoint, where the others may read it."""
+        self._sources.note(name, source)
 
     def close(self) -> None:
         """End the others. A second call has no effect."""
@@ -147,10 +162,17 @@ class SharedInference:
             self._send(Message(EXTEND, {}, {"graph": graph}))
         self._num_extensions = len(run.graph.extensions)
         for name in sorted(self._changed & (frontier.reads | self._streamed)):
-            value = np.asarray(run.read(name))
-            self._send(Message(VARIABLE, {"name": name, "dtype": value.dtype.name, "shape": list(value.shape)}))
-            self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
+            reading = self._sources.message(name)
+            if reading is not None:
+                self._send(reading)
+            else:
+                value = np.asarray(run.read(name))
+                self._send(Message(VARIABLE, {"name": name, "dtype": value.dtype.name, "shape": list(value.shape)}))
+                self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
             self._changed.discard(name)
+        ended = self._sources.end()
+        if ended is not None:
+            self._send(ended)
 
     def _frontier(self, run: InferenceRun) -> Frontier:
         key = frozenset(one.name for one in run.fetched)

@@ -10,6 +10,7 @@ import pytest
 from cerebras_tensorflow.estimator.execution import csx_member, replicas, several_csx
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE
 
 
 def use_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -18,6 +19,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def start(size: int, module: str, folder: Path, limit_s: float) -> Collectives:
         sizes.append(size)
+        (folder / SECRET_FILE).write_bytes(b"secret")
         group = make_group(size, limit_s)
         for ranks in group[1:]:
             threading.Thread(target=csx_member.main, args=(ranks, folder), daemon=True).start()

@@ -1,0 +1,132 @@
+"""The part of other CSX in a checkpoint: each writes what it owns, and may read what it needs itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from cerebras_tensorflow.runtime.csx.messages import Message
+
+READ = "read"  # kind of a message: read a variable from a checkpoint; without a name, close the checkpoint
+
+
+class CheckpointFiles(Protocol):
+    """The checkpoints of a run, as a CSX other than the first one sees them. The saver implements it."""
+
+    def write(self, part: bytes, pieces: Iterator[np.ndarray]) -> bytes:
+        """Write a weight's bytes where the writer says; return what it needs to know, or nothing if that cannot be."""
+
+    def flush(self) -> None:
+        """Make durable what was written."""
+
+    def read(self, path: str, key: str) -> np.ndarray:
+        """Return a value of a checkpoint."""
+
+    def close(self) -> None:
+        """Release the files."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint has the value of a variable.
+
+    Attributes:
+        path: The checkpoint, as each CSX sees it.
+        key: Name of the value.
+    """
+
+    path: str
+    key: str
+
+
+class Sources:
+    """The variables that other CSX read from a checkpoint themselves, instead of getting them from the first one.
+
+    Args:
+        is_used: Whether they may.
+    """
+
+    def __init__(self, is_used: bool) -> None:
+        self._is_used = is_used
+        self._sources: dict[str, Source] = {}
+        self._is_open = False
+
+    def note(self, name: str, source: Source) -> None:
+        """Note that a variable has its value from a checkpoint."""
+        if self._is_used:
+            self._sources[name] = source
+
+    def changed(self, name: str) -> None:
+        """Note that a variable may have another value now."""
+        self._sources.pop(name, None)
+
+    def message(self, name: str) -> Message | None:
+        """Return the message for others to read a variable; None if they cannot."""
+        source = self._sources.get(name)
+        if source is None:
+            return None
+        self._is_open = True
+        return Message(READ, {"name": name, "path": source.path, "key": source.key})
+
+    def end(self) -> Message | None:
+        """Return the message that closes the checkpoint; None if nobody has opened it."""
+        was_open, self._is_open = self._is_open, False
+        return Message(READ, {"name": ""}) if was_open else None
+
+
+class OwnersRead:
+    """Lets the owners of weights read them from a checkpoint, at the same time. A context manager.
+
+    Args:
+        owner_of: Returns the owner of a weight if it may read it; otherwise None.
+        read: read(owner, name, source) has an owner read a weight.
+        close: close(owner) has an owner close the checkpoint.
+    """
+
+    def __init__(
+        self,
+        owner_of: Callable[[str], int | None] = lambda _: None,
+        read: Callable[[int, str, Source], object] = lambda *_: None,
+        close: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self._owner_of = owner_of
+        self._read = read
+        self._close = close
+        self._threads: dict[int, ThreadPoolExecutor] = {}
+        self._reading: dict[Future[object], str] = {}
+
+    def start(self, name: str, source: Source) -> bool:
+        """Let the owner read a weight in the background. Return False if it must be set from here."""
+        owner = self._owner_of(name)
+        if owner is None:
+            return False
+        if owner not in self._threads:
+            self._threads[owner] = ThreadPoolExecutor(1, f"csx-reads-{owner}")
+        self._reading[self._threads[owner].submit(self._read, owner, name, source)] = name
+        return True
+
+    def finish(self) -> Iterator[str]:
+        """Wait for all owners, and yield the name of each weight when it is set.
+
+        Raises:
+            CollectiveError: If an owner failed.
+        """
+        for future in as_completed(self._reading):
+            future.result()
+            yield self._reading[future]
+        for owner in self._threads:
+            self._close(owner)
+
+    def __enter__(self) -> OwnersRead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(cancel_futures=True)
