@@ -60,12 +60,12 @@ def child(way: dict[str, Any]) -> None:
 
     restore = checkpoints.restore
 
-    def timed_restore(*given: Any) -> None:
+    def timed_restore(session: Any, path: str, keys: Any) -> None:
         started = Path(way["model_dir"]) / "csx" / "peer-1.json"
         while way["num_csx"] > 1 and not started.exists():
             time.sleep(0.05)
         begin = time.perf_counter()
-        restore(*given)
+        restore(session, path, keys)
         times["load"] = time.perf_counter() - begin
 
     checkpoints.restore = timed_restore
