@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cerebras_tensorflow.compat import activate
+from cerebras_tensorflow.compat.garbage import no_garbage_collection
 from cerebras_tensorflow.version import __version__
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ activate.names()
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        with no_garbage_collection():
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import re
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,8 @@ from pathlib import Path
 from types import ModuleType
 
 from cerebras_tensorflow import terminal
-from cerebras_tensorflow.compat import finder, python_names, wheel
+from cerebras_tensorflow.compat import finder, postponed_keras, python_names, wheel
+from cerebras_tensorflow.compat.garbage import no_garbage_collection
 from cerebras_tensorflow.config import env
 
 _done: set[str] = set()
@@ -40,6 +40,7 @@ def names() -> None:
     finder.install()
     terminal.set_up()
     finder.FINDER.surround("tensorflow", _import_of_tensorflow)
+    postponed_keras.postpone()
     finder.FINDER.watch("tensorflow", _give_estimator)
     finder.FINDER.watch("tensorflow", _give_checkpoints)
     finder.FINDER.watch("tf_keras.src.backend", _give_loops)
@@ -51,18 +52,9 @@ def names() -> None:
 
 @contextmanager
 def _import_of_tensorflow() -> Iterator[None]:
-    """Import TensorFlow quietly, and without the collection of cyclic garbage: it takes a quarter of the import's time.
-
-    The import makes a million objects that stay. Each collection looks at all of them and frees almost none.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with terminal.quiet_import():
-            yield
-    finally:
-        if collects:
-            gc.enable()
+    """Import TensorFlow quietly and quickly."""
+    with no_garbage_collection(), terminal.quiet_import():
+        yield
 
 
 def plain_script() -> None:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cerebras_tensorflow.compat import wheel
+from cerebras_tensorflow.compat.garbage import no_garbage_collection
 from cerebras_tensorflow.compat.names import ABSENT, ALIASES, TABLE, Name
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def resolve(row: Name) -> Any:
     if row.status == ABSENT:
         raise AttributeError(f"{row.module}.{row.name} is not part of this port{f': {row.note}' if row.note else ''}.")
     module, _, attribute = row.home.partition(":")
-    return operator.attrgetter(attribute)(importlib.import_module(module))
+    with no_garbage_collection():
+        return operator.attrgetter(attribute)(importlib.import_module(module))
 
 
 def _own(rows: Mapping[str, Name]) -> dict[str, Any]:
@@ -209,8 +211,9 @@ class Finder(MetaPathFinder):
             self._waiting.setdefault(name, []).append(callback)
 
     def surround(self, name: str, context: Callable[[], AbstractContextManager[None]]) -> None:
-        """Run a watched module's import and callbacks within a context. No effect if it is imported already."""
+        """Run a module's import and callbacks within a context. No effect if it is imported already."""
         self._surroundings[name] = context
+        self._waiting.setdefault(name, [])
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -177,13 +177,18 @@ def tensorflow() -> ModuleType:
     def nn() -> Any:
         return _Overlay(tf.compat.v1.nn, {"rnn_cell": legacy_rnn_cells})
 
+    def of_keras(name: str) -> Callable[[], Any]:
+        return lambda: getattr(keras_v2(), name)
+
     def v2() -> Any:
-        return _Overlay(tf.compat.v2, {"keras": keras_v2})
+        return _Overlay(tf.compat.v2, made_by_keras)
 
     def compat() -> Any:
         return _Overlay(tf.compat, {"v1": v1, "v2": v2})
 
-    return _Overlay(tf, {"keras": keras_v2, "compat": compat})
+    made_by_keras = {name: of_keras(name) for name in ("losses", "metrics", "optimizers", "initializers")}
+    made_by_keras["keras"] = keras_v2
+    return _Overlay(tf, {**made_by_keras, "compat": compat})
 
 
 def legacy_layers() -> Any:

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tabulate import tabulate
-
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.graph.scopes import layer_of
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Timeline
@@ -75,4 +73,6 @@ def top_table(timelines: Sequence[Timeline]) -> str:
         for number, (name, seconds) in enumerate(list(times.items())[:_TOP], 1)
     ]
     titles = ("", "LAYER", "TIME (in ms)", "% TIME")
+    from tabulate import tabulate  # here, because it is slow and few runs are profiled
+
     return tabulate(rows, titles, tablefmt="psql", disable_numparse=True)

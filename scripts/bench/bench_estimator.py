@@ -276,6 +276,7 @@ class Side:
         words = [f"--{name}={getattr(options, name)}" for name in (*SHAPE, "steps")]
         words += [f"--side={side}", f"--model={options.model}", f"--begun={time.time()!r}"]
         environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode, as the other side has
         self._errors = errors
         self._command = [python, str(Path(__file__).resolve()), *words]
         self._process = subprocess.Popen(

@@ -28,7 +28,6 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.input_workers import order, rate
 from cerebras_tensorflow.runtime.input_workers.protocol import PartRequest
-from cerebras_tensorflow.runtime.input_workers.remote import Batch, RemotePart
 from cerebras_tensorflow.runtime.input_workers.speed import Comparison
 
 REQUEST_FILE = "input-request"
@@ -230,6 +229,8 @@ def _in_turn(
     If computing the batches here is faster, end early, and write the number of batches to `ends[number]`. Only iterator
     0 may do so: a dataset that several iterators share can shuffle differently for each, but not in the workers.
     """
+    from cerebras_tensorflow.runtime.input_workers.remote import Batch, RemotePart  # imports gRPC
+
     comparison = Comparison()
     parts = [RemotePart(folder, request, worker) for request, worker in requests]
     try:

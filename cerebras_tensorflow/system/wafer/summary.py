@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tabulate import tabulate
-
 from cerebras_tensorflow.system.wafer.layers import Layer, Network
 
 SPARSITY_TITLES = ("sparse weight", "share of zeros, at the last change of its mask")
@@ -32,6 +30,8 @@ def summary_rows(network: Network, mode: str) -> list[tuple[str, ...]]:
 
 def summary_text(network: Network, mode: str) -> str:
     """Return the summary as a table, with the totals below."""
+    from tabulate import tabulate  # here, because it is slow and few runs ask for a summary
+
     total = f"{len(network.layers)} layers, {network.num_weights:,} parameters, {network.flops:.3g} operations a sample"
     text = f"Model summary\n\n{tabulate(summary_rows(network, mode), TITLES, disable_numparse=True)}\n\n{total}\n"
     if network.sparsity:
