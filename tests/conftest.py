@@ -84,16 +84,26 @@ def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
 
     A script whose start is tested needs sys.executable: its imports, its first lines, its environment at the import.
     """
-    folder = ROOT / "tests" / "warm"
-    address = tmp_path_factory.mktemp("warm") / "socket"
+    folder = tmp_path_factory.mktemp("warm")
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    words = [sys.executable, "-W", "ignore", "-m", "tests.warm.server", address]
+    words = [sys.executable, "-W", "ignore", "-m", "tests.warm.server", folder]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, cwd=ROOT, env=environ, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n"
-        yield [sys.executable, "-IS", str(folder / "client.py"), str(address)]
+        yield [str(folder / "python")]
         server.communicate()
+
+
+@pytest.fixture
+def warm_argv(argv: Callable[..., list[str]], warm_python: list[str]) -> Callable[..., list[str]]:
+    """As `argv`; every Python that the command starts has TensorFlow loaded already, as with `warm_python`."""
+
+    def words(command: str, *arguments: str) -> list[str]:
+        python, flag, code, *rest = argv(command, *arguments)
+        return [python, flag, f"import sys; sys.executable = {warm_python[0]!r}; {code}", *rest]
+
+    return words
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,13 @@ OPTIONS = {"slow", "slurm", "file", "exits", "output", "norun"}
 TIMEOUT_S = 900
 # Pages that start TensorFlow many times, or train a model.
 SLOW_DOCS = {"checkpoints.md", "porting.md", "quickstart.md", "training-what-does-not-fit.md"}
+# Commands whose Python loads TensorFlow. Only the quick blocks of README start it anew: that is what users do first.
+WARM_COMMANDS = {
+    "csrun_wse": "csrun.cli:csrun_wse",
+    "csrun_cpu": "csrun.cli:csrun_cpu",
+    "python-ws": "csrun.interpreters:python_ws",
+    "cs-plan": "cerebras_tensorflow.planner.cli:main",
+}
 # Limit on blocks that no test runs.
 MOST_THAT_DO_NOT_RUN = 10
 
@@ -110,6 +117,21 @@ def checkout(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return folder
 
 
+@pytest.fixture
+def warm_commands(checkout: Path, warm_python: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts `python` and the commands of WARM_COMMANDS on PATH; each Python that they start has TensorFlow loaded."""
+    folder = checkout.parent / "bin"
+    folder.mkdir()
+    (folder / "python").symlink_to(warm_python[0])
+    for command, place in WARM_COMMANDS.items():
+        module, function = place.split(":")
+        python = warm_python[0] if command == "cs-plan" else sys.executable  # the launchers run without TensorFlow
+        lines = [f"import sys; sys.executable = {warm_python[0]!r}", f"from {module} import {function}"]
+        (folder / command).write_text("\n".join([f"#!{python}", *lines, f"sys.exit({function}())\n"]))
+        (folder / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
 class Page:
     """Runs the blocks of one page."""
 
@@ -174,7 +196,9 @@ def matches(expected: str, printed: str) -> bool:
 
 
 @pytest.mark.parametrize("path", QUICK_PAGES, ids=page_id)
-def test_the_quick_blocks_of_a_page_run_in_order(path: Path, checkout: Path) -> None:
+def test_the_quick_blocks_of_a_page_run_in_order(path: Path, checkout: Path, request: pytest.FixtureRequest) -> None:
+    if path.name != "README.md":
+        request.getfixturevalue("warm_commands")
     Page(checkout, path).play(blocks_without(path, "slow", "slurm"))
 
 

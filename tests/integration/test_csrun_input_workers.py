@@ -54,12 +54,12 @@ def result(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture
-def launch(home: Path, argv: Callable[..., list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def launch(home: Path, warm_argv: Callable[..., list[str]]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """csrun_wse around the chief above, with time for TensorFlow to load in every process."""
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
     def run(kind: str, *options: str) -> subprocess.CompletedProcess[str]:
-        words = argv("csrun_wse", *options, "python", "-c", CHIEF, kind)
+        words = warm_argv("csrun_wse", *options, "python", "-c", CHIEF, kind)
         return subprocess.run(words, capture_output=True, text=True, timeout=240, env=environ)
 
     return run
@@ -117,12 +117,13 @@ def batches_of_the_chief(warm_python: list[str]) -> str:
     return result(subprocess.run([*warm_python, "-c", CHIEF, "many"], capture_output=True, text=True, timeout=120))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+# A hung worker is known by its process ID, which a client of `warm_python` has not.
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "warm_argv"), (signal.SIGSTOP, "argv")])
 def test_a_lost_worker_is_replaced_without_changing_batches(
-    home: Path, argv: Callable[..., list[str]], batches_of_the_chief: str, tmp_path: Path, number: signal.Signals
+    home: Path, request: pytest.FixtureRequest, batches_of_the_chief: str, tmp_path: Path, number: int, words: str
 ) -> None:
     go = tmp_path / "go"
-    with running(argv, CHIEF, "many", str(go)) as child:
+    with running(request.getfixturevalue(words), CHIEF, "many", str(go)) as child:
         wait_for_line(child, "five batches")
         os.kill(announced(home, 1)["pid"], number)
         go.touch()

@@ -19,13 +19,13 @@ Words = Callable[..., list[str]]
 
 
 @pytest.fixture
-def words(home: Path, argv: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Words:
+def words(home: Path, warm_argv: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> Words:
     """The words of a launch of the toy script."""
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def launch(options: tuple[str, ...], model_dir: Path, steps: int, *settings: str) -> list[str]:
-        return argv("csrun_wse", *options, "python-ws", SCRIPT, str(model_dir), str(steps), *settings)
+        return warm_argv("csrun_wse", *options, "python-ws", SCRIPT, str(model_dir), str(steps), *settings)
 
     return launch
 

@@ -1,8 +1,11 @@
-"""`python -m tests.warm.server SOCKET`: forks children in which TensorFlow and this package are loaded already.
+"""`python -m tests.warm.server FOLDER`: forks children in which TensorFlow and this package are loaded already.
 
 To import them takes three seconds of a CPU, more than most tests that start a training script. Such a script runs here
 in a forked child (see client.py). TensorFlow starts threads and looks for devices only when it is used, so a process
 that has only imported it can be forked. Tests of the start itself need a real process.
+
+FOLDER gets the socket, and `python`: a program for whoever starts Python by its path, such as csrun. The children have
+it as sys.executable. It starts a real Python for options of the interpreter, and if TensorFlow must not be set up.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 import os
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import sys
@@ -21,6 +25,13 @@ import types
 import warnings
 from pathlib import Path
 from typing import Any
+
+PROGRAM = """#!/bin/sh
+case "$1" in
+    -c | -m | -W | [!-]*) [ "${{CEREBRAS_TENSORFLOW_AUTOLOAD:-}}" ] || exec {client} "$@" ;;
+esac
+exec {python} "$@"
+"""
 
 LOADED = ("tensorflow", "cerebras_tensorflow.estimator.estimator", "cerebras_tensorflow.runtime.session")
 
@@ -121,7 +132,13 @@ def become(request: dict[str, Any], path: list[str]) -> None:
     while words[0] == "-W":
         warnings.simplefilter(words[1])  # type: ignore[arg-type]
         del words[:2]
-    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if os.environ.get("PYTHONUNBUFFERED"):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    given = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path = [*given, *path]
+    for place in given:
+        if (customize := Path(place, "sitecustomize.py")).exists():
+            runpy.run_path(str(customize))
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
@@ -148,9 +165,14 @@ def main() -> None:
     path = [place for place in sys.path if place not in ("", root)]
     gc.collect()
     gc.freeze()
+    address, program = (str(Path(sys.argv[1]) / name) for name in ("socket", "python"))
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(sys.argv[1])
+    listener.bind(address)
     listener.listen()
+    client = shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("client.py")), address])
+    Path(program).write_text(PROGRAM.format(client=client, python=shlex.quote(sys.executable)), encoding="utf-8")
+    Path(program).chmod(0o755)
+    sys.executable = program
     print("ready", flush=True)
     request = Server(listener).run()
     if request is None:
