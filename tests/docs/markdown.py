@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ def folder_of(page: Path) -> Path:
     return page.parent if page.is_relative_to(MODELS) else ROOT
 
 
+@functools.cache
 def tokens(path: Path) -> list[Token]:
-    """Parse a document."""
+    """Parse a document, once in a process."""
     return MarkdownIt("commonmark").enable("table").parse(path.read_text(encoding="utf-8"))
 
 
