@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cerebras_tensorflow.compat import activate
-from cerebras_tensorflow.compat.garbage import no_garbage_collection
+from cerebras_tensorflow.garbage import no_garbage_collection
 from cerebras_tensorflow.version import __version__
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from types import ModuleType
 
 from cerebras_tensorflow import terminal
 from cerebras_tensorflow.compat import finder, postponed_keras, python_names, wheel
-from cerebras_tensorflow.compat.garbage import no_garbage_collection
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.garbage import no_garbage_collection
 
 _done: set[str] = set()
 _ESTIMATOR = re.compile(

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cerebras_tensorflow.compat import wheel
-from cerebras_tensorflow.compat.garbage import no_garbage_collection
 from cerebras_tensorflow.compat.names import ABSENT, ALIASES, TABLE, Name
+from cerebras_tensorflow.garbage import no_garbage_collection
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

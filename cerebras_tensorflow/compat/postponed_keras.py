@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from cerebras_tensorflow.compat import finder
-from cerebras_tensorflow.compat.garbage import no_garbage_collection
+from cerebras_tensorflow.garbage import no_garbage_collection
 
 
 def postpone() -> None:
