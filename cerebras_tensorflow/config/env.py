@@ -7,6 +7,7 @@
 | AWS_REGION, AWS_DEFAULT_REGION | user | the bucket's region; counts before that of a profile |
 | AWS_PROFILE | user | section of the AWS tools' files with keys, region, endpoint; unused with AWS_ACCESS_KEY_ID |
 | AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE | user | these files; default `~/.aws/config` and `~/.aws/credentials` |
+| CEREBRAS_CSX_NETWORK | user | how CSX on several nodes exchange bytes: `tcp` (default, with authentication) or `mpi` |
 | CEREBRAS_CSX_TIMEOUT_S | user | how long one of several CSX may give no sign of life; default 60 seconds |
 | CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of our own errors, not only their text |
 | CEREBRAS_TENSORFLOW_AUTOLOAD | user | `0`: no tf.estimator for scripts that do not import us (roots/autoload) |
@@ -30,6 +31,7 @@
 | CSRUN_WEIGHT_SERVERS | csrun | number of weight servers of the launch; 0: the chief keeps the weights itself |
 | SLURM_JOB_ID | Slurm | set: the processes of a launch may be on several nodes |
 | SLURM_JOB_NODELIST, SLURMD_NODENAME | Slurm | the nodes of the job, where CSX run, and the node of this process |
+| SLURM_PROCID, SLURM_NTASKS | Slurm | rank and number of ranks of CSX on several nodes |
 | SLURM_LAUNCH_NODE_IPADDR | Slurm | IP address of srun's node; servers listen on the interface that leads there |
 | SKIP_CKPT_SIZE_CHECK | user | 1.4: `1` lets a pipelined run on a CS system exceed the limit of its checkpoints |
 | TF_CONFIG | user; us, for input_fn | TensorFlow's JSON of the cluster and of this task |
@@ -51,6 +53,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CSX_NETWORK = "CEREBRAS_CSX_NETWORK"
 CSX_TIMEOUT_S = "CEREBRAS_CSX_TIMEOUT_S"
 DEBUG = "CEREBRAS_DEBUG"
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
@@ -74,6 +77,8 @@ WEIGHT_SERVERS = "CSRUN_WEIGHT_SERVERS"
 SLURM_JOB_ID = "SLURM_JOB_ID"
 SLURM_NODE = "SLURMD_NODENAME"
 SLURM_NODES = "SLURM_JOB_NODELIST"
+SLURM_RANK = "SLURM_PROCID"
+SLURM_RANKS = "SLURM_NTASKS"
 SLURM_LAUNCH_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 K8S_CS_IP = "K8S_CS_IP"
 LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
@@ -90,6 +95,8 @@ XLA_ON_CPU = "--tf_xla_cpu_global_jit"
 PIPELINED = "pipelined"
 WEIGHT_STREAMING = "weight_streaming"
 EXECUTION_MODES = (PIPELINED, WEIGHT_STREAMING)
+TCP = "tcp"
+MPI = "mpi"
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,9 @@ class Environment:
     writes_report: bool = True
     num_csx: int = 0
     csx_timeout_s: int = 60
+    csx_network: str = TCP
+    slurm_rank: int = 0
+    slurm_ranks: int = 1
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -137,6 +147,10 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         raise ValueError(f"{TASK}={task!r}: expected a number from 0")
     counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS, TRACE_STEP, NUM_CSX)}
     counts[CSX_TIMEOUT_S] = environ.get(CSX_TIMEOUT_S) or "60"
+    counts |= {SLURM_RANK: environ.get(SLURM_RANK) or "0", SLURM_RANKS: environ.get(SLURM_RANKS) or "1"}
+    network = environ.get(CSX_NETWORK) or TCP
+    if network not in (TCP, MPI):
+        raise ValueError(f"{CSX_NETWORK}={network!r}: expected {TCP} or {MPI}")
     for name, count in counts.items():
         if not count.isdigit():
             raise ValueError(f"{name}={count!r}: expected a number from 0")
@@ -163,6 +177,9 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         writes_report=environ.get(REPORT, "1") != "0",
         num_csx=int(counts[NUM_CSX]),
         csx_timeout_s=int(counts[CSX_TIMEOUT_S]),
+        csx_network=network,
+        slurm_rank=int(counts[SLURM_RANK]),
+        slurm_ranks=int(counts[SLURM_RANKS]),
     )
 
 

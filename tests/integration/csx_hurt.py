@@ -1,9 +1,10 @@
 """Trains on several CSX and hurts a run at a random moment: a process, a connection or a disk. No bit may change.
 
 `python csx_hurt.py FAULT|all STORE|all FOLDER COUNT [SEED]`, with COUNT faults for each store. Every run continues from
-what the last one left, on another number of CSX. All processes of a hurt run must end within 30 s, and the run must
-have ended with one error that names a rank, its host and its log (or have trained to its end). Every checkpoint is
-compared with the one of the same step of an unbroken run on one CSX. A difference ends this process with a traceback.
+what the last one left, on another number of CSX. All processes of a hurt run must end within 30 s, or within 30 s after
+a stopped one counts as hanging. The run must have ended with one error that names a rank, its host and its log, or have
+trained to its end. Every checkpoint is compared with the one of the same step of an unbroken run on one CSX. A
+difference ends this process with a traceback.
 
 `kill`: SIGKILL of a process of the run. `stop`: SIGSTOP of one. `signal`: SIGINT or SIGTERM of the user's process.
 `cut`: a connection between two processes ends (needs root). `disk`: the disk of one rank is full, or as good as (needs
@@ -30,14 +31,15 @@ from pathlib import Path
 import psutil
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.host import stopping
 from tests.integration.run_hurt import STEPS, STORES, Reference, Run, random_moment, small_disk, start, weight_servers
 
 SETTINGS = ("global_batch_size=8", "micro_batch_size=2")
-NUMBERS_OF_CSX = (2, 3, 4)
+NUMBERS_OF_CSX = (2, 3)
 END_LIMIT_S = 30.0
 RUN_LIMIT_S = 200.0  # of a run that trains to its end in spite of what happened
 DISK_PAGE = 4096  # bytes
-SILENCE_S = 8  # CEREBRAS_CSX_TIMEOUT_S
+SILENCE_S = 30  # a process hangs: on a busy machine the import of TensorFlow takes long
 POLL_S = 0.01
 NAMED = re.compile(r"rank \d on \S+ .*log is \S+")
 PIDFD_GETFD = 438  # number of the system call
@@ -174,7 +176,7 @@ def hurt_one(chosen: str, run: Run, model_dir: Path, rng: random.Random) -> tupl
     said = run.log.read_text()
     if status == 0 or fault == "signal":  # it computes, or saves: not an end by the fault
         seconds = 0.0
-    assert seconds < END_LIMIT_S, (fault, victim, seconds, said)
+    assert seconds < END_LIMIT_S + SILENCE_S * (fault == "stop"), (fault, victim, seconds, said)
     return ("faults", f"{fault}: {victim}", check_end(fault, victim, status, said)), seconds
 
 
@@ -217,7 +219,7 @@ def fill_disks(store: str, reference: Reference, folder: Path, count: int, seed:
     counts: Counter[str] = Counter()
     settings = (*SETTINGS, f"store_dir={stores}")
     for _ in range(count):
-        num_csx, small = rng.choice(NUMBERS_OF_CSX[:2]), rng.randint(0, 10) * DISK_PAGE
+        num_csx, small = rng.choice(NUMBERS_OF_CSX), rng.randint(0, 10) * DISK_PAGE
         small_place = stores / "csx" / f"store-{num_csx - 1}"
         small_place.parent.mkdir(parents=True, exist_ok=True)
         for size in (small, None):
@@ -239,6 +241,7 @@ def fill_disks(store: str, reference: Reference, folder: Path, count: int, seed:
 def main(chosen: str, store: str, folder: str, count: str, seed: str = "1") -> None:
     """Hurt runs with one store, or with each in turn; print the counts as JSON."""
     os.environ[env.CSX_TIMEOUT_S] = str(SILENCE_S)
+    stopping.ANSWER_LIMIT_S = SILENCE_S
     reference = Reference(Path(folder) / "unbroken", *SETTINGS, save_every=1)
     for one in STORES if store == "all" else (store,):
         own = Path(folder) / one

@@ -80,7 +80,7 @@ class _FirstRank(Collectives):
         self._short = _socket_folder()
         (folder / SOCKET_FILE).unlink(missing_ok=True)
         (folder / SOCKET_FILE).symlink_to(self._short / SOCKET_FILE)
-        program = (sys.executable, "-m", f"{__package__}.process", str(folder), module)
+        program = (sys.executable, "-m", f"{__package__}.process", str(folder), module, command.network)
         with open(folder / MPI_LOG, "wb") as log:
             self._process = subprocess.Popen(
                 (*command.words, *program),

@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from cerebras_tensorflow.errors import CollectiveError, SettingsError
-from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
+from cerebras_tensorflow.runtime.collectives.checked import CheckedCollectives
+from cerebras_tensorflow.runtime.collectives.interface import Bytes
 
 _LONGEST_PAUSE_S = 1e-3
 _TAG = 17
@@ -44,16 +43,17 @@ def missing(reason: object) -> SettingsError:
     )
 
 
-class MpiRank(Collectives):
-    """One process of a group."""
+class MpiRank(CheckedCollectives):
+    """One process of a group.
+
+    `close` does not free the communicator, which would wait for the other ranks. MPI frees it when the process ends.
+    """
 
     def __init__(self, mpi: Any, limit_s: float) -> None:
         self._mpi = mpi
         self._world = mpi.COMM_WORLD.Dup()  # other users of MPI in this process cannot get our messages
         self._world.Set_errhandler(mpi.ERRORS_RETURN)
-        self._limit_s = limit_s
-        self._failure: str | None = None
-        super().__init__(self._world.Get_rank(), self._world.Get_size())
+        super().__init__(self._world.Get_rank(), self._world.Get_size(), limit_s)
 
     def abort(self, reason: str) -> None:
         """End all ranks: MPI stops their processes. Does not return."""
@@ -61,51 +61,10 @@ class MpiRank(Collectives):
         self._world.Abort(1)
 
     def finish(self) -> None:
-        """Leave the group together: all ranks call this at the end of an orderly run."""
+        """Leave the group together."""
         self._mpi.Finalize()
 
-    def close(self) -> None:
-        """Leave the group."""
-        # Do not free the communicator: that waits for the other ranks. MPI frees it when the process ends.
-        self._failure = self._failure or f"rank {self.rank} has left the group"
-
-    def _exchange(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
-        if self._failure is not None:
-            raise CollectiveError(self._failure)
-        try:
-            self._check_sizes(outgoing, incoming)
-            self._transfer(outgoing, incoming)
-        except CollectiveError as error:
-            # The ranks are no longer at the same call, so a message could be taken for one of another call.
-            self._failure = str(error)
-            raise
-
-    def _check_sizes(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
-        """Tell all ranks all sizes, so that every rank finds the same error, or none.
-
-        Raises:
-            CollectiveError: If a rank sends another number of bytes than is expected.
-        """
-        own = np.array([[part.nbytes for part in parts] for parts in (outgoing, incoming)], np.int64)
-        sizes = np.zeros((self.size, *own.shape), np.int64)  # by rank: what it sends, what it expects
-        places = [each.reshape(-1).view(np.uint8) for each in sizes]
-        self._transfer([own.reshape(-1).view(np.uint8)] * self.size, places)
-        sent, expected = sizes[:, 0], sizes[:, 1].T
-        wrong = np.argwhere(sent != expected)
-        if len(wrong):
-            sender, receiver = wrong[0]
-            raise CollectiveError(
-                f"rank {sender} sends {sent[sender, receiver]} B to rank {receiver}, which expects "
-                f"{expected[sender, receiver]} B"
-            )
-
     def _transfer(self, outgoing: Sequence[Bytes], incoming: Sequence[Bytes]) -> None:
-        """Move the parts, within the time limit.
-
-        Raises:
-            CollectiveError: If a rank does not answer in time, or MPI reports an error.
-        """
-        np.copyto(incoming[self.rank], outgoing[self.rank])
         others = [rank for rank in range(self.size) if rank != self.rank]
         pending: dict[tuple[str, int], Any] = {}
         try:

@@ -31,18 +31,21 @@ class MpiCommand:
         words: The command, without the program to start.
         environment: Environment variables for it.
         nodes: The node of each rank; empty: all are on this machine.
+        network: How the processes exchange bytes: env.MPI, or env.TCP.
     """
 
     words: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
+    network: str = env.MPI
 
 
 def mpi_command(size: int, folder: Path) -> MpiCommand:
     """Return how to start the processes of a run.
 
     In a Slurm job of several nodes, srun starts them as a step of the job: rank 0 on this node, the others on the next
-    ones. Without Slurm, mpiexec starts them on this machine.
+    ones. They use connections of our own, since those of MPI have no authentication; MPI only if the user asks for it.
+    Without Slurm, mpiexec starts them on this machine, where MPI uses shared memory.
 
     Args:
         size: Number of ranks.
@@ -53,11 +56,16 @@ def mpi_command(size: int, folder: Path) -> MpiCommand:
     """
     mpiexec = find_mpiexec()
     nodes = nodes_of_ranks(slurm_nodes(), env.read().slurm_node or "", size)
-    plugin = _plugin(mpiexec) if len(set(nodes)) > 1 else None
+    network = env.read().csx_network
+    plugin = None
+    if len(set(nodes)) > 1:
+        plugin = _plugin(mpiexec) if network == env.MPI else "none"
     if plugin is not None:
         hosts = folder / _HOSTS_FILE
         hosts.write_text("".join(f"{node}\n" for node in nodes), encoding="ascii")
-        return MpiCommand(_srun(plugin, nodes), {**_environment(_OF_SLURM_JOB), "SLURM_HOSTFILE": str(hosts)}, nodes)
+        return MpiCommand(
+            _srun(plugin, nodes), {**_environment(_OF_SLURM_JOB), "SLURM_HOSTFILE": str(hosts)}, nodes, network
+        )
     environment = _environment()
     environment.setdefault("UCX_TLS", "sm,self")  # MPICH: shared memory only, so that no process listens on a port
     environment.setdefault("OMPI_MCA_pml", "ob1")  # Open MPI: the same

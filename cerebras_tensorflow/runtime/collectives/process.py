@@ -1,6 +1,6 @@
-"""A process of a run on several CSX: `python -m cerebras_tensorflow.runtime.collectives.process FOLDER MODULE`.
+"""A process of a run on several CSX: `python -m cerebras_tensorflow.runtime.collectives.process FOLDER MODULE NETWORK`.
 
-MPI starts one for each CSX. Rank 0 moves the bytes of the first CSX (relay.py). Each other rank calls
+MPI or Slurm starts one for each CSX. Rank 0 moves the bytes of the first CSX (relay.py). Each other rank calls
 `main(ranks, folder)` of MODULE.
 """
 
@@ -14,8 +14,10 @@ import sys
 import traceback
 from pathlib import Path
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.runtime.collectives import relay
+from cerebras_tensorflow.runtime.collectives import relay, tcp
+from cerebras_tensorflow.runtime.collectives.checked import CheckedCollectives
 from cerebras_tensorflow.runtime.collectives.mpi import join_world
 from cerebras_tensorflow.runtime.collectives.shared_files import end_at_once
 from cerebras_tensorflow.runtime.collectives.signs_of_life import (
@@ -28,12 +30,12 @@ from cerebras_tensorflow.runtime.collectives.signs_of_life import (
 )
 
 
-def main(folder: Path, module: str) -> int:
+def main(folder: Path, module: str, network: str) -> int:
     """Run one rank and return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first CSX decides when the run ends
         signal.signal(number, signal.SIG_IGN)
-    ranks = join_world(math.inf)  # the first CSX ends the run if a rank ends or hangs
     exit_with(folder / FIRST_FILE, 1)
+    ranks = _join(folder, network)
     if ranks.rank == 0:
         sign = Sign(rank_file(folder, 0))
         relay.serve(ranks, folder)
@@ -58,9 +60,18 @@ def main(folder: Path, module: str) -> int:
     return 0
 
 
+def _join(folder: Path, network: str) -> CheckedCollectives:
+    """Return this process's rank. No call has a limit: the first CSX ends the run if a rank ends or hangs."""
+    if network == env.MPI:
+        return join_world(math.inf)
+    environ = env.read()
+    secret = (folder / relay.SECRET_FILE).read_bytes()
+    return tcp.join(environ.slurm_rank, environ.slurm_ranks, folder, secret, math.inf)
+
+
 def _is_of_group(error: BaseException) -> bool:
     return type(error).__name__ == "CollectiveError"
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -19,15 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
-from cerebras_tensorflow.runtime.collectives.interface import Bytes
-from cerebras_tensorflow.runtime.collectives.mpi import MpiRank
+from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
 from cerebras_tensorflow.runtime.collectives.shared_files import end_at_once
 
 SOCKET_FILE, SECRET_FILE = "relay.socket", "secret"
 _LINE_BYTES = 1 << 20
 
 
-def serve(ranks: MpiRank, folder: Path) -> None:
+def serve(ranks: Collectives, folder: Path) -> None:
     """Move bytes for the first CSX until it ends the run, or is gone.
 
     Args:
@@ -66,7 +65,7 @@ def cut(memory: Bytes, sizes: list[int], start: int = 0) -> list[Bytes]:
     return [memory[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def _exchanged(ranks: MpiRank, memory: Bytes, outgoing: list[int], incoming: list[int]) -> str | None:
+def _exchanged(ranks: Collectives, memory: Bytes, outgoing: list[int], incoming: list[int]) -> str | None:
     try:
         ranks.exchange(cut(memory, outgoing), cut(memory, incoming, sum(outgoing)))
     except CollectiveError as error:

@@ -75,10 +75,15 @@ def prove(link: socket.socket, secret: bytes, own: bytes, other: bytes) -> bool:
     """
     mine = secrets.token_bytes(_SECRET_BYTES)
     send(link, mine)
-    theirs = receive(link, np.empty(_SECRET_BYTES, np.uint8)).tobytes()
+    theirs = receive_bytes(link, _SECRET_BYTES)
     send(link, hmac.digest(secret, own + mine + theirs, "sha256"))
-    shown = receive(link, np.empty(_SECRET_BYTES, np.uint8)).tobytes()
+    shown = receive_bytes(link, _SECRET_BYTES)
     return hmac.compare_digest(shown, hmac.digest(secret, other + theirs + mine, "sha256"))
+
+
+def receive_bytes(link: socket.socket, count: int) -> bytes:
+    """Return bytes of a connection, within the time limit of the socket; errors are those of `receive`."""
+    return receive(link, np.empty(count, np.uint8)).tobytes()
 
 
 def receive(link: socket.socket, out: Bytes, check: Check | None = None) -> Bytes:

@@ -1,14 +1,18 @@
-"""Every implementation of Collectives passes the suite: threads of one process, and ranks of MPI."""
+"""Every implementation of Collectives passes the suite: threads of one process, our own connections, ranks of MPI."""
 
 from __future__ import annotations
 
 import builtins
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +20,53 @@ import numpy as np
 import pytest
 
 from cerebras_tensorflow.errors import CollectiveError, SettingsError
+from cerebras_tensorflow.runtime.collectives import tcp
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.mpi import join_world
+from cerebras_tensorflow.runtime.host.announcement import read_announcement
 from tests.unit.runtime.collectives.suite import FAILING, LIMIT_S, MPI_ONLY, SHARED, SHORT_LIMIT_S, SIZE
 
 ROOT = Path(__file__).parents[4]
+SECRET = b"the secret of the run"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
-def run_threads(check: Callable[[Collectives], None], limit_s: float) -> None:
+Group = Callable[[float], list[Callable[[], Collectives]]]
+"""Returns, for a time limit, how each rank joins a new group."""
+
+
+@pytest.fixture(params=["in_process", "tcp"])
+def group(request: pytest.FixtureRequest, tmp_path: Path) -> Group:
+    def in_process(limit_s: float) -> list[Callable[[], Collectives]]:
+        return [lambda ranks=ranks: ranks for ranks in make_group(SIZE, limit_s)]  # type: ignore[misc]
+
+    def by_tcp(limit_s: float) -> list[Callable[[], Collectives]]:
+        return [partial(tcp.join, rank, SIZE, tmp_path, SECRET, limit_s) for rank in range(SIZE)]
+
+    return in_process if request.param == "in_process" else by_tcp
+
+
+def run_threads(check: Callable[[Collectives], None], joins: list[Callable[[], Collectives]]) -> None:
     """Call a check in a thread for each rank; raise the first error."""
     errors: list[BaseException] = []
 
-    def call(ranks: Collectives) -> None:
+    def call(join: Callable[[], Collectives]) -> None:
         try:
-            check(ranks)
+            ranks = join()
+            try:
+                check(ranks)
+                done.wait(LIMIT_S)  # the others may still wait for this rank
+            except BaseException as error:
+                ranks.abort(repr(error))
+                raise
+            finally:
+                ranks.close()
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             errors.append(error)
-            ranks.abort(repr(error))
 
-    threads = [threading.Thread(target=call, args=(ranks,)) for ranks in make_group(SIZE, limit_s)]
+    done = threading.Barrier(SIZE)
+    threads = [threading.Thread(target=call, args=(join,)) for join in joins]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -58,36 +88,69 @@ def run_mpi(name: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_threads_pass_the_shared_suite(name: str) -> None:
-    run_threads(SHARED[name], LIMIT_S)
+def test_a_group_passes_the_shared_suite(name: str, group: Group) -> None:
+    run_threads(SHARED[name], group(LIMIT_S))
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_threads_report_a_failing_rank(name: str) -> None:
-    run_threads(FAILING[name], SHORT_LIMIT_S)
+def test_a_group_reports_a_failing_rank(name: str, group: Group) -> None:
+    run_threads(FAILING[name], group(SHORT_LIMIT_S))
 
 
-def test_an_abort_reaches_the_ranks_that_wait() -> None:
+def test_an_abort_reaches_the_ranks_that_wait(group: Group) -> None:
     def check(ranks: Collectives) -> None:
         if ranks.rank == 1:
             ranks.abort("the disk is full")
         else:
-            with pytest.raises(CollectiveError, match="rank 1 failed: the disk is full"):
+            with pytest.raises(CollectiveError, match=r"rank 1 .*failed: the disk is full"):
                 ranks.barrier()
 
-    run_threads(check, LIMIT_S)
+    run_threads(check, group(LIMIT_S))
 
 
-def test_a_rank_that_left_is_named() -> None:
+def test_a_rank_that_left_is_named(group: Group) -> None:
     def check(ranks: Collectives) -> None:
         ranks.barrier()
         if ranks.rank == 2:
             ranks.close()
         else:
-            with pytest.raises(CollectiveError, match="rank 2 has left"):
+            with pytest.raises(CollectiveError, match=r"rank 2 (has left|.*lost its connection to rank \d)"):
                 ranks.barrier()
 
-    run_threads(check, LIMIT_S)
+    run_threads(check, group(LIMIT_S))
+
+
+def test_nobody_joins_without_the_secret_and_nothing_listens_after_the_start(tmp_path: Path) -> None:
+    ranks: list[Collectives] = []
+    first = threading.Thread(target=lambda: ranks.append(tcp.join(0, 2, tmp_path, SECRET)))
+    first.start()
+    while (address := read_announcement(tcp.address_file(tmp_path, 0))) is None:
+        time.sleep(0.01)
+    place = address["host"], address["port"]
+    strangers = [socket.create_connection(place) for _ in range(3)]  # one of them stays silent
+    for link, said in zip(
+        strangers, (b"GET / HTTP/1.0\r\n\r\n" * 9, (1).to_bytes(4, "little") + bytes(64)), strict=False
+    ):
+        link.sendall(said)
+        link.settimeout(LIMIT_S)
+        with suppress(ConnectionResetError):
+            while link.recv(1 << 10):
+                pass
+    with pytest.raises(
+        CollectiveError, match=r"(does not know the secret of this run|cannot connect to rank 0: .*closed)"
+    ):
+        tcp.join(1, 2, tmp_path, b"another secret")
+    assert not ranks
+    second = tcp.join(1, 2, tmp_path, SECRET)
+    first.join()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(place)
+    barrier = threading.Thread(target=ranks[0].barrier)
+    barrier.start()
+    second.barrier()
+    barrier.join()
+    for one in (*strangers, *ranks, second):
+        one.close()
 
 
 def test_every_rank_needs_a_part() -> None:
