@@ -42,20 +42,22 @@ def in_allocation(nodes: int, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "error"),
+    ("behaviour", "network", "error"),
     [
-        ("orderly", None),
+        ("orderly", "mpi", None),
         (
             "killed",
+            "tcp",
             r"error rank 1 on node\d ended without an error: killed, or out of memory\. Its log is .*rank-1.log",
         ),
-        ("stopped", r"error rank 1 on node\d hangs: no sign of life for 5 s\. Its log is .*rank-1.log"),
+        ("stopped", "tcp", r"error rank 1 on node\d hangs: no sign of life for 5 s\. Its log is .*rank-1.log"),
     ],
 )
 def test_ranks_on_three_nodes_exchange_bytes_and_a_failing_one_is_named(
-    behaviour: str, error: str | None, tmp_path: Path
+    behaviour: str, network: str, error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mpi4py")
+    monkeypatch.setenv("CEREBRAS_CSX_NETWORK", network)
     (tmp_path / "behaviour").write_text(behaviour)
     words = ("srun", "-N1", "-n1", "--overlap", sys.executable, "-c", GROUP, str(tmp_path), behaviour)
     output = in_allocation(3, *words)

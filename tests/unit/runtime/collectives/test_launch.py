@@ -142,6 +142,8 @@ def test_slurm_starts_the_ranks_on_the_nodes_of_the_job(monkeypatch: pytest.Monk
     for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "[a-c]"), ("SLURM_NTASKS", "9")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURMD_NODENAME", "b")
+    assert placement.mpi_command(4, tmp_path).words[:2] == ("srun", "--mpi=none"), "connections of our own"
+    monkeypatch.setenv("CEREBRAS_CSX_NETWORK", "mpi")
     command = placement.mpi_command(4, tmp_path)
     assert command.nodes == ("b", "b", "a", "c")
     assert Path(command.environment["SLURM_HOSTFILE"]).read_text() == "b\nb\na\nc\n"
