@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.runtime.collectives import links
 from cerebras_tensorflow.runtime.collectives.checked import CheckedCollectives
 from cerebras_tensorflow.runtime.collectives.interface import Bytes
+from cerebras_tensorflow.runtime.collectives.links import LinkEndedError
 from cerebras_tensorflow.runtime.collectives.signs_of_life import describe, error_file
-from cerebras_tensorflow.runtime.csx import links
-from cerebras_tensorflow.runtime.csx.links import LinkEndedError
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.network import listen_address
 

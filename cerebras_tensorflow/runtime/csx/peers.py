@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.runtime.collectives import links
+from cerebras_tensorflow.runtime.collectives.links import Incoming, LinkEndedError, OwnerFailedError
 from cerebras_tensorflow.runtime.collectives.signs_of_life import describe
-from cerebras_tensorflow.runtime.csx import links
-from cerebras_tensorflow.runtime.csx.links import Incoming, LinkEndedError, OwnerFailedError
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.network import listen_address
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cerebras_tensorflow.errors import CollectiveError, StoreError
-from cerebras_tensorflow.runtime.csx import links
+from cerebras_tensorflow.runtime.collectives import links
 from cerebras_tensorflow.runtime.csx.peers import Peers, Request
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 

@@ -17,10 +17,11 @@ from cerebras_tensorflow.errors import CollectiveError, StoreError
 from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, Mark, MicroBatches, sum_dtype
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Program, WeightSpec, dtype_from_name
+from cerebras_tensorflow.runtime.collectives import links
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx import arrivals as arrivals_module
-from cerebras_tensorflow.runtime.csx import links, sum_stream
+from cerebras_tensorflow.runtime.csx import sum_stream
 from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
 from cerebras_tensorflow.runtime.csx.peers import Peers
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore

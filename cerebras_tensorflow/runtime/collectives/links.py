@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from cerebras_tensorflow.errors import CerebrasError
-from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
+from cerebras_tensorflow.runtime.collectives.interface import Bytes
 
 ANSWER = struct.Struct("<BQ")  # whether it is an error; bytes that follow
 CHECK_S = 1.0
