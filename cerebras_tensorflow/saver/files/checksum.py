@@ -68,13 +68,19 @@ def combine(first: int, second: int, second_bytes: int) -> int:
     >>> combine(crc32c(b"1234"), crc32c(b"56789"), 5) == crc32c(b"123456789")
     True
     """
-    power, square, bits = 1 << 31, 1 << 30, 8 * second_bytes
+    return _product(_power(second_bytes), first) ^ second
+
+
+@functools.lru_cache(4096)
+def _power(num_bytes: int) -> int:
+    """Return x^(8 n) modulo the polynomial."""
+    power, square, bits = 1 << 31, 1 << 30, 8 * num_bytes
     while bits:
         if bits & 1:
             power = _product(power, square)
         square = _product(square, square)
         bits >>= 1
-    return _product(power, first) ^ second
+    return power
 
 
 def _product(left: int, right: int) -> int:

@@ -1,53 +1,49 @@
 """Reads the stream of a checkpoint's data objects in pieces, with several requests at a time.
 
-It keeps the latest pieces, so many small tensors take one request. If tensors are read in the order of the stream, it
-requests the next pieces ahead of time.
+It keeps the latest pieces, so many small tensors take one request. If the caller knows what it will read next, the
+reader requests these pieces ahead of time.
 """
 
 from __future__ import annotations
 
 import bisect
 import collections
-import contextlib
 import itertools
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cerebras_tensorflow.errors import CorruptCheckpointError
-from cerebras_tensorflow.saver.files.checksum import crc32c
+from cerebras_tensorflow.saver.files.checksum import combine, crc32c
 from cerebras_tensorflow.saver.objects import manifest as manifests
 from cerebras_tensorflow.saver.objects.manifest import Manifest
 from cerebras_tensorflow.saver.objects.store import Bucket
 
 _THREADS = 8
-_FEW = 5  # with the writer's objects, a conversion stays below 400 MB
-DEEP = 16
-"""Pieces of a run to request before the first is used, where memory is not scarce.
-
-A server answers requests of the same time at about the same time. With as many as there are threads, these would have
-nothing to do until the reader has used some pieces.
-"""
-_USED = 2  # pieces to keep in addition, for small tensors
+_FEW = 5  # requests ahead of use; with the writer's objects, a conversion stays below 400 MB
+# The same, and pieces in a request, where memory is not scarce: at most 192 MiB. A server answers requests of the same
+# time at about the same time. With as many as there are threads, these would have nothing to do until the reader has
+# used some.
+_DEEP, _DEEP_PIECES = 12, 2
+_USED = 2  # requests to keep in addition, for small tensors
 _READS = 4
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A run of the stream within one piece of one object.
+    """A run of the stream that is read with one request.
 
     Attributes:
         number: Number of the object.
+        pieces: Numbers of the object's pieces that are requested.
         offset: Start of the run in its object [B].
         size: Size of the run [B].
-        position: Start of the run in the stream [B].
     """
 
     number: int
+    pieces: range
     offset: int
     size: int
-    position: int
 
 
 class ReadAhead:
@@ -63,43 +59,46 @@ class ReadAhead:
         self._bucket, self._folder, self._manifest = bucket, folder, manifest
         self._starts = [0, *itertools.accumulate(manifest.sizes)]
         self._pool = ThreadPoolExecutor(_THREADS, "object-reader")
-        self._kept: collections.OrderedDict[tuple[int, int], Future[memoryview]] = collections.OrderedDict()
-        self._lock = threading.Lock()
-        # Ends of the latest runs: of large tensors, and of small ones between them, which share objects of their own.
-        self._ends: collections.deque[int] = collections.deque(maxlen=2)
+        self._kept: collections.OrderedDict[tuple[int, range], Future[memoryview]] = collections.OrderedDict()
 
-    def read(self, position: int, size: int, num_requested: int = _FEW) -> Iterator[memoryview]:
-        """Yield a run of the stream in order. If it follows the last run, also request the pieces after it.
+    def read(
+        self, position: int, size: int, is_deep: bool = False, following: Iterable[tuple[int, int]] = ()
+    ) -> Iterator[tuple[memoryview, int | None]]:
+        """Yield a run of the stream in order: bytes, and their CRC-32C if they are whole pieces, else None.
 
         Args:
             position: Start of the run [B].
             size: Its size [B].
-            num_requested: Pieces that are requested or wait for their use; memory holds two more.
+            is_deep: Whether to request more and larger parts at a time, because memory is not scarce.
+            following: Position and size of the runs that will probably be read next.
 
         Raises:
             CheckpointError: If an object cannot be read.
             CorruptCheckpointError: If a piece fails its checksum at every attempt.
         """
-        end = position + size
-        # A short first run may be the only one.
-        is_next = position in self._ends or (not self._ends and size >= manifests.PIECE_BYTES)
-        with contextlib.suppress(ValueError):
-            self._ends.remove(position)
-        self._ends.append(end)
-        ahead = num_requested * manifests.PIECE_BYTES if is_next else 0
         window: collections.deque[tuple[_Part, Future[memoryview]]] = collections.deque()
-        for part in self._parts(position, min(end + ahead, self._starts[-1])):
-            if part.position >= end and not size:
-                break
-            window.append((part, self._piece(part, num_requested + _USED)))
-            if len(window) > num_requested and window[0][0].position < end:
-                yield self._content(*window.popleft(), end)
-        while window and window[0][0].position < end:
-            yield self._content(*window.popleft(), end)
+        num_pieces, num_requested = (_DEEP_PIECES, _DEEP) if is_deep else (1, _FEW)
+        num_own = 0  # parts of this run in the window
+        for part in self._parts(position, position + size, num_pieces):
+            window.append((part, self._requested(part, num_requested + _USED)))
+            num_own += 1
+            if len(window) > num_requested:
+                yield self._content(*window.popleft())
+                num_own -= 1
+        later = (part for start, length in following for part in self._parts(start, start + length, num_pieces))
+        for part in itertools.islice(later, num_requested if num_own else 0):
+            window.append((part, self._requested(part, num_requested + _USED)))
+            if len(window) > num_requested:
+                yield self._content(*window.popleft())
+                num_own -= 1
+                if not num_own:
+                    return
+        for _ in range(num_own):
+            yield self._content(*window.popleft())
 
     def read_exactly(self, position: int, size: int) -> Iterator[memoryview]:
         """Yield a run of the stream in order. Read only its bytes, so do not verify checksums."""
-        parts = self._parts(position, position + size)
+        parts = self._parts(position, position + size, 1)
         window: collections.deque[Future[memoryview]] = collections.deque()
         while True:
             for part in itertools.islice(parts, _THREADS - len(window)):
@@ -114,43 +113,54 @@ class ReadAhead:
         self._pool.shutdown(cancel_futures=True)
         self._kept.clear()
 
-    def _parts(self, position: int, end: int) -> Iterator[_Part]:
+    def _parts(self, position: int, end: int, num_pieces: int) -> Iterator[_Part]:
         while position < end:
             number = bisect.bisect_right(self._starts, position) - 1
             offset = position - self._starts[number]
-            to_next_piece = manifests.PIECE_BYTES - offset % manifests.PIECE_BYTES
-            size = min(to_next_piece, end - position, self._manifest.sizes[number] - offset)
-            yield _Part(number, offset, size, position)
+            first = offset // manifests.PIECE_BYTES // num_pieces * num_pieces
+            pieces = range(first, min(first + num_pieces, len(self._manifest.checks[number])))
+            part_end = min(pieces.stop * manifests.PIECE_BYTES, self._manifest.sizes[number])
+            size = min(part_end - offset, end - position)
+            yield _Part(number, pieces, offset, size)
             position += size
 
-    def _piece(self, part: _Part, num_kept: int) -> Future[memoryview]:
-        """Return the future of the whole piece around a part; reuse an earlier request that has not failed."""
-        index = part.offset // manifests.PIECE_BYTES
-        with self._lock:
-            future = self._kept.pop((part.number, index), None)
-            if future is None or (future.done() and (future.cancelled() or future.exception() is not None)):
-                future = self._pool.submit(self._read_piece, part.number, index)
-            self._kept[part.number, index] = future
-            while len(self._kept) > num_kept:
-                self._kept.popitem(last=False)
-            return future
+    def _requested(self, part: _Part, num_kept: int) -> Future[memoryview]:
+        """Return the future of the whole pieces around a part; reuse an earlier request that has not failed."""
+        key = (part.number, part.pieces)
+        future = self._kept.pop(key, None)
+        if future is None or (future.done() and (future.cancelled() or future.exception() is not None)):
+            future = self._pool.submit(self._read_pieces, *key)
+        self._kept[key] = future
+        while len(self._kept) > num_kept:
+            self._kept.popitem(last=False)
+        return future
 
-    def _read_piece(self, number: int, index: int) -> memoryview:
-        """Return a piece. If its checksum is wrong, read it again: the network may have damaged it."""
-        key, offset = self._key(number), index * manifests.PIECE_BYTES
-        size = min(manifests.PIECE_BYTES, self._manifest.sizes[number] - offset)
+    def _read_pieces(self, number: int, pieces: range) -> memoryview:
+        """Return some pieces. If a checksum is wrong, read them again: the network may have damaged them."""
+        key, offset = self._key(number), pieces.start * manifests.PIECE_BYTES
+        size = min(len(pieces) * manifests.PIECE_BYTES, self._manifest.sizes[number] - offset)
+        expected = self._manifest.checks[number][pieces.start : pieces.stop]
+        starts = range(0, size, manifests.PIECE_BYTES)
         for _ in range(_READS):
             content = self._bucket.get_range(key, offset, size)
-            if crc32c(content) == self._manifest.checks[number][index]:
+            if tuple(crc32c(content[at : at + manifests.PIECE_BYTES]) for at in starts) == expected:
                 return content
         raise CorruptCheckpointError(
             f"{self._bucket.url(key)}: damaged: bytes {offset} to {offset + size} fail their checksum. Use another "
             "checkpoint."
         )
 
-    def _content(self, part: _Part, piece: Future[memoryview], end: int) -> memoryview:
-        skipped = part.offset % manifests.PIECE_BYTES
-        return piece.result()[skipped : skipped + min(part.size, end - part.position)]
+    def _content(self, part: _Part, requested: Future[memoryview]) -> tuple[memoryview, int | None]:
+        skipped = part.offset - part.pieces.start * manifests.PIECE_BYTES
+        content = requested.result()
+        if part.size < content.nbytes:
+            return content[skipped : skipped + part.size], None
+        self._kept.pop((part.number, part.pieces), None)  # nothing else is in it
+        crc = 0
+        for number in part.pieces:
+            size = min(manifests.PIECE_BYTES, self._manifest.sizes[part.number] - number * manifests.PIECE_BYTES)
+            crc = combine(crc, self._manifest.checks[part.number][number], size)
+        return content, crc
 
     def _key(self, number: int) -> str:
         return f"{self._folder}/{self._manifest.objects[number]}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.locations import ObjectLocation
 from cerebras_tensorflow.saver.bundle import string_tensor
-from cerebras_tensorflow.saver.files.checksum import crc32c
+from cerebras_tensorflow.saver.files.checksum import combine, crc32c
 from cerebras_tensorflow.saver.hdf5 import format as h5_format
 from cerebras_tensorflow.saver.hdf5.index import H5Record
 from cerebras_tensorflow.saver.interface import (
@@ -23,8 +24,42 @@ from cerebras_tensorflow.saver.interface import (
     target_view,
 )
 from cerebras_tensorflow.saver.objects import manifest as manifests
-from cerebras_tensorflow.saver.objects.read_ahead import DEEP, ReadAhead
+from cerebras_tensorflow.saver.objects.read_ahead import ReadAhead
 from cerebras_tensorflow.saver.objects.store import Bucket, sizes_of
+
+
+class Orders:
+    """Guesses what is read next: callers read in the order in which the tensors were saved, or by name.
+
+    Args:
+        records: The tensors, in the order in which they were saved.
+    """
+
+    def __init__(self, records: Mapping[str, H5Record]) -> None:
+        self._records = records
+        self._orders: list[Sequence[str]] = [list(records), sorted(records)]
+        self._places = [{name: place for place, name in enumerate(order)} for order in self._orders]
+        self._order = 0
+        self._last: str | None = None
+
+    def after(self, name: str) -> Iterator[H5Record]:
+        """Return the tensors that follow one that is read now; none if it does not follow the one before.
+
+        A small first one, such as the step, may be the only one: nothing is read ahead for it.
+        """
+        last, self._last = self._last, name
+        if last is None:
+            is_large = self._records[name].num_bytes >= manifests.PIECE_BYTES
+            first = [is_large and place[name] == 0 for place in self._places]
+            order = first.index(True) if any(first) else None
+        else:
+            follows = [place[name] == place[last] + 1 for place in self._places]
+            order = self._order if follows[self._order] else (follows.index(True) if any(follows) else None)
+        if order is None:
+            return iter(())
+        self._order = order
+        start = self._places[order][name] + 1
+        return (self._records[one] for one in itertools.islice(self._orders[order], start, None))
 
 
 class NoManifestError(CheckpointError):
@@ -56,6 +91,7 @@ class ObjectReader(TensorReader):
                 "and read them there."
             )
         self.manifest = found[0]
+        self._orders = Orders(self.manifest.records)
         self._ahead: ReadAhead | None = ReadAhead(self._bucket, location.key, self.manifest)
 
     def names(self) -> list[str]:
@@ -104,21 +140,13 @@ class ObjectReader(TensorReader):
         record = self._record(name)
         if record.type_name == h5_format.STRING_TYPE:
             raise holds_strings(self, name)
-        crc = 0
-        for piece in self._pieces(record):
-            crc = crc32c(piece, crc)
-            yield piece
-        if crc != record.crc:
-            raise self._corrupt(name, "it fails its checksum")
+        yield from self._checked(name, record)
 
     def verify(self) -> int:
         self.check_complete()
         for name, record in self.manifest.records.items():
-            crc = 0
-            for piece in self._pieces(record):
-                crc = crc32c(piece, crc)
-            if crc != record.crc:
-                raise self._corrupt(name, "it fails its checksum")
+            for _ in self._checked(name, record):
+                pass
         return sum(record.num_bytes for record in self.manifest.records.values())
 
     def check_complete(self) -> None:
@@ -144,19 +172,22 @@ class ObjectReader(TensorReader):
         return f"{self._folder}/{self.manifest.objects[number]}"
 
     def _fill(self, name: str, record: H5Record, target: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        crc = position = 0
-        for piece in self._pieces(record, DEEP):
-            crc = crc32c(piece, crc)
+        position = 0
+        for piece in self._checked(name, record, is_deep=True):
             target[position : position + piece.nbytes] = piece
             position += piece.nbytes
-        if crc != record.crc:
-            raise self._corrupt(name, "it fails its checksum")
 
-    def _pieces(self, record: H5Record, *num_requested: int) -> Iterator[memoryview]:
-        """Yield a tensor's bytes, in order."""
+    def _checked(self, name: str, record: H5Record, is_deep: bool = False) -> Iterator[memoryview]:
+        """Yield a tensor's bytes, in order. After the last ones, compare the checksum."""
         if self._ahead is None:
             raise CheckpointError(f"{self.path}: this reader is closed")
-        return self._ahead.read(record.offset, record.num_bytes, *num_requested)
+        following = ((one.offset, one.num_bytes) for one in self._orders.after(name))
+        crc = 0
+        for piece, known in self._ahead.read(record.offset, record.num_bytes, is_deep, following):
+            crc = crc32c(piece, crc) if known is None else combine(crc, known, piece.nbytes)
+            yield piece
+        if crc != record.crc:
+            raise self._corrupt(name, "it fails its checksum")
 
     def _corrupt(self, name: str, problem: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(f"{self.path}: tensor {name!r} is damaged: {problem}. Use another checkpoint.")
