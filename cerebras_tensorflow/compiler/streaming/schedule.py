@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from cerebras_tensorflow.graph.program import Event
 
+_AFTER = 1e-9
+"""From the place of a slice of an update to the place at which its bytes are free. Slices are further apart."""
+
 
 class Demand:
     """Bytes of weights that the step uses, by position.
@@ -121,16 +124,36 @@ def held_curve(events: Sequence[Event], waits: Sequence[Sequence[str]], length: 
         waits: What each event waits for, from find_waits.
         length: Number of ops in the step's order.
     """
-    # A move that waits for an op starts after it. The slices of an update are done before the next op.
+    # A move that waits for an op starts after it. The slices of an update have places between its op and the next op.
     free_from = {
-        node: int(position) + (event.kind != "update") for event in events for node, position in event.finishers
+        node: position + _AFTER if event.kind == "update" else int(position) + 1
+        for event in events
+        for node, position in event.finishers
     }
-    change = np.zeros(length + 1, np.int64)
-    reached = 0
+    places: list[float] = []
+    changes: list[int] = []
+    reached = 0.0
     for event, nodes in zip(events, waits, strict=True):
         reached = max([reached, *(free_from[node] for node in nodes)])
-        end = int(event.first) if event.kind == "fill" else int(event.last) + 1
+        end = event.first if event.kind == "fill" else event.last + _AFTER if event.kind == "update" else event.last + 1
         if end > reached:
-            change[reached] += event.num_bytes
-            change[end] -= event.num_bytes
-    return np.cumsum(change[:-1])
+            places += [reached, end]
+            changes += [event.num_bytes, -event.num_bytes]
+    return _most_at_each_op(np.array(places), np.array(changes, np.int64), length)
+
+
+def _most_at_each_op(places: NDArray[np.float64], changes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Return the most bytes from each position of the order to the next: shape (length,), int64.
+
+    Args:
+        places: Where bytes are taken or freed: shape (changes,), float64.
+        changes: The bytes; freed ones are negative: shape (changes,), int64.
+        length: Number of ops in the step's order.
+    """
+    order = np.lexsort((changes, places))  # what is freed at a place makes room for what is taken there
+    places, held = places[order], np.cumsum(changes[order])
+    before = np.concatenate([np.zeros(1, np.int64), held])
+    curve = before[np.searchsorted(places, np.arange(length), side="right")]
+    within = places > np.floor(places)
+    np.maximum.at(curve, places[within].astype(np.int64), held[within])
+    return curve
