@@ -24,15 +24,16 @@ def schedule_text(program: Program) -> str:
         f"step, not counting the rows that `gather` reads.",
         "A move starts when the moves above it have been used, except for the last "
         f"{format_bytes(program.window_bytes)} of them.",
-        "`load`: reads a weight. `update`: loads a weight, runs the optimizer, stores the weight. `gather`: reads only "
-        "the batch's rows. `spill`: stores a value. `fill`: loads that value again.",
+        "`load`: reads a weight. `update`: loads a weight, runs the optimizer, stores the weight. `replace`: the same, "
+        "with a weight that a `load` still holds. `gather`: reads only the batch's rows. `spill`: stores a value. "
+        "`fill`: loads that value again.",
         "",
-        f"{'number':>6}  {'kind':6}  {'bytes':>9}  {'first op':>8}  {'last op':>8}  weight",
+        f"{'number':>6}  {'kind':7}  {'bytes':>9}  {'first op':>8}  {'last op':>8}  weight",
     ]
     for number, event in enumerate(program.events):
         size = format_bytes(event.num_bytes) if event.num_bytes else "rows"
         name = program.stored[event.weight].name
-        lines.append(f"{number:>6}  {event.kind:6}  {size:>9}  {int(event.first):>8}  {int(event.last):>8}  {name}")
+        lines.append(f"{number:>6}  {event.kind:7}  {size:>9}  {int(event.first):>8}  {int(event.last):>8}  {name}")
     return "\n".join(lines) + "\n"
 
 

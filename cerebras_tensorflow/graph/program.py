@@ -91,7 +91,8 @@ class Event:
 
     Attributes:
         kind: "load" (the step reads it), "gather" (only the rows in the batch), "update" (load, change, store),
-            "spill" (write a value to the store), "fill" (read it back).
+            "replace" (change what a load still holds, store), "spill" (write a value to the store), "fill" (read it
+            back).
         weight: Index into Program.stored.
         node: The op that moves it.
         num_bytes: Bytes held from the move until the last finisher has run.

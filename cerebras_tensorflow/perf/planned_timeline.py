@@ -81,13 +81,14 @@ class _Simulation:
             self._held += event.num_bytes
             return
         begin_s = max(self._read_s, room_s)
-        self._read_s = begin_s + event.num_bytes / self._rates.read_bytes_per_s
-        if event.num_bytes:
+        read_bytes = 0 if event.kind == "replace" else event.num_bytes
+        self._read_s = begin_s + read_bytes / self._rates.read_bytes_per_s
+        if read_bytes:
             self.spans.append(Span(LOAD, name, begin_s, self._read_s, event.num_bytes))
             self.changes.append((begin_s, event.num_bytes))
         self._cores_s = max(self._cores_s, self._read_s)
         free_s = float("inf")
-        if event.kind == "update":
+        if event.kind in ("update", "replace"):
             begin_s = self._cores_s
             self._cores_s += 2 * event.num_bytes / self._rates.update_bytes_per_s
             self.spans.append(Span(UPDATE, name, begin_s, self._cores_s, event.num_bytes))

@@ -40,6 +40,8 @@ from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.system.wafer.sparse import sparse_network
 
+_ONLY_WRITTEN = ("spill", "replace")  # kinds of moves that read nothing
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -86,14 +88,18 @@ class StepPlan:
     def read_bytes(self) -> int:
         """Bytes that a step reads from the store, without rows that gathers read."""
         program = self.program
-        return sum(program.repeats(event) * event.num_bytes for event in program.events if event.kind != "spill")
+        return sum(
+            program.repeats(event) * event.num_bytes for event in program.events if event.kind not in _ONLY_WRITTEN
+        )
 
     @property
     def written_bytes(self) -> int:
         """Bytes that a step writes to the store."""
         program = self.program
         return sum(
-            program.repeats(event) * event.num_bytes for event in program.events if event.kind in ("update", "spill")
+            program.repeats(event) * event.num_bytes
+            for event in program.events
+            if event.kind in ("update", *_ONLY_WRITTEN)
         )
 
 

@@ -52,6 +52,7 @@ class Emission:
         self._reads = frozenset(reads)
         self._replaced = dict(replaced or {})
         self._loads: dict[tuple[str, str], str] = {}  # (user, read) -> the load that the user takes instead
+        self._kept_loads: dict[str, str] = {}  # VarHandleOp -> the load that the update takes instead of its own
         self._dropped = set(reads)
         self._extra_control: dict[str, list[str]] = {}
         self._new: dict[str, NodeDef] = {}
@@ -90,6 +91,14 @@ class Emission:
     def take_load(self, user: str, read: str, load: str) -> None:
         """Let an original op take a load in place of a read."""
         self._loads[(user, read)] = load
+
+    def keep_load(self, handle: str, load: str) -> None:
+        """Let the update of a variable take a load that its uses took before."""
+        self._kept_loads[handle] = load
+
+    def kept_load(self, handle: str) -> str | None:
+        """Return the load that the update of a variable takes; None if it loads the variable itself."""
+        return self._kept_loads.get(handle)
 
     def wait_for(self, name: str, others: Iterable[str]) -> None:
         """Let a node, original or new, run after others."""

@@ -11,6 +11,7 @@ from cerebras_tensorflow.compiler.memory.restores import BEFORE_NEXT
 from cerebras_tensorflow.compiler.nodes.emission import Emission
 from cerebras_tensorflow.compiler.nodes.ops import read_node
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
+from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT
 from cerebras_tensorflow.compiler.streaming.plan import StreamPlan
 from cerebras_tensorflow.compiler.streaming.schedule import Demand, split_uses
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable, constant_node
@@ -64,7 +65,7 @@ class LoadNodes:
                 by_branch.setdefault(read.switches, []).append((read, user))
         for switches, members in by_branch.items():
             for group in self._groups(members):
-                self._add_load(uses, switches, group)
+                self._add_load(uses, switches, group, self._update_near(uses, switches, group))
 
     def _add_shape(self, uses: VariableUses, access: VariableAccess) -> None:
         out_type = tf.as_dtype(self._emission.table.nodes[access.node].attr["out_type"].type).as_numpy_dtype
@@ -96,14 +97,41 @@ class LoadNodes:
             for group in split_uses(places, self._demand, self._window_bytes)
         ]
 
-    def _add_load(self, uses: VariableUses, switches: tuple[Endpoint, ...], members: Sequence[_Member]) -> None:
-        """Load a weight for a group of its uses."""
+    def _update_near(
+        self, uses: VariableUses, switches: tuple[Endpoint, ...], members: Sequence[_Member]
+    ) -> str | None:
+        """Return the optimizer op that changes a weight, if it runs soon after the last of some uses. Else None."""
+        emission, writes = self._emission, uses.variable.writes
+        if self._residence is not Residence.STORE or switches or len(writes) != 1:
+            return None
+        update = writes[0].node
+        if emission.table.nodes[update].op not in GRADIENT_INPUT or emission.deadness.branches(update):
+            return None
+        last = max(emission.position[user] for _, user in members)
+        place = emission.position[update]
+        if last >= place or self._demand.between(last, place) > self._window_bytes:
+            return None
+        return update if self._readers_of_buffer(uses, members, is_changed=True) is not None else None
+
+    def _add_load(
+        self, uses: VariableUses, switches: tuple[Endpoint, ...], members: Sequence[_Member], update: str | None
+    ) -> None:
+        """Load a weight for a group of its uses.
+
+        Args:
+            uses: All uses of the weight.
+            switches: Switches of the branches that the group is in.
+            members: The group.
+            update: The optimizer op, if it takes this load too.
+        """
         first = min(self._emission.position[user] for _, user in members)
         finishers = tuple(sorted({(user, self._end(user)) for _, user in members}, key=lambda finisher: finisher[1]))
         name = members[0][0].node
         if name in self._emission:
             name = f"{name}/cs_load_{first}"
-        readers = self._readers_of_buffer(uses, members)
+        readers = self._readers_of_buffer(uses, members, update is not None)
+        if update is not None:
+            finishers = (*finishers, (update, self._end(update)))
         if self._residence is Residence.HOST_MEMORY:
             handle = uses.variable.handle
             source = self._emission.switched(name, handle, tf.resource.as_datatype_enum, switches)
@@ -112,6 +140,8 @@ class LoadNodes:
             self._emission.weight_call(name, self._token(uses, readers), uses, switches, [])
         for read, user in members:
             self._emission.take_load(user, read.node, name)
+        if update is not None:
+            self._emission.keep_load(uses.variable.handle, name)
         self._emission.record(
             Event("load", uses.index, name, uses.variable.num_bytes, first, finishers[-1][1], finishers)
         )
@@ -129,15 +159,18 @@ class LoadNodes:
             return PRIVATE_LOAD_TOKEN
         return UNCHECKED_LOAD_TOKEN if uses.index in self._checked else LOAD_TOKEN
 
-    def _readers_of_buffer(self, uses: VariableUses, members: Sequence[_Member]) -> list[str] | None:
+    def _readers_of_buffer(
+        self, uses: VariableUses, members: Sequence[_Member], is_changed: bool = False
+    ) -> list[str] | None:
         """Return the ops to which the uses pass a load's memory on; None if the load needs its own copy.
 
         A mapped store updates a weight in the memory that its loads refer to. So all readers run before the update.
+        The same holds if the update takes the load (is_changed).
         """
         table, position = self._emission.table, self._emission.position
         if not all(_only_reads(table, user, read.node) for read, user in members):
             return None
-        if self._residence is not Residence.MAPPED_FILE:
+        if self._residence is not Residence.MAPPED_FILE and not is_changed:
             return []
         readers = [reader for _, user in members for reader in _readers(table, user) if reader != user]
         first_write = min((position[write.node] for write in uses.variable.writes), default=None)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from cerebras_tensorflow.graph.program import Event
 
+_UPDATES = frozenset({"update", "replace"})
 _AFTER = 1e-9
 """From the place of a slice of an update to the place at which its bytes are free. Slices are further apart."""
 
@@ -126,7 +127,7 @@ def held_curve(events: Sequence[Event], waits: Sequence[Sequence[str]], length: 
     """
     # A move that waits for an op starts after it. The slices of an update have places between its op and the next op.
     free_from = {
-        node: position + _AFTER if event.kind == "update" else int(position) + 1
+        node: position + _AFTER if event.kind in _UPDATES else int(position) + 1
         for event in events
         for node, position in event.finishers
     }
@@ -135,7 +136,7 @@ def held_curve(events: Sequence[Event], waits: Sequence[Sequence[str]], length: 
     reached = 0.0
     for event, nodes in zip(events, waits, strict=True):
         reached = max([reached, *(free_from[node] for node in nodes)])
-        end = event.first if event.kind == "fill" else event.last + _AFTER if event.kind == "update" else event.last + 1
+        end = event.first if event.kind == "fill" else event.last + _AFTER if event.kind in _UPDATES else event.last + 1
         if end > reached:
             places += [reached, end]
             changes += [event.num_bytes, -event.num_bytes]

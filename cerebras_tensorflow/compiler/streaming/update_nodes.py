@@ -38,12 +38,14 @@ class _SliceVariable:
     Attributes:
         handle: Name of its VarHandleOp.
         begin: The op that gives it its value.
-        load: The call that loads that value.
+        load: The op that loads that value, or takes it from a load of the whole weight.
+        kind: Kind of its event.
     """
 
     handle: str
     begin: str
     load: str
+    kind: str
 
 
 class UpdateNodes:
@@ -82,14 +84,18 @@ class UpdateNodes:
         writes = sorted(variable.writes, key=lambda access: emission.position[access.node])
         users = [access.node for access in (*writes, *uses.reads_after)]
         prefix = f"{variable.handle}/cs_update"
+        kept = emission.kept_load(variable.handle)
         begun: list[str] = []  # makes the value wait for its load if the branch of the write is not taken
         if writes[0].op in REPLACING_OPS and not emission.deadness.branches(writes[0].node):
             start = writes[0].node
+        elif kept is not None:
+            start = emission.add(assign_node(f"{prefix}/begin", variable.handle, kept, dtype))
+            begun = [start]
         else:
             start = emission.weight_call(f"{prefix}/load", LOAD_TOKEN, uses, (), []).name
             begun = [emission.add(assign_node(f"{prefix}/begin", variable.handle, start, dtype))]
-            for node in users:
-                emission.wait_for(node, begun)
+        for node in users if begun else ():
+            emission.wait_for(node, begun)
         value = emission.add(read_node(f"{prefix}/value", variable.handle, dtype))
         emission.wait_for(value, dict.fromkeys([*begun, *(alive(access.node) for access in writes)]))
         store = emission.weight_call(f"{prefix}/store", STORE_TOKEN, uses, (), [(value, dtype)]).name
@@ -98,7 +104,8 @@ class UpdateNodes:
         emission.finish_with(end)
         places = [emission.position[name] for name in users]
         first, last = min(places), max(places)
-        emission.record(Event("update", uses.index, start, variable.num_bytes, first, last, ((end, last),)))
+        kind = "replace" if kept is not None else "update"
+        emission.record(Event(kind, uses.index, start, variable.num_bytes, first, last, ((end, last),)))
 
     def apply_in_slices(self, cut: SlicedApply, family: Sequence[VariableUses]) -> None:
         """Run an optimizer op slice by slice. A slice's variables exist from its loads to its stores.
@@ -129,7 +136,7 @@ class UpdateNodes:
             for uses, variable in zip(family, variables, strict=True):
                 end = self._end_slice(uses, variable, done, dtype)
                 size = uses.row_bytes() * (stop - start)
-                emission.record(Event("update", uses.index, variable.load, size, place, place, ((end, place),)))
+                emission.record(Event(variable.kind, uses.index, variable.load, size, place, place, ((end, place),)))
             emission.place_before(cut.node, [apply] if cut.blocks is not None else [piece, apply])
         emission.drop(cut.node, *([cut.blocks.node] if cut.blocks is not None else []))
         emission.add(barrier_node(cut.node, applies))
@@ -195,6 +202,14 @@ class UpdateNodes:
         rows = [stop - start, *uses.shape[1:]]
         handle.attr["shape"].shape.CopyFrom(tf.TensorShape(rows).as_proto())
         self._emission.add(handle)
+        kept = self._emission.kept_load(uses.variable.handle)
+        if kept is not None:
+            self._emission.add(constant_node(f"{base}/cs_start", np.int64(start)))
+            bounds = (f"{base}/part_from", f"{base}/part_size")
+            begin_rows = [start, *[0] * (len(rows) - 1)]
+            part = self._emission.add(*slice_nodes(f"{base}/part", kept, bounds, begin_rows, rows, dtype))
+            begin = self._emission.add(assign_node(f"{base}/begin", base, part, dtype))
+            return _SliceVariable(base, begin, part, "replace")
         numbers = [
             (self._emission.add(constant_node(f"{base}/cs_{name}", np.int64(value))), INT64)
             for name, value in (("start", start), ("stop", stop))
@@ -204,7 +219,7 @@ class UpdateNodes:
         load = self._emission.weight_call(f"{base}/load", token, uses, (), numbers).name
         value = self._part_of_lent(base, load, rows, dtype) if is_lent else load
         begin = self._emission.add(assign_node(f"{base}/begin", base, value, dtype))
-        return _SliceVariable(base, begin, load)
+        return _SliceVariable(base, begin, load, "update")
 
     def _part_of_lent(self, base: str, load: str, shape: list[int], dtype: int) -> str:
         """Return a lent array without its last element, in the shape of the rows.

@@ -67,8 +67,8 @@ def test_names_of_json_figures_tell_measured_estimated_and_simulated(
     assert run(*command, "--no_rates") == 0
     values = json.loads(capsys.readouterr().out)
     assert values["store_bytes"] == values["written_bytes"] == 3 * 6 * 4 * 1024**2
-    # Forward and backward of each layer, but for the first layer's input; both orders of window give at least one read.
-    assert values["read_bytes"] >= values["written_bytes"] + 6 * 4 * 1024**2
+    # The two slots of each weight, and the weight itself: once, or also for the forward pass.
+    assert values["written_bytes"] < values["read_bytes"] <= values["written_bytes"] + 6 * 4 * 1024**2
     assert values["flops"] == 2 * 32 * 1024**2 * 3 * 6
     assert values["simulated_cs2_step_s"] > 0 and "estimated_step_s" not in values
     assert run(*command) == 0

@@ -398,7 +398,7 @@ def test_a_step_of_drawn_layers_has_values_to_spill() -> None:
 
     program = compile_small(build(model), "weight_streaming", **EVERYTHING_SPILLED)
     assert len(program.spilled) > 10
-    assert {event.kind for event in program.events} == {"load", "gather", "update", "spill", "fill"}
+    assert {event.kind for event in program.events} == {"load", "gather", "update", "replace", "spill", "fill"}
 
 
 def test_two_sessions_over_one_program_do_not_share_weights(tmp_path: Path) -> None:
