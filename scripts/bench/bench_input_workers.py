@@ -1,6 +1,6 @@
 """Measures how the rate of an input pipeline changes with the number of input workers, in batches/s and as a ratio.
 
-    python scripts/bench/bench_input_workers.py [--workers 0 1 2] [--kinds heavy images examples tokens] [--runs 3]
+    python scripts/bench/bench_input_workers.py [--workers 0 1 2] [--kinds heavy images examples tokens] [--runs 9]
 
 | kind | a batch | what a worker does for it |
 |---|---|---|
@@ -9,9 +9,10 @@
 | examples | 64 parsed tf.train.Examples, 0.4 MB | parses |
 | tokens | 8 x 128 numbers, 8 kB | almost nothing |
 
-One launch starts all workers. Its chief measures the cases in turn, so that other work on the machine affects all of
-them equally. A rate excludes the first batches, because the pipeline starts during them, and the chief decides whether
-it computes the batches itself. On N cores the ratio cannot exceed N.
+The consumer reads every number of a batch inside TensorFlow, as a model does. One launch starts all workers. Its chief
+measures the cases in turn, so that other work on the machine affects all of them equally. A rate excludes the first
+batches, because the pipeline starts during them, and the chief decides whether it computes the batches itself
+(--only-workers: it never does). On N cores the ratio cannot exceed N.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from cerebras_tensorflow.runtime.input_workers import chief
 
 v1 = tf.compat.v1
 v1.disable_eager_execution()
-seconds, runs, workers, kinds = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+seconds, runs, workers, only_workers, kinds = float(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], sys.argv[5:]
+if only_workers == "1":
+    chief.Comparison.got = lambda self, work: None
 
 def heavy():
     def value(seed):
@@ -69,9 +72,9 @@ def rate(kind, count):
         dataset = globals()[kind]().prefetch(1).with_options(options)
         if count:
             chief.start_workers(env.read().input_folder)
-            dataset = chief.remote(dataset, env.read().input_folder, count, lambda: False)
+            dataset = chief.remote(dataset, env.read().input_folder, range(count), lambda: False)
         iterator = v1.data.make_initializable_iterator(dataset)
-        batch = iterator.get_next()
+        batch = [tf.reduce_max(tensor) for tensor in tf.nest.flatten(iterator.get_next())]
         config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
         with v1.Session(config=config) as session:
             session.run(iterator.initializer)
@@ -97,7 +100,8 @@ def rates(arguments: argparse.Namespace) -> dict[tuple[str, int], list[float]]:
     launcher = "import sys; from csrun.cli import csrun_wse; sys.exit(csrun_wse())"
     most = str(max(arguments.workers))
     options = ["--executor", "embedded", "--input-workers", most, "--local-tasks", most]
-    words = [str(arguments.seconds), str(arguments.runs), ",".join(map(str, arguments.workers)), *arguments.kinds]
+    words = [str(arguments.seconds), str(arguments.runs), ",".join(map(str, arguments.workers))]
+    words += [str(int(arguments.only_workers)), *arguments.kinds]
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "CEREBRAS_HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "-c", launcher, *options, "python", "-c", CHIEF, *words]
@@ -116,7 +120,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a run [s]")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--only-workers", action="store_true", help="the chief never computes the batches itself")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, {arguments.runs} runs")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,28 +160,37 @@ def remote(dataset: Any, folder: Path, workers: Sequence[int], should_stop: Call
         should_stop: As in `distributed`.
     """
     spec = dataset.element_spec
+    is_dense = all(type(one) is tf.TensorSpec for one in tf.nest.flatten(spec))
     flat = dataset.map(lambda *element: tuple(tf.nest.flatten(_one(element), expand_composites=True)))
     parts = list(zip(part_requests(flat, len(workers)), workers, strict=True))
     # Each iterator has a number, with which it finds where the workers' batches end.
     numbers, ends = itertools.count(), dict[int, int]()
 
+    def packed(*tensors: tf.Tensor) -> Any:
+        return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
+
+    whole = dataset if is_dense else flat.map(packed)  # one map less where the types are the same without it
+
     def batches(number: tf.Tensor) -> Any:
         generator = functools.partial(_in_turn, folder, parts, should_stop, ends)
         remote = tf.data.Dataset.from_generator(generator, args=(number,), output_signature=flat.element_spec)
-        return remote.concatenate(tf.data.Dataset.from_tensors(number).flat_map(rest))
+        return remote.map(packed).concatenate(tf.data.Dataset.from_tensors(number).flat_map(rest))
 
     def rest(number: tf.Tensor) -> Any:
         # A negative number of batches to skip means all.
         (count,) = tf.numpy_function(lambda key: [np.int64(ends.pop(int(key), -1))], [number], [tf.int64])
-        return flat.skip(tf.ensure_shape(count, ()))
+        return whole.skip(tf.ensure_shape(count, ()))
 
     def new_number() -> Any:
         return np.int64(next(numbers))
 
     start = tf.data.Dataset.from_tensors(0)
     numbered = start.map(lambda _: tf.ensure_shape(tf.numpy_function(new_number, [], tf.int64), ()))
-    computed = numbered.flat_map(batches)
-    return computed.map(lambda *tensors: tf.nest.pack_sequence_as(spec, tensors, expand_composites=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about options that only the graph knows
+        options = dataset.options()
+    # flat_map hides those of the dataset in it, such as the number of threads.
+    return numbered.flat_map(batches).with_options(options)
 
 
 def part_requests(flat: Any, count: int) -> list[PartRequest]:

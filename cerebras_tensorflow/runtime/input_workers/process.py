@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,9 +29,11 @@ from cerebras_tensorflow.runtime.input_workers.protocol import (
     TOKEN_KEY,
     PartRequest,
     encode_batch,
+    freed_in,
     shortened,
     worker_file,
 )
+from cerebras_tensorflow.runtime.input_workers.shared_memory import WorkerMemory
 from cerebras_tensorflow.runtime.input_workers.speed import WorkClock
 
 THREADS = 4
@@ -91,23 +92,22 @@ def _computed(request: PartRequest, taken: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _sent(step: Callable[[], list[Any]], is_local: bool, taken: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield a message for each batch of a step. Its file, if it has one, stays open until the chief has taken it."""
-    sent: deque[int | None] = deque()
+    """Yield a message for each batch of a step. The files with batches stay open until the chief has taken all."""
+    num_sent = 0
     clock = WorkClock()
-    try:
+    with WorkerMemory() as memory:
         while (values := _next(step, clock)) is not None:
-            if len(sent) == WINDOW and not _is_taken(sent, taken):
-                return
+            if num_sent == WINDOW:
+                if not _is_taken(memory, taken):
+                    return
+                num_sent -= 1
             work = clock.work()
             with clock.sending():
-                message, file = encode_batch(values, is_local, work)
-            sent.append(file)
+                message = encode_batch(values, memory if is_local else None, work)
+            num_sent += 1
             yield message
-        while sent and _is_taken(sent, taken):
-            pass
-    finally:
-        for file in sent:
-            _close(file)
+        while num_sent and _is_taken(memory, taken):
+            num_sent -= 1
 
 
 def _next(step: Callable[[], list[Any]], clock: WorkClock) -> list[Any] | None:
@@ -119,17 +119,12 @@ def _next(step: Callable[[], list[Any]], clock: WorkClock) -> list[Any] | None:
         return None
 
 
-def _is_taken(sent: deque[int | None], taken: Iterator[bytes]) -> bool:
-    """Wait until the chief has taken the oldest batch, and close its file. Return False if the chief is gone."""
-    if next(taken, None) is None:
-        return False
-    _close(sent.popleft())
-    return True
-
-
-def _close(file: int | None) -> None:
-    if file is not None:
-        os.close(file)
+def _is_taken(memory: WorkerMemory, taken: Iterator[bytes]) -> bool:
+    """Wait until the chief has taken the oldest batch. Return False if the chief is gone."""
+    message = next(taken, None)
+    if message is not None:
+        memory.free(freed_in(message))
+    return message is not None
 
 
 def main(argv: Sequence[str]) -> None:

@@ -4,13 +4,12 @@
 |---|---|---|
 | request | chief | length of the header (8 bytes), header in JSON (`PartRequest` without its graph), GraphDef |
 | batch | worker | length of the header (8 bytes), header in JSON, the tensors' bytes |
-| TAKEN | chief | a constant; the chief has taken the oldest batch |
+| taken | chief | numbers of files (int64): the chief has taken the oldest batch, and uses these files no more |
 
 A batch's header has the element type, shape and first byte of each tensor, and what the worker does with its time.
-A string tensor is encoded as the lengths of
-its strings (int64), then all their bytes. On one machine the tensors of a large batch are not in the message, but in a
-file in memory that the chief maps (shared_memory.py). The stream ends when the data end. A worker runs any graph
-that it gets, so it answers only callers that send its token.
+A string tensor is encoded as the lengths of its strings (int64), then all their bytes. On one machine the tensors of a
+large batch are not in the message, but in a file in memory that the chief maps (shared_memory.py). The stream ends when
+the data end. A worker runs any graph that it gets, so it answers only callers that send its token.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.runtime.input_workers import shared_memory
+from cerebras_tensorflow.runtime.input_workers.shared_memory import ChiefMemory, WorkerMemory
 from cerebras_tensorflow.runtime.input_workers.speed import Work
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,6 @@ logger = logging.getLogger(__name__)
 SERVICE = "cerebras_tensorflow.InputWorker"
 BATCHES = f"/{SERVICE}/Batches"
 TOKEN_KEY = "input-token"
-TAKEN = b"taken"
 PIPELINE_ERROR_KEY = "pipeline-error"
 """Key of trailing metadata: no worker can compute the part. An error without this key means a lost worker."""
 
@@ -103,30 +101,29 @@ class PartRequest:
 
 
 def encode_batch(
-    values: Sequence[np.ndarray[Any, Any]], is_local: bool = False, work: Work | None = None
-) -> tuple[bytes, int | None]:
-    """Return the message for a batch, and the file with its tensors; None if they are in the message.
+    values: Sequence[np.ndarray[Any, Any]], memory: WorkerMemory | None = None, work: Work | None = None
+) -> bytes:
+    """Return the message for a batch.
 
     Args:
         values: The tensors.
-        is_local: Whether the chief can map the file, if one can be made. The caller closes it when the chief has taken
-            the batch.
+        memory: Takes the tensors of a large batch, if it can. None: the message has all of them.
         work: What the worker does with its time; None: unknown.
     """
     header: dict[str, Any] = {} if work is None else {"work": [work.compute_s, work.share]}
     tensors, pieces, size = [], [], 0
     for value in values:
-        own = [bytes(-size % _ALIGNMENT), *_pieces(value)]
-        tensors.append({"type": _type_name(value), "shape": value.shape, "start": size + len(own[0])})
+        own = [np.zeros(-size % _ALIGNMENT, np.uint8), *_pieces(value)]
+        tensors.append({"type": _type_name(value), "shape": value.shape, "start": size + own[0].nbytes})
         pieces += own
-        size += sum(map(len, own))
-    if is_local and size >= SHARED_BYTES:
+        size += sum(piece.nbytes for piece in own)
+    header["tensors"] = tensors
+    if memory is not None and size >= SHARED_BYTES:
         try:
-            file = shared_memory.write(pieces)
-            return _framed({**header, "tensors": tensors, "memory": shared_memory.place_of(file, size)}, []), file
+            return _framed({**header, "memory": memory.write(pieces)}, [])
         except OSError as error:
             logger.info("a batch of %d bytes goes into a message: %s", size, error)
-    return _framed({**header, "tensors": tensors}, pieces), None
+    return _framed(header, [piece.data for piece in pieces])
 
 
 def work_of(message: bytes) -> Work | None:
@@ -139,8 +136,12 @@ def work_of(message: bytes) -> Work | None:
     return Work(*map(float, header["work"])) if "work" in header else None
 
 
-def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:
+def decode_batch(message: bytes, memory: ChiefMemory) -> list[np.ndarray[Any, Any]]:
     """Return the tensors of a batch. They use the memory of the message or of the worker's file.
+
+    Args:
+        message: The message.
+        memory: The files of this worker.
 
     Raises:
         ValueError: If the message is not a batch.
@@ -148,7 +149,7 @@ def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:
     """
     header, body = _unframed(message)
     if "memory" in header:
-        body = shared_memory.mapped(**header["memory"])
+        body = memory.mapped(**header["memory"])
     values, place = [], 0
     for tensor in header["tensors"]:
         shape, place = tuple(tensor["shape"]), tensor["start"]
@@ -168,6 +169,20 @@ def decode_batch(message: bytes) -> list[np.ndarray[Any, Any]]:
     if place != len(body):
         raise ValueError(f"a batch of {len(body)} bytes ends at byte {place}")
     return values
+
+
+def taken(freed: Sequence[int]) -> bytes:
+    """Return the message that the chief has taken a batch, and no more uses the bytes in these files."""
+    return np.array(freed, np.int64).tobytes()
+
+
+def freed_in(message: bytes) -> list[int]:
+    """Return the files that a message of `taken` names.
+
+    Raises:
+        ValueError: If it is no such message.
+    """
+    return [int(file) for file in np.frombuffer(message, np.int64)]
 
 
 def shortened(text: str) -> str:
@@ -193,13 +208,13 @@ def _type_name(value: np.ndarray[Any, Any]) -> str:
     return "string" if value.dtype == object else str(tf.as_dtype(value.dtype).name)
 
 
-def _pieces(value: np.ndarray[Any, Any]) -> Iterator[bytes | memoryview]:
+def _pieces(value: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
     if value.dtype != object:
-        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         return
     strings = [bytes(item) for item in value.reshape(-1)]
-    yield np.array([len(item) for item in strings], np.int64).tobytes()
-    yield b"".join(strings)
+    yield np.array([len(item) for item in strings], np.int64).view(np.uint8)
+    yield np.frombuffer(b"".join(strings), np.uint8)
 
 
 def _framed(header: Any, body: Sequence[bytes | memoryview]) -> bytes:

@@ -28,14 +28,15 @@ from cerebras_tensorflow.runtime.input_workers.protocol import (
     BATCHES,
     INSIDE,
     PIPELINE_ERROR_KEY,
-    TAKEN,
     TOKEN_KEY,
     PartRequest,
     decode_batch,
     replace_file,
+    taken,
     work_of,
     worker_file,
 )
+from cerebras_tensorflow.runtime.input_workers.shared_memory import ChiefMemory
 from cerebras_tensorflow.runtime.input_workers.speed import Work
 
 START_TIMEOUT_S = 300.0
@@ -172,6 +173,7 @@ class RemotePart:
         """Yield the batches of one worker. Acknowledge each one when the caller asks for the next."""
         messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         messages.put(request.encoded())
+        memory = ChiefMemory()
         with grpc.insecure_channel(worker.target, options=CHANNEL) as channel:
             stream = channel.stream_stream(BATCHES)
             self._call = stream(iter(messages.get, None), metadata=((TOKEN_KEY, worker.token),))
@@ -181,8 +183,8 @@ class RemotePart:
                 for number, message in enumerate(self._call):
                     if number % _TIME_EVERY == _TIME_EVERY - 1:
                         self.work = work_of(message)
-                    yield decode_batch(message)
-                    messages.put(TAKEN)
+                    yield decode_batch(message, memory)
+                    messages.put(taken(memory.freed()))
             finally:
                 messages.put(None)
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-WINDOW = 64
-"""The chief compares after this many batches, and again after the same number, until LAST_BATCH.
+WARM_UP = 17
+"""Batches that do not count: the workers start, and take new memory for each."""
+WINDOW = 32
+"""The chief compares after the warm-up and this many batches, and again after the same number, until LAST_BATCH.
 
 It then skips the batches that workers have computed, by computing them; so it must not compare too late."""
-LAST_BATCH = 8 * WINDOW
+LAST_BATCH = WARM_UP + 16 * WINDOW
 # Workers must be slower by more than measurements scatter.
 _LEAST_GAIN = 0.8
 # A consumer that takes a batch this soon waits for batches: TensorFlow needs some of this time for a generator.
@@ -75,8 +77,12 @@ class Comparison:
         """
         now = self._clock()
         self._batches += 1
+        measured = self._batches - WARM_UP
+        if measured <= 0:
+            self._begin = now
+            return None
         self._waited_s += now - self._asked
-        if self._batches % WINDOW or self._batches > LAST_BATCH:
+        if measured % WINDOW or self._batches > LAST_BATCH:
             return None
         mean_s, waited_s = (now - self._begin) / WINDOW, self._waited_s / WINDOW
         self._begin, self._waited_s = now, 0.0
@@ -89,8 +95,6 @@ class Comparison:
 class WorkClock:
     """Measures what a worker does with its time."""
 
-    _WARM_UP_BATCHES = 8
-
     def __init__(self) -> None:
         self._batches = 0
         self._computing_s = self._sending_s = 0.0
@@ -99,10 +103,10 @@ class WorkClock:
     def work(self) -> Work | None:
         """Count a batch. Return the means of all but the first batches; None for these."""
         self._batches += 1
-        if self._batches == self._WARM_UP_BATCHES:
+        if self._batches == WARM_UP:
             self._begin, self._cpu_begin = time.perf_counter(), time.process_time()
             self._computing_s = self._sending_s = 0.0
-        measured = self._batches - self._WARM_UP_BATCHES
+        measured = self._batches - WARM_UP
         if measured <= 0:
             return None
         cpu_s = time.process_time() - self._cpu_begin - self._sending_s

@@ -126,6 +126,27 @@ def test_large_batches_go_through_shared_memory_and_leave_no_file_open(worker: W
     assert not [name for name in os.listdir("/proc/self/fd") if is_batch(name)]
 
 
+def test_batches_that_the_caller_keeps_do_not_change(worker: Worker, tmp_path: Path) -> None:
+    """More of them than the worker has files: the rest comes in messages. Then the files are used again."""
+
+    def many() -> tf.data.Dataset:
+        return tf.data.Dataset.range(50).map(lambda x: tf.fill([40_000], x)).batch(1)
+
+    part, kept = RemotePart(tmp_path, request_of(many)), []
+    for number in range(50):
+        batch = part.next_batch(never)
+        assert batch is not None
+        if number < shared_memory.MOST_FILES + 9:
+            kept.append(batch[0])
+        elif number == 40:
+            del kept[::2]
+        assert [int(value.min()) for value in kept] == [int(value.max()) for value in kept]
+        assert batch[0].min() == batch[0].max() == number
+        del batch
+    assert kept[0].min() == kept[0].max() == 1
+    part.close()
+
+
 def is_batch(descriptor: str) -> bool:
     try:
         return "memfd:batch" in os.readlink(f"/proc/self/fd/{descriptor}")
@@ -136,10 +157,10 @@ def is_batch(descriptor: str) -> bool:
 def test_a_chief_that_cannot_map_the_worker_s_memory_gets_whole_batches(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(**place: int) -> memoryview:
+    def refused(self: shared_memory.ChiefMemory, **place: int) -> memoryview:
         raise PermissionError("no access")
 
-    monkeypatch.setattr(shared_memory, "mapped", refused)
+    monkeypatch.setattr(shared_memory.ChiefMemory, "mapped", refused)
     assert drained(RemotePart(tmp_path, request_of(large))) == local_batches(large)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cerebras_tensorflow.runtime.input_workers.speed import WINDOW, Comparison, Verdict, Work
+from cerebras_tensorflow.runtime.input_workers.speed import WARM_UP, WINDOW, Comparison, Verdict, Work
 
 
-def verdict(work: Work | None, waited_s: float, used_s: float, count: int = WINDOW) -> Verdict | None:
+def verdict(work: Work | None, waited_s: float, used_s: float, count: int = WARM_UP + WINDOW) -> Verdict | None:
     """The verdict after some batches, each of which the consumer waits for and then uses for some time."""
     now = 0.0
     comparison = Comparison(lambda: now)
@@ -23,7 +23,7 @@ def verdict(work: Work | None, waited_s: float, used_s: float, count: int = WIND
 def test_cheap_batches_are_computed_in_the_chief() -> None:
     found = verdict(Work(0.0005, 0.1), 0.002, 0.0005)
     assert found is not None
-    assert (found.batches, found.compute_s) == (WINDOW, 0.0005)
+    assert (found.batches, found.compute_s) == (WARM_UP + WINDOW, 0.0005)
     assert found.handed_over_s == pytest.approx(0.0025, rel=0.02)
 
 
@@ -44,8 +44,8 @@ def test_the_chief_does_not_skip_very_many_batches() -> None:
     now = [0.0]
     comparison = Comparison(lambda: now[0])
     late = []
-    for number in range(20 * WINDOW):
+    for number in range(30 * WINDOW):
         comparison.asked()
         now[0] += 0.002
-        late.append(comparison.got(Work(0.0001, 0.1) if number > 9 * WINDOW else None))
+        late.append(comparison.got(Work(0.0001, 0.1) if number > 17 * WINDOW else None))
     assert not any(late)
