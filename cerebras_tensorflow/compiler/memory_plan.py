@@ -35,7 +35,7 @@ class MemoryPlan:
 
 def plan_memory(program: Program) -> MemoryPlan:
     """Return the memory plan of a Program that was compiled with the outputs of its ops."""
-    in_memory = (*program.variables, *(program.stored if program.residence is Residence.MAPPED_FILE else ()))
+    in_memory = (*program.variables, *(program.stored if program.residence.is_in_place else ()))
     return MemoryPlan(
         resident_bytes=sum(spec.num_bytes for spec in in_memory),
         window_bytes=program.moved_bytes if program.residence is Residence.STORE else 0,

@@ -59,8 +59,15 @@ class Residence(str, enum.Enum):
     """Variables in host memory, without a store. Loads read the variable; the optimizer updates it in place."""
     MAPPED_FILE = "mapped file"
     """A mapped file that fits into memory. A load returns a view of it; slices are updated in place."""
+    MEMORY_STORE = "memory store"
+    """A store in this process's memory, for one of several CSX. Loads and updates are those of a mapped file."""
     STORE = "store"
     """A file or the weight servers. A load copies into memory; an update writes back."""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether a store lends its own memory: loads refer to it, and updates change it."""
+        return self in (Residence.MAPPED_FILE, Residence.MEMORY_STORE)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from cerebras_tensorflow.compiler.step import compile_for_each_csx
 from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.micro_batches import EVERY
-from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
@@ -74,6 +74,8 @@ def train_on(
     """
     step = replace(cut.step, num_csx=num_csx, is_shared=shared is not None)
     outputs, chosen = op_outputs(cut.graph), options(folder, shared == "mapped")
+    if shared == "memory":
+        chosen = replace(chosen, residence=Residence.MEMORY_STORE)
     programs = compile_for_each_csx(step, mode, chosen, outputs)
     program = programs[0]
     assert cut.step.train_node is not None

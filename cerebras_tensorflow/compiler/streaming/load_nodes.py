@@ -170,7 +170,7 @@ class LoadNodes:
         table, position = self._emission.table, self._emission.position
         if not all(_only_reads(table, user, read.node) for read, user in members):
             return None
-        if self._residence is not Residence.MAPPED_FILE and not is_changed:
+        if not self._residence.is_in_place and not is_changed:
             return []
         readers = [reader for _, user in members for reader in _readers(table, user) if reader != user]
         first_write = min((position[write.node] for write in uses.variable.writes), default=None)

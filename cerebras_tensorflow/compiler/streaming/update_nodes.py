@@ -214,7 +214,7 @@ class UpdateNodes:
             (self._emission.add(constant_node(f"{base}/cs_{name}", np.int64(value))), INT64)
             for name, value in (("start", start), ("stop", stop))
         ]
-        is_lent = self._residence is Residence.MAPPED_FILE
+        is_lent = self._residence.is_in_place
         token = LEND_TOKEN if is_lent else SLICE_LOAD_TOKEN
         load = self._emission.weight_call(f"{base}/load", token, uses, (), numbers).name
         value = self._part_of_lent(base, load, rows, dtype) if is_lent else load

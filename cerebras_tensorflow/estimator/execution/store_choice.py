@@ -32,7 +32,7 @@ def choose_residence(weight_bytes: int, settings: CSConfig, is_shared: bool = Fa
         settings: The user's choice of weight store, and the memory budget.
         is_shared: Whether several CSX hold the weights once, so that each one moves those of the others.
     """
-    memory = Residence.STORE if is_shared else Residence.HOST_MEMORY
+    memory = Residence.MEMORY_STORE if is_shared else Residence.HOST_MEMORY
     if settings.weight_store == "memory":
         return memory
     if _fit_into_memory(weight_bytes, settings):
@@ -81,8 +81,7 @@ def open_store(
         if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
             _tell(needs)
             return weight_servers.ServerStore(specs, servers)
-    is_auto = settings.weight_store == "auto" and _fit_into_memory(program.weight_bytes, settings)
-    if program.owners and (settings.weight_store == "memory" or is_auto):
+    if program.residence is Residence.MEMORY_STORE:
         return MemoryStore(specs)
     # Follow a symbolic link that the user chose. The store refuses links inside a model_dir.
     chosen = settings.weight_store_dir

@@ -12,7 +12,8 @@ from cerebras_tensorflow.errors import CollectiveError, SettingsError
 from cerebras_tensorflow.runtime.collectives.checked import CheckedCollectives
 from cerebras_tensorflow.runtime.collectives.interface import Bytes
 
-_LONGEST_PAUSE_S = 1e-3
+_LONGEST_PAUSE_S = 5e-3
+_SHARE_OF_PAUSE = 0.02  # of the time waited so far: the processor is free for those who compute
 _TAG = 17
 _CANCEL_LIMIT_S = 1.0
 
@@ -97,7 +98,7 @@ class MpiRank(CheckedCollectives):
                 raise CollectiveError(f"rank {late} did not answer within {self._limit_s:g} s")
             elif pending:
                 time.sleep(pause)
-                pause = min(_LONGEST_PAUSE_S, pause + 1e-5)
+                pause = min(_LONGEST_PAUSE_S, _SHARE_OF_PAUSE * (time.monotonic() - begin))
 
     def _give_up(self, pending: dict[tuple[str, int], Any]) -> None:
         """Cancel what was not done, so that a late message does not change memory that the caller uses again."""

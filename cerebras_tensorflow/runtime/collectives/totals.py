@@ -47,6 +47,10 @@ class Totals(Across):
         """Raise a CollectiveError if another rank is known to have failed."""
         self._ranks.check()
 
+    def barrier(self) -> None:
+        """Wait until every rank calls this."""
+        self._ranks.barrier()
+
     def dense(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> list[np.ndarray]:
         """Return the mean of each value: flat arrays, with the dtype of the sums."""
         totals: list[np.ndarray] = []

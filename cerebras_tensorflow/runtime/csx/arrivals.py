@@ -34,7 +34,7 @@ from cerebras_tensorflow.runtime.collectives.links import CHECK_S
 from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.sums import divided, pieces_of
 from cerebras_tensorflow.runtime.micro_batches.tree import absorbed
-from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 
@@ -74,19 +74,21 @@ class Arrivals:
             for index, one in self._gradients.items()
             if one.adder == rank or one.owner == EVERY
         )
+        self._buffers = Buffers()
         self._failure: BaseException | None = None
         self._is_closed = False
         self._changed = threading.Condition()
         self._start()
 
-    def add(self, index: int, group: int, start: int, value: np.ndarray) -> None:
+    def add(self, index: int, group: int, start: int, value: np.ndarray, is_private: bool) -> None:
         """Add rows of the sum of a group to the total, when it is their turn.
 
         Args:
             index: Index of the total.
             group: Number of the group.
             start: The first row.
-            value: The rows, in memory that nobody else uses.
+            value: The rows. They must not change afterwards.
+            is_private: Whether nobody else reads their memory, so that it may be overwritten.
 
         Raises:
             CollectiveError: If this CSX does not add these rows, or the run ends.
@@ -100,7 +102,7 @@ class Arrivals:
         if self._next[key] > group:
             raise CollectiveError(f"it has group {group} of rows {start} of weight {index} already")
         try:
-            self._add(gradient, group, start, value)
+            self._add(gradient, group, start, value, is_private)
         except BaseException as error:
             with self._changed:
                 self._failure = self._failure or error
@@ -159,14 +161,18 @@ class Arrivals:
                 if gradient.adder == self._rank:
                     self._next.update({(index, start): 0 for start, _ in pieces_of(self._store.specs[index])})
 
-    def _add(self, gradient: Gradient, group: int, start: int, value: np.ndarray) -> None:
+    def _add(self, gradient: Gradient, group: int, start: int, value: np.ndarray, is_private: bool) -> None:
         """Add rows to the sums that wait, and let the result wait, or complete the total."""
         assert gradient.stored is not None
         spec = self._store.specs[gradient.stored]
         stop = start + (value.shape[0] if spec.shape else 1)
         depth, taken = self._depths[group], self._taken[group]
+        if taken and not is_private:
+            room = self._buffers.take(value.nbytes).view(value.dtype).reshape(value.shape)
+        else:
+            room = value
         for index in reversed(gradient.waiting[depth - taken : depth]):
-            np.add(self._store.read_slice(index, start, stop), value, out=value)
+            value = np.add(self._store.view_slice(index, start, stop), value, out=room)
         if group < len(self._taken) - 1:
             self._store.write_slice(gradient.waiting[depth - taken], start, value)
             return

@@ -127,6 +127,12 @@ class SharedStore(WeightStore):
         return shaped(values, spec, stop - start)
 
     @override
+    def view_slice(self, index: int, start: int, stop: int) -> np.ndarray:
+        if index in self._places:
+            return self._local.view_slice(self._places[index], start, stop)
+        return self.read_slice(index, start, stop)
+
+    @override
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
         if index in self._places:
             return self._local.read_rows(self._places[index], rows)
@@ -322,7 +328,7 @@ class SharedStore(WeightStore):
         """Answer a request for a weight that this CSX owns."""
         spec = self._local.specs[place]
         if request.kind == Kind.READ:
-            values = as_bytes(np.ascontiguousarray(self._local.read_slice(place, request.start, request.stop)))
+            values = as_bytes(np.ascontiguousarray(self._local.view_slice(place, request.start, request.stop)))
             return values.nbytes, (values,)
         if request.kind == Kind.ROWS:
             values = as_bytes(np.ascontiguousarray(self._local.read_rows(place, data.view(np.int64))))
@@ -356,14 +362,13 @@ class SharedStore(WeightStore):
         value = data.view(self._arrivals.dtype_of(request.index))
         spec = self.specs[request.index]
         shape = (-1, *spec.shape[1:]) if spec.shape else ()
-        self._arrivals.add(request.index, request.stop, request.start, value.reshape(shape))
+        self._arrivals.add(request.index, request.stop, request.start, value.reshape(shape), is_private=True)
 
     def _send_sum(self, gradient: Gradient, part: Part) -> None:
         """Send rows of a sum to the CSX that adds them."""
         assert gradient.stored is not None
         if gradient.adder == self._rank:
-            value = part.value if part.is_private else self._copy(part.value)
-            self._arrivals.add(gradient.stored, part.group, part.start, value)
+            self._arrivals.add(gradient.stored, part.group, part.start, part.value, part.is_private)
             return
         assert gradient.adder is not None
         request = Request(Kind.SUM, gradient.stored, part.start, part.group, self._version)
@@ -375,11 +380,6 @@ class SharedStore(WeightStore):
         for rank in self._others:
             with self.moving("exchange", index, value.nbytes):
                 self._peers.ask(rank, Request(Kind.TOTAL, index, start, after=self._version), as_bytes(value))
-
-    def _copy(self, value: np.ndarray) -> np.ndarray:
-        copy = self._buffers.take(value.nbytes).view(value.dtype).reshape(value.shape)
-        np.copyto(copy, value)
-        return copy
 
     def _check(self) -> None:
         self._peers.check()

@@ -69,6 +69,9 @@ class Across(Protocol):
     def check(self) -> None:
         """Raise a CollectiveError if another CSX is known to have failed."""
 
+    def barrier(self) -> None:
+        """Wait until every CSX calls this."""
+
     def dense(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> list[np.ndarray]:
         """Return the mean of each value: flat arrays, with the dtype of the sums.
 

@@ -246,7 +246,10 @@ class MicroBatchRuns:
                     results[key] = value
         if self._across is not None:
             self._sums.complete(self._across)
-            complete_in_memory(list(means.values()), self._across, count)
+            if means:
+                complete_in_memory(list(means.values()), self._across, count)
+            else:  # no CSX begins its update while another one may still read weights
+                self._across.barrier()
         results.update({key: mean.take_total()[0] for key, mean in means.items()})
         return {**self._sums.totals(), **results}
 

@@ -81,6 +81,10 @@ class WeightStore(ABC):
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         """Return rows [start, stop) of a weight. The caller must not change them."""
 
+    def view_slice(self, index: int, start: int, stop: int) -> np.ndarray:
+        """Return rows as `read_slice` does. They are valid only until they are written."""
+        return self.read_slice(index, start, stop)
+
     def write(self, index: int, value: np.ndarray) -> None:
         """Replace a weight. The array must not change afterwards."""
         self.write_slice(index, 0, value)

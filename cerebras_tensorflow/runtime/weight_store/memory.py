@@ -8,16 +8,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from typing_extensions import override
 
-from cerebras_tensorflow.graph.program import WeightSpec
-from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes, aligned_buffer
+from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
+from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer, private_copy
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
 from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, Lifetime, StoreSnapshot
-from cerebras_tensorflow.runtime.weight_store.written_rows import WrittenRows
+from cerebras_tensorflow.runtime.weight_store.written_rows import WrittenRows, num_rows
+
+LARGEST_ELEMENT_BYTES = 16  # of complex numbers
 
 
 class MemoryStore(WeightStore):
-    """All weights in memory. A read returns a copy, because a later write changes the weight in place.
+    """All weights in memory. A load is a view of it, and an update changes it in place, as in the mapped store.
 
     Args:
         specs: The weights. The memory of each is taken at its first write.
@@ -25,21 +27,31 @@ class MemoryStore(WeightStore):
 
     def __init__(self, specs: Sequence[WeightSpec]) -> None:
         super().__init__(specs)
-        self._values: dict[int, Bytes] = {}
+        self._values: dict[int, Bytes] = {}  # each with room for one more element
         self._held: dict[int, Bytes] = {}  # of the snapshot
         self._written = WrittenRows(specs)
-        self._buffers = Buffers()
-        self._lifetime = Lifetime(self._free)
-        self._lock = threading.Lock()
+        self._lifetime = Lifetime(self._values.clear)
+        self._locks = [threading.Lock() for _ in specs]  # each for the writes of one weight
+
+    @override
+    def read(self, index: int) -> np.ndarray:
+        return self.view_slice(index, 0, num_rows(self.specs[index]))
+
+    @override
+    def read_private(self, index: int) -> np.ndarray:
+        return private_copy(self.read(index))
 
     @override
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
+        # Copy: other ops may still read the old rows after the new ones are stored.
+        return private_copy(self.view_slice(index, start, stop))
+
+    @override
+    def view_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         spec, size = self.specs[index], row_bytes(self.specs[index])
         self._written.check(index, slice(start, stop))
         with self.moving("load", index, (stop - start) * size):
-            values = self._buffers.take((stop - start) * size)
-            np.copyto(values, self._values[index][start * size : stop * size])
-        return shaped(values, spec, stop - start)
+            return shaped(self._values[index][start * size : stop * size], spec, stop - start)
 
     @override
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
@@ -49,21 +61,35 @@ class MemoryStore(WeightStore):
         with self.moving("gather", index, rows.size * row_bytes(spec)):
             if not rows.size:
                 return np.empty((*rows.shape, *spec.shape[1:]), shaped(np.empty(0, np.uint8), spec, 0).dtype)
-            return np.asarray(shaped(self._values[index], spec, spec.shape[0])[rows])
+            return np.asarray(shaped(self._values[index][: spec.num_bytes], spec, spec.shape[0])[rows])
+
+    @override
+    def lend(self, index: int, start: int, stop: int) -> np.ndarray:
+        spec, size = self.specs[index], row_bytes(self.specs[index])
+        with self.moving("load", index, (stop - start) * size), self._locks[index]:
+            self._written.check(index, slice(start, stop))
+            dtype = dtype_from_name(spec.dtype)
+            return self._place(index)[start * size : stop * size + dtype.itemsize].view(dtype)
 
     @override
     def write_slice(self, index: int, start: int, value: np.ndarray) -> None:
         spec = self.specs[index]
         data, begin = as_bytes(np.ascontiguousarray(value)), start * row_bytes(spec)
-        with self.moving("store", index, data.size), self._lock:
-            place = self._values.get(index)
-            if place is None or self._held.get(index) is place:  # keep the snapshot's array
-                fresh = aligned_buffer(spec.num_bytes)
-                if place is not None and data.size < spec.num_bytes:
-                    np.copyto(fresh, place)
-                place = self._values[index] = fresh
-            place[begin : begin + data.size] = data
+        with self.moving("store", index, data.size), self._locks[index]:
+            target = self._place(index)[begin : begin + data.size]
+            if data.ctypes.data != target.ctypes.data:  # else the update has changed what was lent
+                np.copyto(target, data)
         self._written.note(index, start, start + (len(value) if spec.shape else 1))
+
+    def _place(self, index: int) -> Bytes:
+        """Return the memory of a weight, to change it. What a snapshot holds is copied first."""
+        place = self._values.get(index)
+        if place is None or self._held.get(index) is place:
+            fresh = aligned_buffer(self.specs[index].num_bytes + LARGEST_ELEMENT_BYTES)
+            if place is not None:
+                np.copyto(fresh, place)
+            place = self._values[index] = fresh
+        return place
 
     @override
     def flush(self) -> None:
@@ -73,8 +99,7 @@ class MemoryStore(WeightStore):
     def snapshot(self) -> StoreSnapshot:
         with self._lifetime.new_snapshot():
             complete = self._written.complete()
-            with self._lock:
-                self._held = {index: value for index, value in self._values.items() if index in complete}
+            self._held = {index: value for index, value in list(self._values.items()) if index in complete}
         return StoreSnapshot(self._pieces, lambda index: self._held.pop(index, None), self._end_snapshot)
 
     @property
@@ -89,14 +114,10 @@ class MemoryStore(WeightStore):
     def _pieces(self, index: int) -> Iterator[Bytes]:
         if index not in self._held:
             raise never_written(self.specs[index])
-        value = self._held[index]
+        value = self._held[index][: self.specs[index].num_bytes]
         for start in range(0, value.size, PIECE_BYTES):
             yield value[start : start + PIECE_BYTES]
 
     def _end_snapshot(self) -> None:
         self._held = {}
         self._lifetime.end_snapshot()
-
-    def _free(self) -> None:
-        self._values = {}
-        self._buffers.close()

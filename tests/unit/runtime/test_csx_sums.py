@@ -201,15 +201,15 @@ def test_a_part_that_this_csx_does_not_add_or_has_already_is_refused() -> None:
     assert program.micro_batches is not None
     arrivals = Arrivals(program.micro_batches, 0, store, lambda *_: None, lambda: None)
     ones = np.ones(2, np.float32)
-    arrivals.add(0, 0, 0, ones.copy())
+    arrivals.add(0, 0, 0, ones.copy(), True)
     for group, start in ((0, 0), (2, 0), (1, 5)):
         with pytest.raises(CollectiveError, match=f"group {group} of rows {start}"):
-            arrivals.add(0, group, start, ones.copy())
+            arrivals.add(0, group, start, ones.copy(), True)
     with pytest.raises(CollectiveError, match="takes no total of weight 0"):
         arrivals.set_total(0, 0, ones.view(np.uint8))
-    arrivals.add(0, 1, 0, 3 * ones)
+    arrivals.add(0, 1, 0, 3 * ones, True)
     arrivals.finish()
     np.testing.assert_array_equal(store.read(0), 2 * ones)
     arrivals.close()
     with pytest.raises(CollectiveError, match="has ended"):
-        arrivals.add(0, 1, 0, ones.copy())
+        arrivals.add(0, 1, 0, ones.copy(), True)
