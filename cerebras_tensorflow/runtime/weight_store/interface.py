@@ -47,6 +47,8 @@ class Move:
 class WeightStore(ABC):
     """Holds the value of each streamed weight, by its index in the Program.
 
+    It has more than 20 methods because seven of them are ways to read a weight, which differ in copies and checks.
+
     Attributes:
         specs: The weights.
         bytes_read, bytes_written: Bytes moved so far.
