@@ -61,6 +61,7 @@ class FetchedGraph:
         plan = program.micro_batches
         self._placed = AddedOps(program, original, self._is_of_batch) if plan is not None else None
         self._operations: dict[str, Any] = {}
+        self._elements: dict[int, tuple[Any, Any]] = {}  # id of a fetch -> the fetch, its element
         self._assigns: dict[frozenset[str], bool] = {}
         self._beside: dict[str, bool] = {}
         self._added_writes: set[str] = set()
@@ -183,6 +184,13 @@ class FetchedGraph:
 
     def _element(self, fetch: Any) -> Any:
         """Return the Program's tensor or op for one fetch."""
+        if isinstance(fetch, str):
+            return self._new_element(fetch)
+        if id(fetch) not in self._elements:
+            self._elements[id(fetch)] = (fetch, self._new_element(fetch))
+        return self._elements[id(fetch)][1]
+
+    def _new_element(self, fetch: Any) -> Any:
         element = self._original.as_graph_element(fetch)
         name = element.name if isinstance(element, tf.Operation) else element.op.name
         if isinstance(element, tf.Tensor) and element.dtype == tf.resource and name in self._resident:

@@ -44,28 +44,39 @@ class RepeatedRuns:
         tensors = list(dict.fromkeys(element.name for element in elements if isinstance(element, tf.Tensor)))
         targets = list(dict.fromkeys(element.name for element in elements if isinstance(element, tf.Operation)))
         run = tf_private.callable_of(self._session, tensors, targets, feeds)
-        fed_tensors = [self._session.graph.get_tensor_by_name(name) for name in feeds]
-        shapes = [tensor.shape for tensor in fed_tensors]
-        names = [element.name for element in elements]
+        fed_tensors = [_FedTensor(self._session.graph.get_tensor_by_name(name)) for name in feeds]
+        places = {name: place for place, name in enumerate(tensors)}
+        order = [places.get(element.name) for element in elements]
 
         def values(*fed: Any) -> Iterator[Any]:
-            arrays = [_array(*one) for one in zip(fed, fed_tensors, shapes, strict=True)]
-            fetched = dict(zip(tensors, run(*arrays), strict=True))
-            return (fetched.get(name) for name in names)
+            arrays = [tensor.array(value) for tensor, value in zip(fed_tensors, fed, strict=True)]
+            fetched = run(*arrays)
+            return (None if place is None else fetched[place] for place in order)
 
         return values
 
 
-def _array(value: Any, tensor: Any, shape: Any) -> np.ndarray:
-    """Return the array for a feed.
+class _FedTensor:
+    """A tensor that is fed in each run. Its values have few different shapes, and each is checked once in a row."""
 
-    Raises:
-        ValueError: If its shape is not that of the tensor, as in Session.run.
-    """
-    array = np.asarray(value, tensor.dtype.as_numpy_dtype)
-    if not shape.is_compatible_with(array.shape):
-        raise ValueError(f"Cannot feed value of shape {array.shape} for Tensor {tensor.name}, which has shape {shape}")
-    return array
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self._dtype = np.dtype(tensor.dtype.as_numpy_dtype)
+        self._last: tuple[int, ...] | None = None
+
+    def array(self, value: Any) -> np.ndarray:
+        """Return the array to feed.
+
+        Raises:
+            ValueError: If its shape is not that of the tensor, as in Session.run.
+        """
+        array = np.asarray(value, self._dtype)
+        if array.shape != self._last:
+            name, shape = self._tensor.name, self._tensor.shape
+            if not shape.is_compatible_with(array.shape):
+                raise ValueError(f"Cannot feed value of shape {array.shape} for Tensor {name}, which has shape {shape}")
+            self._last = array.shape
+        return array
 
 
 def _is_plain(fetches: Any) -> bool:

@@ -164,22 +164,22 @@ class ProgramSession(tf.compat.v1.Session):
             self._variables.flush()
             mapped = self._ops.mapped(fetches)
             feeds = {self._ops.feed_key(key): value for key, value in (feed_dict or {}).items()}
-        names = frozenset(op_names(mapped))
+        fetched = list(leaves(mapped))
+        names = frozenset(op_names(fetched))
         is_step = self._train_node is not None and self._train_node in names
-        extra = self._step_fetches() if is_step else []
+        extra = self._step_fetches if is_step else []
         traces = TracedRuns(self._session, options)
         if self._store is not None and (is_step or self._train_node is None):
             self._store.between_steps()
         try:
             if is_step:
-                feeds.update(self._read_before_step(mapped, feeds))
+                feeds.update(self._read_before_step(fetched, feeds))
             if is_step and self._micro_batches is not None:
-                fetched = [*leaves(mapped), *extra]
-                feeds = self._run_micro_batches(self._micro_batches, fetched, feeds, traces.run)
+                feeds = self._run_micro_batches(self._micro_batches, [*fetched, *extra], feeds, traces.run)
             else:
                 feeds = {
                     **self._standard_feeds(names, is_step),
-                    **self._values_of_others(mapped, names, feeds),
+                    **self._values_of_others(fetched, names, feeds),
                     **feeds,
                 }
             self._is_updating = self._is_updating or is_step
@@ -312,21 +312,22 @@ class ProgramSession(tf.compat.v1.Session):
             if others is not None:
                 others.variables_changed(names)
 
-    def _read_before_step(self, mapped: Any, feeds: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _read_before_step(self, fetched: Sequence[Any], feeds: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the values, before the step, of tensors that hooks fetch and that only read variables.
 
         The caller feeds these values, so each such tensor returns its own. Computed in the same run as the step, it
         could have the value from before the step or from after it.
         """
-        tensors = [tensor for tensor in leaves(mapped) if isinstance(tensor, tf.Tensor)]
+        tensors = [tensor for tensor in fetched if isinstance(tensor, tf.Tensor)]
         beside = [tensor for tensor in tensors if self._ops.is_beside_the_step(tensor)]
         if not beside:
             return {}
         values = self._session.run(beside, feeds)
         return {tensor: value for tensor, value in zip(beside, values, strict=True) if tensor.dtype.is_numpy_compatible}
 
+    @functools.cached_property
     def _step_fetches(self) -> list[Any]:
-        """Return what a training step fetches in addition to the caller's fetches."""
+        """What a training step fetches in addition to the caller's fetches."""
         fetches = [self._ops.operation(self.program.step_node)] if self.program.step_node else []
         if self._variables.is_resident(_GLOBAL_STEP):
             fetches.append(self._ops.tensor(f"{GLOBAL_STEP_AFTER}:0"))  # read after everything that changes it
@@ -353,14 +354,14 @@ class ProgramSession(tf.compat.v1.Session):
         return feeds
 
     def _values_of_others(
-        self, mapped: Any, names: frozenset[str], feeds: Mapping[Any, Any]
+        self, fetched: Sequence[Any], names: frozenset[str], feeds: Mapping[Any, Any]
     ) -> Mapping[str, np.ndarray]:
         """Return what other CSX have computed for the batch of a run that is no training step."""
         if self._inference is None:
             return {}
         takes_batch = self._next_batch is not None and self._ops.needs_batch(names)
         counters = functools.partial(self._counters_of_later, _draws(self._ops, names))
-        run = InferenceRun(list(leaves(mapped)), self._ops, takes_batch, not feeds, counters, self._variables.read)
+        run = InferenceRun(fetched, self._ops, takes_batch, not feeds, counters, self._variables.read)
         return self._inference.feeds(run)
 
     def _counters(self, micro_batch: int = 0) -> dict[str, np.ndarray]:

@@ -13,6 +13,8 @@ def parts_of_batch(batch: Mapping[str, np.ndarray], count: int) -> list[dict[str
     >>> parts_of_batch({"x": np.arange(4), "scale": np.array(2)}, 2)[1]
     {'x': array([2, 3]), 'scale': array(2)}
     """
+    if count == 1:
+        return [dict(batch)]
     parts: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
     for name, value in batch.items():
         size = len(value) // count if np.ndim(value) else 0
