@@ -22,7 +22,7 @@ from types import ModuleType
 from cerebras_tensorflow import terminal
 from cerebras_tensorflow.compat import finder, postponed_keras, python_names, wheel
 from cerebras_tensorflow.config import env
-from cerebras_tensorflow.garbage import no_garbage_collection
+from cerebras_tensorflow.garbage import permanent_objects
 
 _done: set[str] = set()
 _ESTIMATOR = re.compile(
@@ -53,7 +53,7 @@ def names() -> None:
 @contextmanager
 def _import_of_tensorflow() -> Iterator[None]:
     """Import TensorFlow quietly and quickly."""
-    with no_garbage_collection(), terminal.quiet_import():
+    with permanent_objects(), terminal.quiet_import():
         yield
 
 

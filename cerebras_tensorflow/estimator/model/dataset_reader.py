@@ -95,20 +95,30 @@ class DatasetReader:
 
     def _read(self) -> None:
         try:
-            with self._graph.as_default():
-                initializers = [
-                    tf.compat.v1.global_variables_initializer(),
-                    tf.compat.v1.local_variables_initializer(),
-                    tf.compat.v1.tables_initializer(),
-                ]
-            self._session = tf.compat.v1.Session(graph=self._graph)
-            self._session.run(initializers)
+            config = tf.compat.v1.ConfigProto()
+            config.graph_options.rewrite_options.disable_meta_optimizer = True  # tf.data optimizes the Dataset itself
+            self._session = tf.compat.v1.Session(graph=self._graph, config=config)
+            self._initialize_resources()
             self._session.run(self._initializer)
             step = self._session.make_callable(self._tensors)
             while not self._stop.is_set():
                 self._batches.put(step())
         except Exception as error:  # noqa: BLE001 - handed to the thread that asks for the next batch
             self._batches.put(error)
+
+    def _initialize_resources(self) -> None:
+        keys = tf.compat.v1.GraphKeys
+        if not any(
+            map(self._graph.get_collection, (keys.GLOBAL_VARIABLES, keys.LOCAL_VARIABLES, keys.TABLE_INITIALIZERS))
+        ):
+            return
+        with self._graph.as_default():
+            initializers = [
+                tf.compat.v1.global_variables_initializer(),
+                tf.compat.v1.local_variables_initializer(),
+                tf.compat.v1.tables_initializer(),
+            ]
+        self._session.run(initializers)
 
 
 def untuned(dataset: Any) -> Any:
