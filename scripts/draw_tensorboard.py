@@ -1,4 +1,4 @@
-"""Draws the picture of TensorBoard for the documents: docs/images/tensorboard.png.
+"""Draws the picture of TensorBoard for the documents: `draw_tensorboard.py [FILE]`, else docs/images/tensorboard.png.
 
 It trains fc_mnist for 200 steps, and takes a picture of TensorBoard in Chromium.
 """
@@ -23,9 +23,10 @@ START_S = 60.0
 
 def main() -> int:
     """Draw the picture. Return 2 if there is no browser."""
+    picture = Path(sys.argv[1] if len(sys.argv) > 1 else PICTURE).resolve()
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
-        print("draw_tensorboard: needs a browser: apt-get install chromium", file=sys.stderr)
+        print("draw_tensorboard: error: needs a browser: apt-get install chromium", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         _train(folder)
@@ -42,7 +43,7 @@ def main() -> int:
                     "--hide-scrollbars",
                     "--window-size=1280,800",
                 ]
-                words += ["--virtual-time-budget=20000", f"--user-data-dir={folder}/profile", f"--screenshot={PICTURE}"]
+                words += ["--virtual-time-budget=20000", f"--user-data-dir={folder}/profile", f"--screenshot={picture}"]
                 subprocess.run([browser, *words, page], check=True, capture_output=True, timeout=120)
             finally:
                 tensorboard.terminate()
