@@ -152,20 +152,22 @@ def print_plan(model: Any, step: Any, program: Any, plan: Any, batch: int) -> No
 
 def timed_steps(session: Any, model: Any, store: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Run the steps and return their times and losses."""
-    times, losses, moved = [], [], []
+    times, losses, moved, cpu_s = [], [], [], []
     for _ in range(options.steps):
         before = file_bytes(store)
         if options.cold and store is not None:
             store.drop_cache()
-        begin = time.perf_counter()
+        begin, cpu_before = time.perf_counter(), time.process_time()
         _, loss = session.run([model.spec.train_op, model.spec.loss])
         times.append(time.perf_counter() - begin)
         losses.append(float(loss))
         if store is not None:
             store.flush()
+        cpu_s.append(round(time.process_time() - cpu_before, 1))
         moved.append([after - earlier for after, earlier in zip(file_bytes(store), before, strict=True)])
     return {
         "file_bytes_per_step": moved[-1],
+        "cpu_s": cpu_s,
         "step_s": [round(value, 3) for value in times],
         "median_step_s": round(statistics.median(times[1:] or times), 3),
         "losses": losses,

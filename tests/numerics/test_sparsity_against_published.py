@@ -1,4 +1,8 @@
-"""Our masks are those of the published package (cerebras_pytorch 2.6, on a CPU) from the same weights, gradients."""
+"""Our masks are those of the published package (cerebras_pytorch 2.6, on a CPU), from the same weights and gradients.
+
+Each method, schedule and first choice that the package has, with its random numbers. `scripts/interop_peer.sh` installs
+it; without it, or without torch, the tests are skipped.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebras_tensorflow.sparsity import DynamicSparsityAlgorithm, configure
+from cerebras_tensorflow.sparsity import DynamicSparsityAlgorithm, algorithms, configure, initialization
 
 pytestmark = pytest.mark.interop
 pytest.importorskip("torch")
 
-# Trains a small model with AdamW. Writes the first masks, and what each update of masks takes and returns.
+# For each config: trains a small model with AdamW in a process of its own. Writes the first masks, and what each update
+# of masks takes and returns.
 PEER = """
-import json, sys, warnings
+import json, os, sys, warnings
 warnings.simplefilter("ignore")
 from unittest.mock import MagicMock
 
@@ -25,55 +30,93 @@ sys.modules["cerebras.pytorch.lib.cerebras_pytorch_lib"] = MagicMock()
 import numpy as np, torch
 import cerebras.pytorch as cs
 
-backend = cs.backend("CPU")
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
-record = {f"{name}/start": p.detach().numpy().copy() for name, p in model.named_parameters()}
-optimizer = cs.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-sparsity = cs.sparse.configure(json.loads(sys.argv[1]))
-net = cs.compile(model, backend)
-model.apply(sparsity)
-optimizer.apply(sparsity)
-sparsity.initialize()
-record.update({f"{name[:-5]}/first": b.numpy().copy() for name, b in model.named_buffers() if name.endswith("_mask")})
-algorithm = sparsity[0]
-update_mask = getattr(algorithm, "update_mask", None)
+def train(config, path):
+    backend = cs.backend("CPU")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    with torch.no_grad():
+        for p in model.parameters() if config.get("init_method") == "from_zeros" else ():
+            p[p.abs() < 0.1] = 0
+    record = {f"{name}/start": p.detach().numpy().copy() for name, p in model.named_parameters()}
+    drawn, rand_like = [], torch.rand_like
+    torch.rand_like = lambda *args, **options: drawn.append(rand_like(*args, **options)) or drawn[-1]
+    optimizer = cs.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    sparsity = cs.sparse.configure(config)
+    net = cs.compile(model, backend)
+    model.apply(sparsity)
+    optimizer.apply(sparsity)
+    sparsity.initialize()
+    for name, mask in model.named_buffers():
+        if name.endswith("_mask"):
+            record[f"{name[:-5]}/first"] = mask.numpy().copy()
+            noise = [one for one in drawn if one.shape == mask.shape]
+            record |= {f"{name[:-5]}/noise": noise[0].numpy().copy()} if noise else {}
+    algorithm = sparsity[0]
+    update_mask = getattr(algorithm, "update_mask", None)
 
-def recorded(p, mask, level):
-    before = mask.numpy().copy()
-    new = update_mask(p, mask, level)
-    if bool(algorithm.is_update_step):
-        name = next(name for name, other in model.named_parameters() if other is p or other.data_ptr() == p.data_ptr())
-        values = {"p": p.detach(), "mask": torch.tensor(before), "level": level, "new": new}
-        values["gradient"] = getattr(algorithm, "_dense_grads", {}).get(p, torch.zeros(()))
-        record.update({f"{name}/{int(algorithm.step)}/{key}": np.array(value) for key, value in values.items()})
-    return new
+    def recorded(p, mask, level):
+        before = mask.numpy().copy()
+        drawn.clear()
+        new = update_mask(p, mask, level)
+        if bool(algorithm.is_update_step):
+            names = dict(model.named_parameters())
+            name = next(name for name, other in names.items() if other is p or other.data_ptr() == p.data_ptr())
+            values = {"p": p.detach(), "mask": torch.tensor(before), "level": level, "new": new}
+            values["gradient"] = getattr(algorithm, "_dense_grads", {}).get(p, torch.zeros(()))
+            values |= {"noise": drawn[0]} if drawn else {}
+            record.update({f"{name}/{int(algorithm.step)}/{key}": np.array(value) for key, value in values.items()})
+        return new
 
-algorithm.update_mask = recorded
-for _ in range(8):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(net(torch.randn(8, 16)), torch.randint(4, (8,))).backward()
-    if hasattr(algorithm, "drop_fraction"):
-        algorithm.drop_fraction.cache_clear()  # on a CPU it would keep its first value
-    optimizer.step()
-np.savez(sys.argv[2], **record)
+    algorithm.update_mask = recorded
+    for _ in range(8):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(torch.randn(8, 16)), torch.randint(4, (8,))).backward()
+        if hasattr(algorithm, "drop_fraction"):
+            algorithm.drop_fraction.cache_clear()  # on a CPU it would keep its first value
+        optimizer.step()
+    np.savez(path, **record)
+
+for name, config in json.loads(sys.argv[1]).items():  # the package compiles one model per process
+    child = os.fork()
+    if not child:
+        train(config, f"{sys.argv[2]}/{name}.npz")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
 """
 SHAPES = {"0.weight": (32, 16), "0.bias": (32,), "2.weight": (4, 32), "2.bias": (4,)}
+COSINE = {"type": "cosine", "init": 0.4, "half_period": 8}
 CONFIGS: dict[str, Any] = {
-    "static": {"sparsity": 0.6, "init_method": "topk"},
-    "checkerboard": {"sparsity": 0.75, "init_method": "checkerboard"},
-    "gmp": {
+    "static topk": {"sparsity": 0.6, "init_method": "topk"},
+    "static random": {"sparsity": 0.75},
+    "static from_zeros": {"sparsity": 0.5, "init_method": "from_zeros"},
+    "static checkerboard": {"sparsity": 0.75, "init_method": "checkerboard"},
+    "gmp exp": {
         "algorithm": "gmp", "init_method": "topk", "update": {"freq": 3},
         "schedule": {"type": "exp", "init": 0.1, "gamma": -0.3, "final": 0.9},
     },
+    "gmp linear": {"algorithm": "gmp", "sparsity": {"type": "linear", "init": 0.1, "slope": 0.1}, "update": {"freq": 2}},
+    "gmp power": {"algorithm": "gmp", "sparsity": {"type": "power", "init": 0.9, "beta": 0.8}, "update": {"freq": 2}},
+    "gmp cosine": {"algorithm": "gmp", "sparsity": {"type": "cosine", "init": 0.1, "half_period": 6, "minimum": 0.9}},
+    "gmp list": {"algorithm": "gmp", "sparsity": [0.3, 0.5, 0.7], "update": {"freq": 2}},
+    "gmp from dense": {"algorithm": "gmp", "sparsity": [0.3, 0.5, 0.7], "update": {"steps": [2, 3, 7]}},
+    "set": {"algorithm": "set", "sparsity": 0.75, "update": {"freq": 2}},
+    "set cosine": {"algorithm": "set", "sparsity": 0.9, "update": {"freq": 1, "start": 3}, "drop_fraction": COSINE},
     "rigl": {
         "algorithm": "rigl", "sparsity": 0.75, "init_method": "topk", "update": {"freq": 2, "stop": 7},
-        "drop_fraction": {"type": "cosine", "init": 0.4, "half_period": 8},
+        "drop_fraction": COSINE,
     },
-    "rigl, by groups": {
+    "rigl linear": {
+        "algorithm": "rigl", "sparsity": {"type": "linear", "init": 0.5, "slope": 0.05},
+        "drop_fraction": {"type": "linear", "init": 0.5, "slope": -0.05},
+    },
+    "rigl by groups": {
         "algorithm": "rigl", "sparsity": 0.5, "init_method": "topk", "update": {"freq": 2},
         "balance_out_groups": 4,
     },
+}  # fmt: skip
+NUM_UPDATES = {
+    "gmp exp": 4, "gmp linear": 8, "gmp power": 8, "gmp cosine": 16, "gmp list": 8, "gmp from dense": 6,
+    "set": 8, "set cosine": 12, "rigl": 6, "rigl linear": 16, "rigl by groups": 8,
 }  # fmt: skip
 
 
@@ -86,24 +129,48 @@ def ours(name: str) -> Any:
     return groups.choose(SHAPES)
 
 
+def assert_same_up_to_ties(new: np.ndarray, theirs: np.ndarray, score: np.ndarray) -> None:
+    """If sparsity falls, zeros come back into use, and torch.topk chooses any of them: all have the same score."""
+    assert np.count_nonzero(new) == np.count_nonzero(theirs)
+    assert set(score[new != theirs]) <= {score[theirs].min()}
+
+
+@pytest.fixture(scope="module")
+def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with what the published package did with each config."""
+    try:
+        python = request.getfixturevalue("published_python")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"the published package is not there: {error}")
+    folder = tmp_path_factory.mktemp("published")
+    subprocess.run([python, "-c", PEER, json.dumps(CONFIGS), folder], check=True)
+    return folder
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_masks_are_those_of_the_published_package(name: str, published_python: str, tmp_path: Path) -> None:
-    subprocess.run([published_python, "-c", PEER, json.dumps(CONFIGS[name]), tmp_path / "record.npz"], check=True)
-    record = dict(np.load(tmp_path / "record.npz"))
+def test_masks_are_those_of_the_published_package(name: str, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = dict(np.load(records / f"{name}.npz"))
     chosen = ours(name)
     assert set(chosen) == {"0.weight", "2.weight"}
     updates = 0
     for weight, algorithm in chosen.items():
-        first = algorithm.first_mask(weight, record[f"{weight}/start"])
-        np.testing.assert_array_equal(first, record[f"{weight}/first"], weight)
+        is_dynamic = isinstance(algorithm, DynamicSparsityAlgorithm)
+        if not is_dynamic or 0 in algorithm.update_steps:
+            monkeypatch.setattr(initialization, "noise", lambda *_, key=f"{weight}/noise": record[key])
+            first = algorithm.first_mask(weight, record[f"{weight}/start"])
+            np.testing.assert_array_equal(first, record[f"{weight}/first"], weight)
         for step in range(1, 9):
             key = f"{weight}/{step}"
-            is_due = isinstance(algorithm, DynamicSparsityAlgorithm) and step in algorithm.update_steps
+            is_due = is_dynamic and step in algorithm.update_steps
             assert (f"{key}/new" in record) == is_due
             if is_due:
                 updates += 1
                 assert algorithm.target(step) == pytest.approx(record[f"{key}/level"], rel=1e-6)
                 taken = [record[f"{key}/{each}"] for each in ("p", "mask")]
+                monkeypatch.setattr(algorithms, "noise", lambda *_, key=f"{key}/noise": record[key])
                 new = algorithm.next_mask(weight, *taken, step, record[f"{key}/gradient"])
-                np.testing.assert_array_equal(new, record[f"{key}/new"], key)
-    assert updates == {"gmp": 4, "rigl": 6, "rigl, by groups": 8}.get(name, 0)
+                if name.startswith("gmp"):
+                    assert_same_up_to_ties(new, record[f"{key}/new"], np.abs(taken[0]))
+                else:
+                    np.testing.assert_array_equal(new, record[f"{key}/new"], key)
+    assert updates == NUM_UPDATES.get(name, 0)
