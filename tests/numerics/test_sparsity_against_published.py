@@ -94,7 +94,7 @@ CONFIGS: dict[str, Any] = {
         "algorithm": "gmp", "init_method": "topk", "update": {"freq": 3},
         "schedule": {"type": "exp", "init": 0.1, "gamma": -0.3, "final": 0.9},
     },
-    "gmp linear": {"algorithm": "gmp", "sparsity": {"type": "linear", "init": 0.1, "slope": 0.1}, "update": {"freq": 2}},
+    "gmp linear": {"algorithm": "gmp", "sparsity": {"type": "linear", "init": 0.1, "slope": 0.1}},
     "gmp power": {"algorithm": "gmp", "sparsity": {"type": "power", "init": 0.9, "beta": 0.8}, "update": {"freq": 2}},
     "gmp cosine": {"algorithm": "gmp", "sparsity": {"type": "cosine", "init": 0.1, "half_period": 6, "minimum": 0.9}},
     "gmp list": {"algorithm": "gmp", "sparsity": [0.3, 0.5, 0.7], "update": {"freq": 2}},
@@ -115,7 +115,7 @@ CONFIGS: dict[str, Any] = {
     },
 }  # fmt: skip
 NUM_UPDATES = {
-    "gmp exp": 4, "gmp linear": 8, "gmp power": 8, "gmp cosine": 16, "gmp list": 8, "gmp from dense": 6,
+    "gmp exp": 4, "gmp linear": 16, "gmp power": 8, "gmp cosine": 16, "gmp list": 8, "gmp from dense": 6,
     "set": 8, "set cosine": 12, "rigl": 6, "rigl linear": 16, "rigl by groups": 8,
 }  # fmt: skip
 
