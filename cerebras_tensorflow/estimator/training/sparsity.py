@@ -19,6 +19,7 @@ import tensorflow as tf
 from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.estimator.training.caller_sparsifier import CallerSparsifier
+from cerebras_tensorflow.estimator.training.kept_gradients import KeptGradients
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.sparsity_report import SparsityReport
 from cerebras_tensorflow.estimator.training.warm_start import masks_of_warm_start
@@ -50,7 +51,13 @@ class SparsityHook(SessionRunHook):
         events = EventFile(request.work_folder) if request.settings.save_summary_steps else None
         self._report = SparsityReport(os.path.join(request.work_folder, "sparsity.json"), events, show)
         self._step = -1
-        self._fetched: tuple[str, ...] = ()
+        taking = {name: weight for name, weight in self._weights.items() if weight.gradients}
+        self._gradients = KeptGradients(taking, request.work_folder, run.compiled.program.micro_batches is None)
+        run.cleanup.callback(self._gradients.forget)
+
+    def begin(self) -> None:
+        """Add the ops that take gradients."""
+        self._gradients.add_ops()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Make the first masks, or continue with those of a checkpoint."""
@@ -77,12 +84,8 @@ class SparsityHook(SessionRunHook):
     def before_run(self, run_context: Any) -> Any:
         """Ask for the gradients that the next update of masks needs."""
         step = run_context.session.global_step + 1
-        wanted = {
-            name: list(weight.gradients)
-            for name, weight in self._weights.items()
-            if weight.gradients and self._is_due(weight, step)
-        }
-        self._fetched = tuple(wanted)
+        due = [name for name, weight in self._weights.items() if weight.gradients and self._is_due(weight, step)]
+        wanted = self._gradients.fetches(due)
         return tf.compat.v1.train.SessionRunArgs(wanted) if wanted else None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -93,8 +96,10 @@ class SparsityHook(SessionRunHook):
             return  # gradient accumulation, or a step that loss scaling has skipped: no weight has changed
         self._step = step
         due = [weight for weight in self._weights.values() if self._is_due(weight, step)]
+        self._gradients.note(run_values.results or {})
         for weight in due:
-            self._update(session, weight, step, run_values.results)
+            self._update(session, weight, step)
+        self._gradients.forget()
         if self._caller is not None and self._caller.apply_sparsity(step):
             self._ask_caller(session, step)
         elif not due:
@@ -136,13 +141,13 @@ class SparsityHook(SessionRunHook):
         target = self._caller.target(weight) if self._caller else float(weight.algorithm.target(self._step))  # type: ignore[union-attr]
         return zeros_as_mask(value, target)
 
-    def _update(self, session: ProgramSession, weight: SparseWeight, step: int, fetched: Any) -> None:
+    def _update(self, session: ProgramSession, weight: SparseWeight, step: int) -> None:
         assert isinstance(weight.algorithm, DynamicSparsityAlgorithm)
         gradient = None
         if weight.gradients:
-            if weight.name not in self._fetched:
+            gradient = self._gradients.read(weight.name)
+            if gradient is None:
                 return  # the step was skipped when the gradient was fetched
-            gradient = _dense(fetched[weight.name], weight.shape)
             if not np.isfinite(gradient).all():
                 run_log.warning(
                     "Sparsity at global step %d: the gradient of %s is not finite, so its mask stays.",
@@ -183,15 +188,3 @@ def zeros_as_mask(value: np.ndarray, target: float) -> Mask | None:
     allowed = max(1.0, _SHARE_TOLERANCE * min(target, 1 - target) * value.size)
     is_sparse = target > 0 and 0 < num_zeros < value.size and abs(num_zeros - target * value.size) <= allowed
     return np.asarray(value != 0) if is_sparse else None
-
-
-def _dense(gradients: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return the sum of gradients, some of which may be IndexedSlices."""
-    total = np.zeros(shape, np.float32)
-    for gradient in gradients:
-        rows = getattr(gradient, "indices", None)
-        if rows is None:
-            total += gradient
-        else:
-            np.add.at(total, rows, np.asarray(gradient.values, np.float32))
-    return total
