@@ -262,9 +262,20 @@ def scheduled(value: Any, step: Any) -> Any:
     return tf.group(step.assign_add(1), *updates)
 
 
+def masked(value: Any, step: Any) -> Any:
+    """Descent in which every update takes a large table that does not change."""
+    table = v1.get_variable("rates", [50, 16], initializer=v1.random_normal_initializer(), trainable=False)
+    trained = v1.trainable_variables()
+    gradients = [tf.convert_to_tensor(one) for one in tf.gradients(value, trained)]
+    pairs = zip(trained, gradients, strict=True)
+    updates = [w.assign_sub(0.1 * g * tf.reshape(tf.reshape(table, [-1])[: w.shape.num_elements()], w.shape))
+               for w, g in pairs]  # fmt: skip
+    return tf.group(step.assign_add(1), *updates)
+
+
 @pytest.mark.parametrize(
     ("trainer", "everywhere"),
-    [(chained, set()), (checked, {"embedding", "w"}), (scheduled, {"rates", "decays"})],
+    [(masked, {"rates"}), (chained, set()), (checked, {"embedding", "w"}), (scheduled, {"rates", "decays"})],
 )
 def test_an_update_beside_those_of_other_owners_gets_the_bits_of_one_csx(
     trainer: Callable[[Any, Any], Any], everywhere: set[str], tmp_path: Path

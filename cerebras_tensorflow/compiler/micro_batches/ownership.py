@@ -4,7 +4,8 @@ The owner of a weight also owns its slots and the total of its gradient, and it 
 the weight from the owner. So a weight can have one owner only if its update takes nothing large from the weights of
 other owners:
 
-- Variables and totals whose values meet in one update, other than through small values, get the same owner.
+- Variables and totals whose values meet in one update, other than through small values, get the same owner. A variable
+  that the step does not change (a frozen table) joins no owners: if several need it, every CSX holds it.
 - A small value (a norm of the gradient, a check for overflow) is computed by every CSX that needs it, in the same order
   as on one CSX. Every CSX therefore gets the totals that it depends on.
 - If a summary depends on a weight that the step changes, or a small value, an assertion of the train op or a variable
@@ -137,10 +138,13 @@ class _Choice:
         """Return the owner of each variable and total."""
         sizes, totals = self._update.sizes, self._update.totals
         written = {write: variables_of(self._table, write) for write in self._writes}
-        for handle in self._handles:
-            for write in self._reached(handle, is_large=True) & self._writes:
-                for variable in written[write] & self._parent.keys():
-                    self._unite(handle, variable)
+        for handle in sorted(self._handles, key=lambda handle: self._is_frozen(handle, written)):
+            reached = self._reached(handle, is_large=True) & self._writes
+            met = [one for write in reached for one in written[write] & self._parent.keys()]
+            if self._is_frozen(handle, written) and len({self._root(one) for one in met}) > 1:
+                continue
+            for variable in met:
+                self._unite(handle, variable)
         variables = [handle for handle in sizes if handle not in totals]
         leaving = {handle for handle in self._handles if self._leaves(handle, written)}
         held = {handle for handle in variables if handle in leaving or not self._can_have_one_owner(handle, written)}
@@ -148,6 +152,11 @@ class _Choice:
         everywhere = {handle for handle in self._handles if self._root(handle) in groups}
         everywhere |= leaving - set(variables)
         return self._placed(everywhere, num_csx)
+
+    def _is_frozen(self, handle: str, written: Mapping[str, frozenset[str]]) -> bool:
+        """Whether the step does not change a variable."""
+        is_total = handle in self._update.totals or handle in self._update.placeholders
+        return not is_total and not any(handle in variables for variables in written.values())
 
     def _placed(self, everywhere: Collection[str], num_csx: int) -> Owners:
         """Give each group of variables to the CSX with the fewest bytes so far, the largest group first."""
