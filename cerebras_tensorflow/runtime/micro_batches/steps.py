@@ -78,22 +78,28 @@ class GradientSums:
         for total in self._sums:
             total.take_total()
 
-    def complete(self, across: Across) -> None:
-        """Add the sums of the other CSX.
+    def complete(self, across: Across, means: Sequence[MemorySum]) -> None:
+        """Add the sums of the other CSX. At the end, all CSX have computed their micro-batches.
+
+        Args:
+            across: Gets the sums of the other CSX.
+            means: More sums to complete.
 
         Raises:
             CompileError: If a gradient did not come from every micro-batch.
             CollectiveError: If another CSX failed.
         """
         self._check_taken()
-        in_memory = [one for one in self._sums if isinstance(one, MemorySum)]
-        if in_memory:
-            complete_in_memory(in_memory, across, self._count)
         for one in self._sums:
             if not isinstance(one, MemorySum):
                 one.complete(across, self._count)
         if self._sender is not None:
             self._sender.finish()
+        in_memory = [one for one in self._sums if isinstance(one, MemorySum)]
+        if in_memory or means:
+            complete_in_memory([*in_memory, *means], across, self._count)
+        else:  # no CSX begins its update while another one may still read weights
+            across.barrier()
 
     def totals(self) -> dict[str, np.ndarray]:
         """Return the totals in host memory: name of the update's tensor -> value.
@@ -245,11 +251,7 @@ class MicroBatchRuns:
                 elif number == 0:
                     results[key] = value
         if self._across is not None:
-            self._sums.complete(self._across)
-            if means:
-                complete_in_memory(list(means.values()), self._across, count)
-            else:  # no CSX begins its update while another one may still read weights
-                self._across.barrier()
+            self._sums.complete(self._across, list(means.values()))
         results.update({key: mean.take_total()[0] for key, mean in means.items()})
         return {**self._sums.totals(), **results}
 
