@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from cerebras_tensorflow.system.wafer.figures import figures
 from cerebras_tensorflow.system.wafer.pipelined import simulate_pipelined
-from cerebras_tensorflow.system.wafer.transformers import BERT_LARGE, GPTJ_6B, LLAMA_7B, Transformer
+from cerebras_tensorflow.system.wafer.published import JAIS_SAMPLES_PER_S
+from cerebras_tensorflow.system.wafer.transformers import BERT_LARGE, GPTJ_6B, JAIS_13B, LLAMA_7B, Transformer
 from cerebras_tensorflow.system.wafer.weight_streaming import simulate_weight_streaming
 
 
@@ -47,12 +48,14 @@ _BERT = _Run("BERT-large, pipelined, R1.7.1", BERT_LARGE, 1024, 0, 6370)
 _GPTJ_7 = _Run("GPT-J 6B, weight streaming, R1.7.1", GPTJ_6B, 65, 2, 27.53)
 _GPTJ_8 = _Run("GPT-J 6B, weight streaming, R1.8.0", GPTJ_6B, 65, 2, 65_000 / 2_960)
 _LLAMA = _Run("Llama-7B, weight streaming, R2.1.1", LLAMA_7B, 99, 1, 20.45)
+_JAIS = _Run("Jais 13B, weight streaming, 16 CS-2, R1.9 assumed", JAIS_13B, 212, 16, JAIS_SAMPLES_PER_S)
 
 # Each run, and the runs of the same mode and releases, or of the nearest ones, that give the efficiency instead.
 _WITHOUT: Sequence[tuple[_Run, Sequence[_Run]]] = (
     (_BERT, (_GPTJ_7, _GPTJ_8)),
     (_GPTJ_7, (_GPTJ_8,)),
     (_GPTJ_8, (_GPTJ_7,)),
+    (_JAIS, (_GPTJ_7, _GPTJ_8)),
     (_LLAMA, (_GPTJ_7, _GPTJ_8)),
 )
 

@@ -12,7 +12,11 @@ from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 
 _ALCF = "argonne-lcf/user-guides, training logs"
 _GENSLM = "GenSLM runs on Andromeda, 2022"
+_JAIS = "arXiv:2308.16149, Jais; recalled, not read again"
 _STATE_BYTES = 12  # of a weight in a checkpoint: itself and two slots of the optimizer, in float32
+
+JAIS_SAMPLES_PER_S = 395e9 / 2048 / (25 * 24 * 3600)
+"""395 billion tokens in samples of 2,048, in 25 days with all pauses."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,14 @@ def _speeds() -> list[PublishedRun]:
             20.45,
             _speed(transformers.LLAMA_7B.network(), _streaming(99, 1, "2.1.1")),
             "fits the efficiency of releases 2.x",
+        ),
+        PublishedRun(
+            "Jais 13B, weight streaming, 2023 (R1.9 assumed), 16 CS-2, batch 3,392: 395 B tokens in 25 days",
+            _JAIS,
+            "samples/s",
+            JAIS_SAMPLES_PER_S,
+            _speed(transformers.JAIS_13B.network(), _streaming(212, 16, "1.9")),
+            "a check, fits nothing",
         ),
         PublishedRun(
             "of the size of fc_mnist, pipelined, 1 CS-2, batch 256 (assumed), 2022",
