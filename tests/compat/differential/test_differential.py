@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def record(python: str, module: Path, folder: Path) -> dict[str, Any]:
     output = folder / f"{module.stem}.json"
     environ = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "PYTHONPATH")}
     environ["CEREBRAS_HOME"] = str(folder / "home")
-    if python == sys.executable:
+    if python != PEER:
         environ["PYTHONPATH"] = str(ROOT)
     words = [python, "-W", "ignore", str(HERE / "runner.py"), str(module), str(output), str(folder / module.stem)]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=550)
@@ -56,9 +55,9 @@ PARAMETERS = [
 
 
 @pytest.fixture(scope="session")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def ours(tmp_path_factory: pytest.TempPathFactory, warm_python: list[str]) -> Any:
     """Return a function: module -> outcomes of its scenarios on ours. Each module runs in one process."""
-    return functools.cache(lambda module: record(sys.executable, module, tmp_path_factory.mktemp("ours")))
+    return functools.cache(lambda module: record(warm_python[0], module, tmp_path_factory.mktemp("ours")))
 
 
 @pytest.mark.parametrize("module, name", PARAMETERS)
