@@ -14,7 +14,7 @@ import tensorflow as tf
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 
 v1 = tf.compat.v1
-BATCH = 2048
+BATCH = 4096
 
 
 def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:

@@ -25,11 +25,11 @@ estimator(sys.argv[1], log_step_count_steps=1).train(input_fn(), max_steps=2)
     ],
 )
 def test_log_lines_are_shown_unless_the_script_disables_them(
-    first: str, is_shown: bool, home: Path, tmp_path: Path
+    first: str, is_shown: bool, home: Path, tmp_path: Path, warm_python: list[str]
 ) -> None:
     script = tmp_path / "run.py"
     script.write_text(SCRIPT.format(first=first))
-    command = [sys.executable, str(script), str(tmp_path / "model")]
+    command = [*([sys.executable] if is_shown else warm_python), str(script), str(tmp_path / "model")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert ("global step 2: loss = " in output) is is_shown
     assert ("Loss for final step: " in output) is is_shown
