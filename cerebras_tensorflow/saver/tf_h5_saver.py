@@ -168,7 +168,7 @@ def load(
     Args:
         path: Of any kind that `open_checkpoint` reads.
         names: All by default.
-        is_mapped: Return large values as copy-on-write maps of the file (see `mapped.Maps.read`), which take no memory
+        is_mapped: Return large values as copy-on-write maps of the file (`mapped.Maps.read_all`), which take no memory
             for a second copy. You may write to them, and `update` does not change them. Other programs must not change
             the file in place while they are in use. False returns ordinary arrays.
 
@@ -179,7 +179,7 @@ def load(
         if names is None:
             reader.check_places()
         wanted = reader.names() if names is None else names
-        return {name: maps.read(reader, name) if is_mapped else reader.read(name) for name in wanted}
+        return maps.read_all(reader, wanted) if is_mapped else {name: reader.read(name) for name in wanted}
 
 
 def tensorflow_to_h5(

@@ -15,7 +15,8 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,8 @@ from cerebras_tensorflow.saver.interface import StoredExtent, TensorReader
 
 # Smaller tensors are read into arrays, which costs less than page faults on a map.
 _MIN_BYTES = 256 << 10
+# One thread compares checksums at half the rate at which `cat` reads the page cache.
+_THREADS = 2
 # mmap has this flag from Python 3.13 on. Without it the kernel refuses private maps of files larger than its memory.
 _MAP_NORESERVE = 0x4000
 _MADV_POPULATE_WRITE = 23
@@ -48,34 +51,56 @@ _live_lock = threading.RLock()
 
 
 class Maps:
-    """Maps each checkpoint file once. A context manager; arrays from `read` stay valid after its end."""
+    """Maps each checkpoint file once. A context manager; arrays from `read_all` stay valid after its end."""
 
     def __init__(self) -> None:
         self._pages: dict[str, mmap.mmap | None] = {}
         self._fds: dict[str, int] = {}
 
-    def read(self, reader: TensorReader, name: str) -> np.ndarray[Any, Any]:
-        """Return the value of a tensor, checked against its checksum; as a map if it is large and stored uncompressed.
+    def read_all(self, reader: TensorReader, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the values of tensors, each compared with its checksum: maps of large plain ones.
 
-        Writing to the array does not change the file. The array stays valid after the reader is closed, the file is
-        removed or replaced, or this package updates it. While it is in use, other programs must not change the file in
+        Writing to an array does not change the file. The arrays stay valid after the reader is closed, the file is
+        removed or replaced, or this package updates it. While one is in use, other programs must not change the file in
         place, which may change the array, or truncate it, which may kill this process with SIGBUS.
 
         Raises:
             KeyError, CorruptCheckpointError: As `TensorReader.read`.
         """
+        places = {name: self._find(reader, name) for name in names}
+        pool = ThreadPoolExecutor(_THREADS, "checkpoint-reader")
+        try:
+            sums = {
+                name: pool.submit(extents.checksum, self._fds[one.path], one.offset, reader.entry(name).num_bytes)
+                for name, one in places.items()
+                if one is not None
+            }
+            return {
+                name: reader.read(name) if one is None else self._value(reader, name, one, sums[name])
+                for name, one in places.items()
+            }
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _find(self, reader: TensorReader, name: str) -> StoredExtent | None:
+        """Return where a tensor can be mapped; None if it cannot."""
         entry = reader.entry(name)
         where = reader.extent(name) if entry.num_bytes >= _MIN_BYTES else None
         pages = None if where is None or where.offset % entry.dtype.itemsize else self._map(where)
-        if where is None or pages is None or where.offset + entry.num_bytes > len(pages):
-            return reader.read(name)
+        return None if where is None or pages is None or where.offset + entry.num_bytes > len(pages) else where
+
+    def _value(
+        self, reader: TensorReader, name: str, where: StoredExtent, checksum: Future[int]
+    ) -> np.ndarray[Any, Any]:
         try:
-            crc = extents.checksum(self._fds[where.path], where.offset, entry.num_bytes)
+            crc = checksum.result()
         except EOFError as exc:
             raise CorruptCheckpointError(f"{where.path}: tensor {name!r} is cut short: {exc}") from exc
         if crc != where.crc:
             # Read again: the reader's error has more detail, or the damage was transient.
             return reader.read(name)
+        entry, pages = reader.entry(name), self._pages[where.path]
+        assert pages is not None
         content = np.frombuffer(pages, np.uint8, entry.num_bytes, where.offset)
         return content.view(entry.dtype).reshape(entry.shape)
 
