@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _CHILD = "CS_BENCH_CHILD"
 _WEIGHT_BYTES = 16 << 20
+_LIMIT_S = 300
 WAYS = {"save on 1": (1, True), "save on 2": (2, True), "load on 1": (1, True), "load on 2, read_once": (2, True)}
 WAYS |= {"load on 2, each reads": (2, False)}
 
@@ -86,7 +87,10 @@ def measure(name: str, folder: Path, num_weights: int) -> float:
         shutil.copytree(kept, run)
     way = {"num_csx": num_csx, "read_once": read_once, "model_dir": str(run), "steps": steps, "weights": num_weights}
     environment = {**os.environ, _CHILD: json.dumps(way), "CEREBRAS_EXECUTION_MODE": "weight_streaming"}
-    done = subprocess.run([sys.executable, __file__], env=environment, cwd=ROOT, capture_output=True, text=True)
+    environment["CEREBRAS_HOME"] = str(folder / "home")
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S
+    )
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     if what == "save" and not kept.exists():
