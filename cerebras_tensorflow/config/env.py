@@ -341,9 +341,12 @@ def tf_config() -> dict[str, Any]:
     """
     text = os.environ.get(TF_CONFIG) or "{}"
     try:
-        return dict(json.loads(text))
-    except (TypeError, ValueError) as error:
+        value = json.loads(text)
+    except ValueError as error:
         raise ValueError(f"{TF_CONFIG}={text!r}: expected a JSON object with cluster and task ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{TF_CONFIG}={text!r}: expected a JSON object with cluster and task")
+    return value
 
 
 @contextmanager

@@ -23,8 +23,11 @@ def add_metrics(estimator: Any, metric_fn: Callable[..., Any]) -> Estimator:
             metrics. They replace metrics of the same name.
 
     Raises:
+        TypeError: If metric_fn is no function.
         ValueError: If metric_fn takes another argument.
     """
+    if not callable(metric_fn):
+        raise TypeError(f"metric_fn must be a function, given: {metric_fn!r}")
     unknown = sorted(parameters_of(metric_fn) - _METRIC_ARGUMENTS - {"self", "**"})
     if unknown:
         raise ValueError(f"metric_fn ({metric_fn}) has following not expected args: {unknown}")

@@ -133,8 +133,9 @@ def _check_cluster(jobs: Mapping[str, Sequence[str]], task: Mapping[str, Any], c
             raise ValueError("If `master` node exists in `cluster`, task_type `evaluator` is not supported.")
         return
     note = "Note that these values may be coming from the TF_CONFIG environment variable."
-    shown = f"in the cluster_spec:\n{tf.train.ClusterSpec(jobs)}\n\n{note}"
+    spec = tf.train.ClusterSpec(jobs)
+    shown = f"in the cluster_spec:\n{spec}\n\n{note}"
     if kind not in jobs:
         raise ValueError(f"{kind} is not a valid task_type {shown}")
-    if index >= len(jobs[kind]):
+    if index >= len(spec.job_tasks(kind)):  # some tasks may have no address
         raise ValueError(f"{index} is not a valid task_id for task_type {kind} {shown}")

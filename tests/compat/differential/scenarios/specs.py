@@ -234,6 +234,7 @@ def add_metrics(run):
     run.note("more", extended.evaluate(once))
     run.note("twice", tf.estimator.add_metrics(extended, nothing).evaluate(once))
     run.attempt("wrong word", lambda: tf.estimator.add_metrics(estimator, lambda other: {}))
+    run.attempt("no function", lambda: tf.estimator.add_metrics(estimator, 5))
     run.attempt(
         "same name", lambda: tf.estimator.add_metrics(estimator, lambda: {"mae": v1.metrics.mean(1.0)}).evaluate(once)
     )

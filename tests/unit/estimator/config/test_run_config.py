@@ -121,8 +121,17 @@ def test_a_file_url_is_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert RunConfig().model_dir == RunConfig(model_dir=f"file://{tmp_path}").model_dir == str(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["null", "5", '"a"', "{"])
+@pytest.mark.parametrize("text", ["null", "5", '"a"', "[]", "{"])
 def test_a_tf_config_that_is_no_object_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=r"TF_CONFIG=.* expected a JSON object with cluster and task"):
+        RunConfig()
+
+
+def test_a_cluster_may_name_only_some_tasks_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"chief": ["a:1"], "worker": {"1": "b:1", "3": "c:1"}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 3}}))
+    assert (RunConfig().task_type, RunConfig().task_id) == ("worker", 3)
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 4}}))
+    with pytest.raises(ValueError, match="4 is not a valid task_id for task_type worker"):
         RunConfig()
