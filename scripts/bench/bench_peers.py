@@ -4,7 +4,13 @@
 
 Every framework trains the same GPT-2 shape with Adam in float32 on the same batch, each run in processes of its own
 that share one memory limit: a cgroup (version 1 or 2) that this script makes, so it needs root. PyTorch and Keras keep
-what does not fit in swap; --swap-file makes a swap file for them and removes it. The frameworks take turns.
+what does not fit in swap; --swap-file makes a swap file for them and removes it. DeepSpeed (ZeRO-3) keeps parameters
+and Adam's state in files; --deepspeed names the Python of an environment that has it, as it needs a build:
+
+    apt-get install libaio-dev; pip install setuptools wheel ninja py-cpuinfo einops hjson msgpack psutil pydantic tqdm
+    DS_BUILD_OPS=0 DS_BUILD_AIO=1 DS_BUILD_CPU_ADAM=1 pip install --no-build-isolation --no-deps deepspeed==0.19.8
+
+The frameworks take turns.
 
 A run has three parts: train and save; resume and train one more step; the same steps without a break. Prints for each
 framework: time of a step [s] (median and range, without the first step of a process), peak memory of the cgroup
@@ -35,7 +41,8 @@ from peers import limits  # noqa: E402
 from cerebras_tensorflow.units import format_bytes, parse_size  # noqa: E402
 
 BUDGET_SHARE = 0.75  # of the limit, as memory_budget of this project: the rest is for pages of files
-FRAMEWORKS = ("ours", "pytorch", "keras")
+FRAMEWORKS = ("ours", "deepspeed", "pytorch", "keras")
+_LIBAIO = "/usr/lib/x86_64-linux-gnu/libaio.so.1"  # DeepSpeed's extension is not linked to it
 SHAPE = {"layers": 24, "hidden": 2048, "heads": 16, "vocabulary": 50257, "sequence": 128, "batch": 1, "steps": 3}
 
 
@@ -44,7 +51,10 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in SHAPE.items():
         options.add_argument(f"--{name}", type=int, default=value, help="default: %(default)s")
-    options.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    options.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=["ours", "pytorch", "keras"])
+    options.add_argument(
+        "--deepspeed", type=Path, help="Python of an environment with DeepSpeed, PyTorch, transformers"
+    )
     options.add_argument("--limit", type=parse_size, default=parse_size("8GB"), help="memory of a run, such as 8GB")
     options.add_argument("--rounds", type=int, default=1, help="turns of each framework")
     options.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="a folder on the disk to use")
@@ -69,6 +79,15 @@ def part(framework: str, what: str, steps: int, folder: Path, options: argparse.
     words.append(str(int(BUDGET_SHARE * options.limit)))
     launcher = ["-c", "import sys; from csrun.cli import csrun_wse; sys.exit(csrun_wse())", "python-ws"]
     python = [sys.executable, *(launcher if framework == "ours" else ())]
+    if framework == "deepspeed":
+        if options.deepspeed is None:
+            raise SystemExit("--frameworks deepspeed needs --deepspeed: the Python of an environment that has it")
+        python = [
+            "env",
+            f"LD_PRELOAD={_LIBAIO}",
+            f"PATH={options.deepspeed.parent}:{os.environ['PATH']}",
+            str(options.deepspeed),
+        ]
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]),

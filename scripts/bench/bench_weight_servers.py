@@ -1,26 +1,24 @@
-"""What does packing the zeros of weights save on the wire to a weight server: ns per byte of weight, and bytes moved?
+"""How near does a weight server come to plain memory copies over loopback TCP [GB/s]?
 
-    python scripts/bench/bench_weight_servers.py --link 125 --megabytes 67
+    python scripts/bench/bench_weight_servers.py --megabytes 64 --rounds 7
 
-One weight server runs as a process on this machine. Writes and reads with and without packing alternate in one run.
-`--link` puts a relay before the server that passes at most so many MB/s each way; without it, the wire is the loopback.
-Prints medians. All figures are measured.
+A weight server and a plain TCP server run in a process each. In turns, this process reads and writes one weight through
+the store of a run, and moves as many bytes over a socket, into memory that it used before. Prints medians and spread.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 
@@ -28,98 +26,111 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.host.announcement import read_announcement
-from cerebras_tensorflow.runtime.weight_store import server
 from cerebras_tensorflow.runtime.weight_store.remote import ServerAddress, ServerStore
-from cerebras_tensorflow.runtime.weight_store.wire import Packing
+from cerebras_tensorflow.runtime.weight_store.server import server_file
 
-COLUMNS = 2048
-CHUNK_BYTES = 64 << 10
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--sparsities", type=float, nargs="+", default=[0.0, 0.5, 0.75, 0.9])
-    options.add_argument("--megabytes", type=int, default=268, help="size of the weight")
-    options.add_argument("--repeats", type=int, default=5, help="the first one does not count")
-    options.add_argument("--link", type=float, help="most MB/s each way")
-    return options
-
-
-def relay(source: socket.socket, target: socket.socket, bytes_per_s: float) -> None:
-    """Pass on bytes at a limited rate until the source ends."""
-    free_at = time.perf_counter()
-    while data := source.recv(CHUNK_BYTES):
-        free_at = max(free_at, time.perf_counter()) + len(data) / bytes_per_s
-        time.sleep(max(0.0, free_at - time.perf_counter()))
-        target.sendall(data)
+ROOT = Path(__file__).resolve().parents[2]
+_PLAIN = """
+import socket, sys
+size = int(sys.argv[1])
+memory = memoryview(bytearray(size))
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    link, _ = server.accept()
+while order := link.recv(1):
+    if order == b"r":
+        link.sendall(memory)
+        continue
+    done = 0
+    while done < size:
+        done += link.recv_into(memory[done:])
+    link.sendall(b".")
+"""
 
 
-def start_relay(address: str, bytes_per_s: float) -> str:
-    """Return the address of a relay to a server."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    host, port = address.rsplit(":", 1)
+class Plain:
+    """Memory of another process over one socket."""
 
-    def serve() -> None:
-        while True:
-            client = listener.accept()[0]
-            upstream = socket.create_connection((host, int(port)))
-            for pair in ((client, upstream), (upstream, client)):
-                threading.Thread(target=relay, args=(*pair, bytes_per_s), daemon=True).start()
+    def __init__(self, num_bytes: int) -> None:
+        command = [sys.executable, "-c", _PLAIN, str(num_bytes)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._link = socket.create_connection(("127.0.0.1", int(self._process.stdout.readline())))
+        self._memory = memoryview(bytearray(num_bytes))
 
-    threading.Thread(target=serve, daemon=True).start()
-    return f"127.0.0.1:{listener.getsockname()[1]}"
+    def read(self) -> None:
+        """Read all of it."""
+        self._link.sendall(b"r")
+        done = 0
+        while done < len(self._memory):
+            done += self._link.recv_into(self._memory[done:])
 
+    def write(self) -> None:
+        """Write all of it."""
+        self._link.sendall(b"w")
+        self._link.sendall(self._memory)
+        self._link.recv(1)
 
-@contextmanager
-def weight_server(link_mb_per_s: float | None) -> Iterator[ServerAddress]:
-    """Yield the address of a weight server."""
-    folder = Path(tempfile.mkdtemp())
-    process = subprocess.Popen([sys.executable, "-m", server.__name__, str(folder), "0"])
-    try:
-        while (about := read_announcement(server.server_file(folder, 0))) is None:
-            time.sleep(0.1)
-        if link_mb_per_s:
-            about["target"] = start_relay(about["target"], link_mb_per_s * 1e6)
-        yield ServerAddress(0, **about)
-    finally:
-        process.kill()
-        process.wait()
+    def close(self) -> None:
+        """End the other process."""
+        self._link.close()
+        self._process.wait()
 
 
-def seconds_of(store: ServerStore, value: np.ndarray) -> tuple[float, float]:
-    """Return the time to write and to read a weight [s]."""
+def rate(action: Callable[[], object], num_bytes: int) -> float:
+    """Return GB/s."""
     begin_s = time.perf_counter()
-    store.write(0, value)
-    store.flush()
-    written_s = time.perf_counter()
-    store.read(0)
-    return written_s - begin_s, time.perf_counter() - written_s
+    action()
+    return num_bytes / (time.perf_counter() - begin_s) / 1e9
 
 
 def main() -> None:
-    """Run the benchmark and print its table."""
-    options = parser().parse_args()
-    rows = options.megabytes * 10**6 // (COLUMNS * 4)
-    random = np.random.default_rng(0)
-    print("zeros  packed  write ns/B  read ns/B  share of bytes moved", flush=True)
-    with weight_server(options.link) as address:
-        for sparsity in options.sparsities:
-            value = random.normal(size=(rows, COLUMNS)).astype(np.float32)
-            value[random.random(value.shape) < sparsity] = 0
-            stores = [ServerStore([WeightSpec("w", "float32", value.shape, value.nbytes)], [address]) for _ in range(2)]
-            times: list[list[tuple[float, float]]] = [[], []]
-            for _ in range(options.repeats):
-                times[1].append(seconds_of(stores[1], value))
-                with mock.patch.object(stores[0], "_packing", return_value=Packing()):
-                    times[0].append(seconds_of(stores[0], value))
-            for is_packed in (True, False):
-                write, read = (
-                    statistics.median(one) / value.nbytes * 1e9 for one in zip(*times[is_packed][1:], strict=True)
-                )
-                share = stores[is_packed].wire_bytes[0] / (options.repeats * value.nbytes)
-                print(f"{sparsity:5.0%}  {is_packed!s:>6}  {write:10.2f}  {read:9.2f}  {share:20.2f}", flush=True)
-                stores[is_packed].close()
+    """Run the benchmark and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    value = np.random.default_rng(0).normal(size=(options.megabytes * 250, 1000)).astype(np.float32)
+    spec = WeightSpec("w", "float32", value.shape, value.nbytes)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "cerebras_tensorflow.runtime.weight_store.server", folder, "0"]
+        server = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        try:
+            while (about := read_announcement(server_file(Path(folder), 0))) is None:
+                time.sleep(0.05)
+            rates = measure(ServerStore([spec], [ServerAddress(0, **about)]), value, options.rounds)
+        finally:
+            server.kill()
+            server.wait()
+    print(json.dumps({"bytes": value.nbytes, "load": os.getloadavg(), "GB/s": rates}, indent=1))
+
+
+def measure(store: ServerStore, value: np.ndarray, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the rates of reads and writes: median and range, and the store's share of the plain rate."""
+    plain = Plain(value.nbytes)
+    actions: dict[str, Callable[[], object]] = {
+        "plain write": plain.write,
+        "store write": lambda: (store.write(0, value), store.flush()),
+        "plain read": plain.read,
+        "store read": lambda: store.read(0),
+    }
+    found: dict[str, list[float]] = {name: [] for name in actions}
+    for number in range(rounds + 1):
+        for name, action in actions.items():
+            taken = rate(action, value.nbytes)
+            if number:  # the first round makes the memory
+                found[name].append(taken)
+    np.testing.assert_array_equal(store.read(0), value)
+    store.close()
+    plain.close()
+    result = {
+        name: {"median": round(statistics.median(v), 2), "least": round(min(v), 2), "most": round(max(v), 2)}
+        for name, v in found.items()
+    }
+    for kind in ("read", "write"):
+        pairs = zip(found[f"store {kind}"], found[f"plain {kind}"], strict=True)
+        result[f"store {kind}"]["share"] = round(statistics.median(a / b for a, b in pairs), 2)
+    return result
 
 
 if __name__ == "__main__":
