@@ -28,7 +28,7 @@ from cerebras_tensorflow.graph.program import Event, Note, Program, Residence, W
 
 logger = logging.getLogger(__name__)
 
-VERSION = 17  # raise it when the compiler's output or the format changes, so that no run uses older Programs
+VERSION = 18  # raise it when the compiler's output or the format changes, so that no run uses older Programs
 _GRAPH, _MANIFEST, _SIGNATURE = "program.pb", "program.json", "program.sig"
 _MAX_MANIFEST_BYTES, _MAX_GRAPH_BYTES, _MAX_SIGNATURE_BYTES = 1 << 30, 2 << 30, 1 << 10
 

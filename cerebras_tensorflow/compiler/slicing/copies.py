@@ -60,6 +60,11 @@ class SliceCopy:
         """Original op -> its copy for the slice."""
         return self._copies
 
+    def kind(self, index: int) -> str:
+        """Return the kind of the event of one of the assigns. It is known when `assign` has been called."""
+        is_kept = self._emission.kept_load(self._family[index].variable.handle) is not None
+        return "replace" if is_kept and index in self._loads else "update"
+
     def assign(self, index: int, waits: Sequence[str]) -> tuple[str, str]:
         """Add the nodes that do one of the assigns. Return (first call into the store, store).
 
@@ -106,7 +111,12 @@ class SliceCopy:
         return self._part(source, output) if output.shape == self._whole else source
 
     def _load(self, index: int) -> str:
-        if index not in self._loads:
+        kept = self._emission.kept_load(self._family[index].variable.handle)
+        if index not in self._loads and kept is not None:
+            dtype = self._emission.dtype(self._family[index].variable.handle)
+            self._loads[index] = self._rows_of(kept, f"{self._prefix}/{index}/load", dtype)
+            self._emission.wait_for(self._loads[index], self._after)
+        elif index not in self._loads:
             rows = [(self._begin, INT64), (self._end, INT64)]
             load = self._call(f"{self._prefix}/{index}/load", SLICE_LOAD_TOKEN, self._family[index], rows)
             load.input.extend(f"^{node}" for node in self._after)
@@ -123,11 +133,14 @@ class SliceCopy:
         """Return the slice's rows of a tensor that exists as a whole."""
         if source not in self._parts:
             name = f"{self._prefix}/part_{len(self._parts)}"
-            begin = [self._start, *[0] * (len(self._shape) - 1)]
-            dtype = tf.as_dtype(output.dtype).as_datatype_enum
-            nodes = slice_nodes(name, source, (f"{name}/from", f"{name}/size"), begin, self._shape, dtype)
-            self._parts[source] = self._emission.add(*nodes)
+            self._parts[source] = self._rows_of(source, name, tf.as_dtype(output.dtype).as_datatype_enum)
         return self._parts[source]
+
+    def _rows_of(self, source: str, name: str, dtype: int) -> str:
+        """Add the op that takes the slice's rows of a tensor; dtype is TensorFlow's number."""
+        begin = [self._start, *[0] * (len(self._shape) - 1)]
+        nodes = slice_nodes(name, source, (f"{name}/from", f"{name}/size"), begin, self._shape, dtype)
+        return self._emission.add(*nodes)
 
     def _constant(self, name: str, value: np.generic) -> str:
         return self._emission.add(constant_node(f"{self._prefix}/{name}", value))

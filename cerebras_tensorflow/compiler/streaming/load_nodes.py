@@ -100,12 +100,17 @@ class LoadNodes:
     def _update_near(
         self, uses: VariableUses, switches: tuple[Endpoint, ...], members: Sequence[_Member]
     ) -> str | None:
-        """Return the optimizer op that changes a weight, if it runs soon after the last of some uses. Else None."""
+        """Return the optimizer's op that changes a weight, if it runs soon after the last of some uses. Else None.
+
+        For an update that consists of ops and assigns, it is the last assign.
+        """
         emission, writes = self._emission, uses.variable.writes
         if self._residence is not Residence.STORE or switches or len(writes) != 1:
             return None
-        update = writes[0].node
-        if emission.table.nodes[update].op not in GRADIENT_INPUT or emission.deadness.branches(update):
+        write = writes[0].node
+        update = self._regions.get(write, write)
+        is_known = write in self._regions or emission.table.nodes[write].op in GRADIENT_INPUT
+        if not is_known or emission.deadness.branches(write):
             return None
         last = max(emission.position[user] for _, user in members)
         place = emission.position[update]

@@ -159,7 +159,7 @@ class UpdateNodes:
                 first, store = piece.assign(index, waits[index])
                 stores[index].append(store)
                 size = uses.row_bytes() * (stop - start)
-                emission.record(Event("update", uses.index, first, size, place, place, ((store, place),)))
+                emission.record(Event(piece.kind(index), uses.index, first, size, place, place, ((store, place),)))
                 emission.finish_with(emission.deadness.alive(store))
             emission.place_before(cut.writes[-1], piece.copies.values())
         emission.drop(*cut.inner, *cut.writes, *cut.blocks)
