@@ -30,7 +30,7 @@ def sliced_weights(program: Program) -> set[str]:
     return {
         program.streamed[event.weight].name
         for event in program.events
-        if event.kind == "update" and "/cs_rows_" in event.node
+        if event.kind in ("update", "replace") and "/cs_rows_" in event.node
     }
 
 
