@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import GraphDef
-from cerebras_tensorflow.graph.program import Program, dtype_from_name
+from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.checkpoint_files import READ, CheckpointFiles
-from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, receive
-from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, STEP, VARIABLE, OtherCsx
+from cerebras_tensorflow.runtime.csx.messages import Message, receive
+from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, STEP, OtherCsx
+from cerebras_tensorflow.runtime.csx.variables import VARIABLE, VARIABLES, received
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
@@ -84,15 +84,9 @@ def take_change(
             session.load(name, checkpoints.read(message.values["path"], message.values["key"]))
         else:
             checkpoints.close()
-    elif message.kind == VARIABLE:
-        session.load(message.values["name"], _received(message, ranks))
+    elif message.kind in (VARIABLE, VARIABLES):
+        for name, value in received(message, ranks).items():
+            session.load(name, value)
     else:
         assert message.kind == EXTEND, f"unknown message {message.kind}"
         session.add(GraphDef.FromString(message.arrays["graph"].tobytes()))
-
-
-def _received(message: Message, ranks: Collectives) -> np.ndarray:
-    dtype, shape = dtype_from_name(message.values["dtype"]), tuple(message.values["shape"])
-    value = np.empty(int(np.prod(shape, dtype=np.int64)), dtype)
-    ranks.broadcast(value.view(np.uint8), FIRST)
-    return value.reshape(shape)

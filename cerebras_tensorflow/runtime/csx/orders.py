@@ -23,11 +23,12 @@ from cerebras_tensorflow.runtime.collectives.totals import Totals
 from cerebras_tensorflow.runtime.csx.checkpoint_files import OwnersRead, Source, Sources
 from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, send
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
+from cerebras_tensorflow.runtime.csx.variables import VariableSender
 from cerebras_tensorflow.runtime.csx.wire import plan_wire
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.steps import Wanted
 
-STEP, VARIABLE, EXTEND, END = "step", "variable", "extend", "end"  # kinds of messages
+STEP, EXTEND, END = "step", "extend", "end"  # kinds of messages
 _FEED = "feed"  # scope of the arrays that the caller feeds; those of micro-batches have their number
 _FETCHED = "fetched/"  # key of a value that only the caller on the first CSX takes
 
@@ -179,7 +180,7 @@ class FirstCsx(Orders):
         return Order(order.wanted, order.parts[: self.share.size], order.feeds, order.counters)
 
     def before_step(self, extensions: Sequence[GraphDef], read: Callable[[str], np.ndarray]) -> None:
-        """Send new ops, and the variables that have changed outside of a step, one at a time.
+        """Send new ops, and the variables that have changed outside of a step.
 
         A weight that has one owner is at its owner already.
         """
@@ -187,6 +188,7 @@ class FirstCsx(Orders):
             graph = np.frombuffer(extension.SerializeToString(), np.uint8)
             self._send(Message(EXTEND, {}, {"graph": graph}))
         self._num_extensions = len(extensions)
+        sender = VariableSender(self._ranks)
         for name in self._variables:
             if name not in self._changed:
                 continue
@@ -194,9 +196,8 @@ class FirstCsx(Orders):
             if reading is not None:
                 self._send(reading)
             else:
-                value = np.asarray(read(name))
-                self._send(Message(VARIABLE, {"name": name, "dtype": value.dtype.name, "shape": list(value.shape)}))
-                self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
+                sender.add(name, np.asarray(read(name)))
+        sender.end()
         self._changed.clear()
         ended = self._sources.end()
         if ended is not None:

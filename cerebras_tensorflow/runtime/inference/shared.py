@@ -19,8 +19,9 @@ from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.checkpoint_files import Source, Sources
-from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, answers, send
-from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, VARIABLE
+from cerebras_tensorflow.runtime.csx.messages import Message, answers, send
+from cerebras_tensorflow.runtime.csx.orders import END, EXTEND
+from cerebras_tensorflow.runtime.csx.variables import VariableSender
 from cerebras_tensorflow.runtime.fetches import FetchedGraph
 from cerebras_tensorflow.runtime.inference.frontier import Frontier, Frontiers
 
@@ -161,15 +162,15 @@ class SharedInference:
             graph = np.frombuffer(extension.SerializeToString(), np.uint8)
             self._send(Message(EXTEND, {}, {"graph": graph}))
         self._num_extensions = len(run.graph.extensions)
+        sender = VariableSender(self._ranks)
         for name in sorted(self._changed & (frontier.reads | self._streamed)):
             reading = self._sources.message(name)
             if reading is not None:
                 self._send(reading)
             else:
-                value = np.asarray(run.read(name))
-                self._send(Message(VARIABLE, {"name": name, "dtype": value.dtype.name, "shape": list(value.shape)}))
-                self._ranks.broadcast(np.ascontiguousarray(value).reshape(-1).view(np.uint8), FIRST)
+                sender.add(name, np.asarray(run.read(name)))
             self._changed.discard(name)
+        sender.end()
         ended = self._sources.end()
         if ended is not None:
             self._send(ended)

@@ -30,6 +30,10 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     if mode == "infer":
         return CSEstimatorSpec(mode, predictions={"x": x, "text": tf.strings.as_string(tf.argmax(x, 1))})
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x)) + 0.01 * tf.nn.l2_loss(w)
+    if mode == "train":
+        return CSEstimatorSpec(
+            mode, loss=loss, train_op=v1.train.AdamOptimizer(0.1).minimize(loss, v1.train.get_or_create_global_step())
+        )
     if params.get("host_call"):
         call = (lambda one, two: {"accuracy": v1.metrics.accuracy(one, two)}, [labels, tf.argmax(x, 1)])
         return CSEstimatorSpec(mode, loss=loss, host_call=call)
@@ -73,6 +77,24 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def bits(results: dict[str, Any]) -> dict[str, bytes]:
     return {name: np.asarray(value).tobytes() for name, value in results.items()}
+
+
+def test_train_and_evaluate_has_the_bits_of_one_csx(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = use_threads(monkeypatch)
+    results = []
+    for num_csx, batch in ((1, 2 * BATCH), (2, BATCH)):
+        settings = CSConfig(num_csx=num_csx, min_stream_bytes=0, micro_batch_size=BATCH)
+        config = CSRunConfig(cs_config=settings, tf_random_seed=1)
+        one = CerebrasEstimator(model_fn, str(tmp_path / str(num_csx)), config=config, params={})
+        train = v1.estimator.TrainSpec(
+            lambda batch=batch: input_fn().unbatch().repeat().batch(batch, True), max_steps=4
+        )
+        whole = v1.estimator.EvalSpec(lambda: input_fn().unbatch().batch(BATCH, True), steps=None)
+        metrics, _ = v1.estimator.train_and_evaluate(one, train, whole)
+        assert one.get_variable_value("global_step") == 4
+        results.append(bits(metrics) | {name: one.get_variable_value(name).tobytes() for name in ("w", "out/Adam")})
+    assert results[0] == results[1]
+    assert sizes == [2, 2], "training and evaluation"
 
 
 def test_metrics_have_the_bits_of_one_csx(mode: str, tmp_path: Path, computed: list[str]) -> None:
