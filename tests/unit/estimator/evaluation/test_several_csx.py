@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ def input_fn() -> Any:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
 
 
+def batches(size: int, times: int | None = 1) -> Any:
+    """Whole batches of the samples of input_fn, so many times over; None: without end."""
+    return input_fn().unbatch().repeat(times).batch(size, drop_remainder=True)
+
+
 def estimator(folder: Path, num_csx: int, **params: Any) -> CerebrasEstimator:
     settings = CSConfig(num_csx=num_csx, min_stream_bytes=0, weight_store="file")
     return CerebrasEstimator(model_fn, str(folder), config=CSRunConfig(cs_config=settings), params=params)
@@ -89,7 +95,7 @@ def test_train_and_evaluate_has_the_bits_of_one_csx(mode: str, tmp_path: Path, m
         train = v1.estimator.TrainSpec(
             lambda batch=batch: input_fn().unbatch().repeat().batch(batch, True), max_steps=4
         )
-        whole = v1.estimator.EvalSpec(lambda: input_fn().unbatch().batch(BATCH, True), steps=None)
+        whole = v1.estimator.EvalSpec(partial(batches, BATCH), steps=None)
         metrics, _ = v1.estimator.train_and_evaluate(one, train, whole)
         assert one.get_variable_value("global_step") == 4
         results.append(bits(metrics) | {name: one.get_variable_value(name).tobytes() for name in ("w", "out/Adam")})
