@@ -27,6 +27,8 @@ class FetchedGraph:
     A fetched op that the Program lacks is added. A hook may have made it after the step was compiled, for example.
     Such ops read streamed variables from the store and assign them there.
 
+    The class has more than 20 methods: each answers one question about names or ops, and they share the same maps.
+
     Args:
         program: The Program, for the names of its variables.
         graph_def: The Program's graph, bound to its weight store.
