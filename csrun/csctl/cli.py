@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import job_priority, jobs
 from csrun.csctl import resources
+from csrun.csctl.documented import refuse
 from csrun.csctl.resources import Filters, ResourceError
 
 
@@ -26,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    refuse(words)
+    arguments = _parser().parse_args(words)
     print(arguments.run(env.read().home, arguments))
     return 0
 

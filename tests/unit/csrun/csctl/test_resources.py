@@ -1,5 +1,6 @@
 import json
 import os
+import re
 
 import pytest
 
@@ -109,6 +110,17 @@ def test_check_volumes_says_what_can_be_mounted(home, tmp_path, capsys: pytest.C
 def test_clear_worker_cache_says_that_there_is_none(home, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["clear-worker-cache"]) == 0
     assert capsys.readouterr().out == "Nothing to clear: the workers of the simulated systems keep no cache\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["system-maintenance create membist", "debug-artifact get job", "session create x", "user block", "job topology"],
+)
+def test_a_documented_command_that_is_not_simulated_says_so(
+    words: str, home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 1
+    assert re.fullmatch(rf"Error: csctl {words[:4]}.* is not simulated: .+\n", capsys.readouterr().err)
 
 
 def test_the_version_has_its_documented_column(home) -> None:
