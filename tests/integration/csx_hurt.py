@@ -1,10 +1,13 @@
 """Trains on several CSX and hurts a run at a random moment: a process, a connection or a disk. No bit may change.
 
-`python csx_hurt.py FAULT|all STORE|all FOLDER COUNT [SEED]`, with COUNT faults for each store. Every run continues from
-what the last one left, on another number of CSX. All processes of a hurt run must end within 30 s, or within 30 s after
+`python csx_hurt.py FAULT|all STORE|all FOLDER COUNT [SEED [mpi]]`, with COUNT faults for each store. Every run
+continues from what the last one left, on another number of CSX. All processes of a hurt run must end within 30 s, or within 30 s after
 a stopped one counts as hanging. The run must have ended with one error that names a rank, its host and its log, or have
 trained to its end. Every checkpoint is compared with the one of the same step of an unbroken run on one CSX. A
 difference ends this process with a traceback.
+
+The ranks are forks of a process that has loaded TensorFlow, and use connections of our own, as on several nodes. With
+`mpi` after SEED they are processes of MPI, as on one machine; each then imports TensorFlow, which takes long.
 
 `kill`: SIGKILL of a process of the run. `stop`: SIGSTOP of one. `signal`: SIGINT or SIGTERM of the user's process.
 `cut`: a connection between two processes ends (needs root). `disk`: the disk of one rank is full, or as good as (needs
@@ -21,29 +24,42 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import psutil
 
 from cerebras_tensorflow.config import env
+from cerebras_tensorflow.runtime.collectives import launch
+from cerebras_tensorflow.runtime.collectives.placement import MpiCommand
 from cerebras_tensorflow.runtime.host import stopping
 from tests.integration.run_hurt import STEPS, STORES, Reference, Run, random_moment, small_disk, start, weight_servers
 
 SETTINGS = ("global_batch_size=8", "micro_batch_size=2")
 NUMBERS_OF_CSX = (2, 3)
 END_LIMIT_S = 30.0
-RUN_LIMIT_S = 200.0  # of a run that trains to its end in spite of what happened
+RUN_LIMIT_S = 600.0  # of a run that trains to its end in spite of what happened
 DISK_PAGE = 4096  # bytes
-SILENCE_S = 30  # a process hangs: on a busy machine the import of TensorFlow takes long
+SILENCE_S = {env.TCP: 10, env.MPI: 30}  # a process hangs: on a busy machine the import of TensorFlow takes long
 POLL_S = 0.01
 NAMED = re.compile(r"rank \d on \S+ .*log is \S+")
 PIDFD_GETFD = 438  # number of the system call
 
+STARTER = """
+import os, subprocess, sys
+size, command = int(sys.argv[1]), sys.argv[2:]
+ranks = [
+    subprocess.Popen(command, env={**os.environ, "SLURM_PROCID": str(rank), "SLURM_NTASKS": str(size)})
+    for rank in range(size)
+]
+for one in ranks:
+    one.wait()
+"""
 Fault = Callable[[Run, Path, random.Random], str | None]
 """Hurts a run; returns what was hurt, None if there was nothing to hurt."""
 
@@ -176,7 +192,7 @@ def hurt_one(chosen: str, run: Run, model_dir: Path, rng: random.Random) -> tupl
     said = run.log.read_text()
     if status == 0 or fault == "signal":  # it computes, or saves: not an end by the fault
         seconds = 0.0
-    assert seconds < END_LIMIT_S + SILENCE_S * (fault == "stop"), (fault, victim, seconds, said)
+    assert seconds < END_LIMIT_S + env.read().csx_timeout_s * (fault == "stop"), (fault, victim, seconds, said)
     return ("faults", f"{fault}: {victim}", check_end(fault, victim, status, said)), seconds
 
 
@@ -238,17 +254,39 @@ def fill_disks(store: str, reference: Reference, folder: Path, count: int, seed:
     return counts
 
 
-def main(chosen: str, store: str, folder: str, count: str, seed: str = "1") -> None:
+@contextmanager
+def warm_ranks(folder: Path) -> Iterator[None]:
+    """In this block ranks are forks of a process that has loaded TensorFlow."""
+    python = sys.executable
+    server = subprocess.Popen([python, "-W", "ignore", "-m", "tests.warm.server", str(folder)], stdin=subprocess.PIPE)
+
+    def command(size: int, _folder: Path) -> MpiCommand:
+        return MpiCommand((python, "-IS", "-c", STARTER, str(size)), dict(os.environ), network=env.TCP)
+
+    while not (folder / "python").exists():
+        time.sleep(POLL_S)
+    try:
+        sys.executable, launch.mpi_command = str(folder / "python"), command
+        yield
+    finally:
+        sys.executable = python
+        server.communicate()
+
+
+def main(chosen: str, store: str, folder: str, count: str, seed: str = "1", network: str = env.TCP) -> None:
     """Hurt runs with one store, or with each in turn; print the counts as JSON."""
-    os.environ[env.CSX_TIMEOUT_S] = str(SILENCE_S)
-    stopping.ANSWER_LIMIT_S = SILENCE_S
+    os.environ[env.CSX_TIMEOUT_S] = str(SILENCE_S[network])
+    stopping.ANSWER_LIMIT_S = SILENCE_S[network]
     reference = Reference(Path(folder) / "unbroken", *SETTINGS, save_every=1)
-    for one in STORES if store == "all" else (store,):
-        own = Path(folder) / one
-        own.mkdir()
-        values = reference, own, int(count), int(seed)
-        counts = fill_disks(one, *values) if chosen == "disk" else hurt_runs(chosen, one, *values)
-        print(json.dumps({"store": one, **counts}), flush=True)
+    warm = Path(folder) / "warm"
+    warm.mkdir()
+    with warm_ranks(warm) if network == env.TCP else nullcontext():
+        for one in STORES if store == "all" else (store,):
+            own = Path(folder) / one
+            own.mkdir()
+            values = reference, own, int(count), int(seed)
+            counts = fill_disks(one, *values) if chosen == "disk" else hurt_runs(chosen, one, *values)
+            print(json.dumps({"store": one, **counts}), flush=True)
 
 
 if __name__ == "__main__":
