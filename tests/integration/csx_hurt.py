@@ -1,10 +1,10 @@
 """Trains on several CSX and hurts a run at a random moment: a process, a connection or a disk. No bit may change.
 
 `python csx_hurt.py FAULT|all STORE|all FOLDER COUNT [SEED [mpi]]`, with COUNT faults for each store. Every run
-continues from what the last one left, on another number of CSX. All processes of a hurt run must end within 30 s, or within 30 s after
-a stopped one counts as hanging. The run must have ended with one error that names a rank, its host and its log, or have
-trained to its end. Every checkpoint is compared with the one of the same step of an unbroken run on one CSX. A
-difference ends this process with a traceback.
+continues from what the last one left, on another number of CSX. All processes of a hurt run must end within 30 s, or
+within 30 s after a stopped one counts as hanging. The run must have ended with one error that names a rank, its host
+and its log, or have trained to its end. Every checkpoint is compared with the one of the same step of an unbroken run
+on one CSX. A difference ends this process with a traceback.
 
 The ranks are forks of a process that has loaded TensorFlow, and use connections of our own, as on several nodes. With
 `mpi` after SEED they are processes of MPI, as on one machine; each then imports TensorFlow, which takes long.
