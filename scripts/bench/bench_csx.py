@@ -5,7 +5,10 @@
 
 `reduction` adds gradients of the shapes of GPT-2 between two processes: by MPI's Allreduce, as a run does (rank 0
 through its relay), and by all_reduce of PyTorch with gloo, if it is installed. `training` runs GPT-2 with Adam: one CSX
-of two threads, and two CSX of one thread each, with the same global batch. Each round runs every way once, in turn.
+of two threads, and two CSX of one thread each, with the same global batch. Beside them, if installed, PyTorch's
+DistributedDataParallel with gloo, and TensorFlow's MultiWorkerMirroredStrategy on a model of Keras: one process of two
+threads, and two of one thread. All have the same layers, batch and optimizer, and no dropout; a micro-batch of ours is
+half of the global batch. Each round runs every way once, in turn.
 Prints the median of the rounds [s] and the speed against the first way, as JSON. Other work of the machine changes the
 figures: repeat if they spread.
 """
@@ -13,15 +16,19 @@ figures: repeat if they spread.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +37,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 REPEATS = 3  # reductions in a process; the first one is not counted
+THREADS = 2
 LIMIT_S = 600
 _CHILD = "CS_BENCH_CHILD"
 
@@ -177,6 +185,7 @@ def train(options: argparse.Namespace, num_csx: int, threads: int) -> float:
             "vocab_size": options.vocabulary, "hidden_size": options.hidden, "num_hidden_layers": options.layers,
             "num_heads": options.hidden // 64, "filter_size": 4 * options.hidden,
             "max_position_embeddings": 1024, "share_embedding_weights": True,
+            "dropout_rate": 0.0, "attention_dropout_rate": 0.0,
         },
         "optimizer": {"optimizer_type": "adam", "learning_rate": 1e-4},
     }  # fmt: skip
@@ -195,12 +204,66 @@ def train(options: argparse.Namespace, num_csx: int, threads: int) -> float:
     return statistics.median(times[1:])
 
 
+def peer(options: argparse.Namespace, module: str, processes: int) -> float:
+    """Return the time of a training step of a peer, on as many threads as ours has together [s]."""
+    heads = options.hidden // 64
+    shape = (options.steps, options.layers, options.hidden, heads, options.vocabulary, options.sequence, options.batch)
+    words = ["-m", f"peers.{module}", "save", "/unused", *map(str, shape), "0"]
+    threads = str(THREADS // processes)
+    folder = str(ROOT / "scripts" / "bench")
+    environ = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads, "TF_NUM_INTEROP_THREADS": threads,
+        "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    if module == "ddp_gpt2":
+        runner = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+        return printed([[sys.executable, *runner, *words]], [environ])
+    workers = [f"127.0.0.1:{port}" for port in free_ports(processes)]
+    tasks = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": number}} for number in range(processes)
+    ]
+    return printed(
+        [[sys.executable, *words]] * processes, [{**environ, "TF_CONFIG": json.dumps(task)} for task in tasks]
+    )
+
+
+def printed(commands: list[list[str]], environs: list[dict[str, str]]) -> float:
+    """Run commands beside each other; return the last number that they print."""
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
+        for command, environ in zip(commands, environs, strict=True)
+    ]
+    try:
+        outputs = [one.communicate(timeout=LIMIT_S) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    for one, (_, errors) in zip(running, outputs, strict=True):
+        if one.returncode:
+            raise SystemExit(f"{one.args} failed:\n{errors[-2000:]}")
+    return float("".join(output for output, _ in outputs).split()[-1])
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
 def training_ways(options: argparse.Namespace) -> dict[str, Callable[[], float]]:
     """Return the ways to train, by name."""
-    return {
-        "one_csx_of_two_threads": lambda: train(options, 1, 2),
-        "two_csx_of_one_thread": lambda: train(options, 2, 1),
+    ways: dict[str, Callable[[], float]] = {
+        "one_csx_of_two_threads": lambda: train(options, 1, THREADS),
+        "two_csx_of_one_thread": lambda: train(options, 2, THREADS // 2),
     }
+    for name, module, needed in (("pytorch_ddp", "ddp_gpt2", "torch"), ("tensorflow_mwms", "mwms_gpt2", "keras")):
+        if importlib.util.find_spec(needed) is not None:
+            ways[f"{name}_one_process"] = partial(peer, options, module, 1)
+            ways[f"{name}_two_processes"] = partial(peer, options, module, 2)
+    return ways
 
 
 def parser() -> argparse.ArgumentParser:

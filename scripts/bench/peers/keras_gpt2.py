@@ -40,8 +40,8 @@ class Block(layers.Layer):
         return x + self.narrow(self.wide(self.second(x)))
 
 
-def build(one: Work) -> Any:
-    """Return the compiled model."""
+def layers_of(one: Work) -> Any:
+    """Return the model."""
     words = layers.Embedding(one.vocabulary, one.hidden)
     places = layers.Embedding(max(1024, one.sequence), one.hidden)
     ids = keras.Input((one.sequence,), dtype="int32")
@@ -50,7 +50,12 @@ def build(one: Work) -> Any:
         x = Block(one)(x)
     x = layers.LayerNormalization()(x)
     logits = keras.ops.matmul(x, keras.ops.transpose(words.embeddings))
-    model = keras.Model(ids, logits)
+    return keras.Model(ids, logits)
+
+
+def build(one: Work) -> Any:
+    """Return the compiled model."""
+    model = layers_of(one)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(LEARNING_RATE), loss, jit_compile=False)
     return model

@@ -7,19 +7,24 @@ import time
 from pathlib import Path
 
 import torch
-from peers.shape import LEARNING_RATE, batch, report, timed, work
+from peers.shape import LEARNING_RATE, Work, batch, report, timed, work
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
-def main() -> None:
-    """Run the part of the benchmark that the command line asks for."""
-    one = work()
+def build(one: Work) -> GPT2LMHeadModel:
+    """Return the model."""
     torch.manual_seed(1)
     config = GPT2Config(
         vocab_size=one.vocabulary, n_positions=max(1024, one.sequence), n_embd=one.hidden, n_layer=one.layers,
         n_head=one.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(config)
+
+
+def main() -> None:
+    """Run the part of the benchmark that the command line asks for."""
+    one = work()
+    model = build(one)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     path = Path(f"{one.state}.pt")
     if one.what == "resume":
