@@ -173,6 +173,9 @@ def check_end(fault: str, victim: str, status: int, said: str) -> str:
         assert status == -signal.SIGKILL, (status, said)
         return "killed"
     if fault == "signal":
+        if status == -signal.Signals[victim]:
+            assert not said, said  # the script had not begun
+            return "ended before it began"
         assert status == 128 + signal.Signals[victim], (status, said)
         return "saved and ended"
     errors = [line for line in said.splitlines() if line.startswith("cerebras_tensorflow.errors.")]
