@@ -21,7 +21,7 @@ from cerebras_tensorflow.errors import CerebrasError, SettingsError
 from cerebras_tensorflow.planner.shapes import ShapeInputs, parse_shape
 from cerebras_tensorflow.planner.variants import Variant, combinations, numbers, words
 from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE
-from cerebras_tensorflow.system.wafer.simulate import scaling
+from cerebras_tensorflow.system.wafer.scaling import scaling
 from cerebras_tensorflow.system.wafer.summary import summary_text
 from cerebras_tensorflow.text import did_you_mean, did_you_mean_file, tell
 

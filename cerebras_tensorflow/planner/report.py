@@ -10,6 +10,8 @@ from cerebras_tensorflow.planner.plan import StepPlan, step_s
 from cerebras_tensorflow.planner.rates import Rates
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.system import facts
+from cerebras_tensorflow.system.wafer.scaling import added_s, counts_up_to, scaling, scaling_text
+from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 
@@ -51,6 +53,8 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
             "",
         ]
     parts.append(compile_report_text(plan.cs2))
+    if plan.cs2.num_csx > 1:
+        parts.append(scaling_text(_curve(plan)))
     if plan.sparse_cs2 is not None:
         skip = facts.SPARSE_SKIP
         parts += [
@@ -60,6 +64,11 @@ def plan_text(title: str, plan: StepPlan, rates: Rates | None, line: Timeline | 
             "",
         ]
     return "\n".join(parts)
+
+
+def _curve(plan: StepPlan) -> dict[int, Simulation]:
+    """Return the simulated step for numbers of systems up to that of the plan."""
+    return scaling(plan.network, plan.workload, counts_up_to(plan.cs2.num_csx))
 
 
 def _too_large(plan: StepPlan) -> list[str]:
@@ -102,6 +111,10 @@ def plan_values(plan: StepPlan, rates: Rates | None, line: Timeline | None) -> d
         "simulated_cs2_micro_batches": plan.cs2.micro_batches,
         "simulated_cs2_limits_s": plan.cs2.limits(),
     }
+    if plan.cs2.num_csx > 1:
+        curve = _curve(plan)
+        values["simulated_scaling_samples_per_s"] = {count: step.samples_per_s for count, step in curve.items()}
+        values["simulated_scaling_limits_s"] = added_s(curve[1], curve[plan.cs2.num_csx])
     if plan.sparse_cs2 is not None:
         values["simulated_sparse_cs2_step_s"] = plan.sparse_cs2.step_s
         values["simulated_sparse_cs2_samples_per_s"] = plan.sparse_cs2.samples_per_s

@@ -15,7 +15,7 @@ from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.html import page
 from cerebras_tensorflow.perf.html.content import Content, RunRecord
 from cerebras_tensorflow.perf.timeline import Timeline
-from cerebras_tensorflow.system.wafer.simulate import scaling
+from cerebras_tensorflow.system.wafer.scaling import scaling
 
 logger = logging.getLogger(__name__)
 

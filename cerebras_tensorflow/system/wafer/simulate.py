@@ -56,19 +56,6 @@ def simulate(network: Network, workload: Workload) -> Simulation:
     )
 
 
-def scaling(network: Network, workload: Workload, counts: tuple[int, ...] = (1, 2, 4, 8, 16)) -> dict[int, Simulation]:
-    """Return the simulated step for several numbers of systems. Each system keeps its batch size.
-
-    Pipelined mode uses one system, so the result is empty.
-
-    Raises:
-        PlacementError, SettingsError: As in `simulate`.
-    """
-    if workload.mode == PIPELINED:
-        return {}
-    return {count: simulate(network, replace(workload, num_csx=count)) for count in counts}
-
-
 def _simulate(network: Network, workload: Workload, end: End) -> Simulation:
     chosen = figures(workload.release, end)
     if workload.mode == PIPELINED:

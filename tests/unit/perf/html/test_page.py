@@ -12,8 +12,9 @@ import pytest
 from cerebras_tensorflow.perf.html.content import Content, RunRecord, SparseShare
 from cerebras_tensorflow.perf.html.page import write_report
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, Span, Timeline
+from cerebras_tensorflow.system.wafer.scaling import scaling
 from cerebras_tensorflow.system.wafer.schedule import GRADIENTS_OUT, WAFER, WEIGHTS_IN, held_activations, schedule
-from cerebras_tensorflow.system.wafer.simulate import Workload, scaling, simulate
+from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.summary import summary_text
 from cerebras_tensorflow.system.wafer.transformers import Transformer
 

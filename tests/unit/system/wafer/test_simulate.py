@@ -10,7 +10,8 @@ from cerebras_tensorflow.errors import PlacementError, SettingsError
 from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.system.wafer.advice import advice
 from cerebras_tensorflow.system.wafer.placement import COLUMNS, CORE_DATA_BYTES, ROWS, Demand, place
-from cerebras_tensorflow.system.wafer.simulate import Workload, scaling, simulate
+from cerebras_tensorflow.system.wafer.scaling import added_s, efficiency, scaling, scaling_text
+from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.system.wafer.transformers import BERT_LARGE, FC_MNIST, GPTJ_6B, dense_layers
 
@@ -91,6 +92,13 @@ def test_systems_scale_and_the_tree_between_them_costs_a_little() -> None:
     for count, speed in zip((1, 2, 4, 8, 16), speeds, strict=True):
         assert 0.9 * count * speeds[0] < speed <= count * speeds[0]
     assert curve[16].batch_size == 16 * 65
+    added = added_s(curve[1], curve[16])
+    assert sum(added.values()) == pytest.approx(curve[16].step_s - curve[1].step_s)
+    assert next(iter(added)) == "broadcast" and added["reduction"] > 0 and added["input"] == 0
+    assert (
+        "What limits scaling: broadcast" in (text := scaling_text(curve))
+        and f"{efficiency(curve[1], curve[16]):.1%}" in text
+    )
     with pytest.raises(SettingsError, match="pipelined mode uses one system"):
         simulate(BERT, Workload("pipelined", 8, num_csx=2))
 
