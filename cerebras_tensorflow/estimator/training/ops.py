@@ -12,6 +12,7 @@ from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator import summaries
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.model_call import Model, local_init_of, local_initializers
+from cerebras_tensorflow.estimator.training.default_curves import add_default_curves
 
 STEP_ROOTS = "cs_step_roots"
 """Collection of names of tensors and ops that hooks run with each step. The step is compiled with them."""
@@ -47,10 +48,17 @@ def add_loss_summary(graph: tf.Graph, loss: Any) -> None:
         tf.compat.v1.summary.scalar("loss", loss)
 
 
-def training_ops(model: Model) -> TrainingOps:
-    """Add the ops of a training run to a model's graph."""
+def training_ops(model: Model, has_default_curves: bool = True) -> TrainingOps:
+    """Add the ops of a training run to a model's graph.
+
+    Args:
+        model: The model.
+        has_default_curves: Whether to add summaries of the learning rate and the loss scale; not for tf.estimator.
+    """
     with model.graph.as_default(), graph_semantics():
         add_loss_summary(model.graph, model.spec.loss)
+        if has_default_curves and summaries.are_enabled() and model.spec.train_op is not None:
+            add_default_curves(model.graph, model.spec.train_op)
         own_summary = model.scaffold.summary_op if model.scaffold is not None else None
         summary = own_summary if own_summary is not None else tf.compat.v1.summary.merge_all()
         batch_size = None if model.inputs.names else _batch_size(model.inputs.tensors)

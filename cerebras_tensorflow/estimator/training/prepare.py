@@ -116,7 +116,7 @@ def prepare(
             del model, ops
             _free_graph_of(graph_def)
             model = _call_model(request, pipeline)
-            ops = training_ops(model)
+            ops = training_ops(model, request.is_cerebras)
     return PreparedRun(
         request=request,
         target=target,
@@ -147,7 +147,7 @@ def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) 
             model = _call_model(request, pipeline)
         run_log.info("Done calling model_fn.")
         restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
-        ops = training_ops(model)
+        ops = training_ops(model, request.is_cerebras)
         return (
             model,
             ops,
