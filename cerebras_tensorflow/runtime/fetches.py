@@ -61,7 +61,11 @@ class FetchedGraph:
         self._added: set[str] = set()
         self._assigned: dict[str, str] = {}  # added op -> the streamed weight that it assigns
         plan = program.micro_batches
-        self._placed = AddedOps(program, original, self._is_of_batch) if plan is not None else None
+        self._placed: AddedOps | None = None
+        if plan is not None:
+            self._placed = AddedOps(
+                program, original, lambda name: self._has(name) and self.needs_batch(frozenset([name]))
+            )
         self._operations: dict[str, Any] = {}
         self._elements: dict[int, tuple[Any, Any]] = {}  # id of a fetch -> the fetch, its element
         self._assigns: dict[frozenset[str], bool] = {}
@@ -205,9 +209,6 @@ class FetchedGraph:
         if not self._has(name):
             self._extend(name)
         return self.operation(name) if isinstance(element, tf.Operation) else self.tensor(element.name)
-
-    def _is_of_batch(self, name: str) -> bool:
-        return self._has(name) and self.needs_batch(frozenset([name]))
 
     def _read_total(self, mark: str, name: str) -> None:
         """Add the op that reads the total of a gradient, if it is in the store."""
