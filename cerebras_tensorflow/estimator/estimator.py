@@ -31,8 +31,8 @@ from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import call_for_spec
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.estimator.training import run as training_run
-from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.request import TrainingRequest
+from cerebras_tensorflow.estimator.training.sparsity.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.warm_start import checkpoint_of, warm_start_settings
 from cerebras_tensorflow.estimator.uploads import tell_where_results_are
 from cerebras_tensorflow.estimator.user_functions import parameters_of

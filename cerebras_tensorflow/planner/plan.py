@@ -24,8 +24,8 @@ from cerebras_tensorflow.estimator.execution.compile_model import (
 )
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
-from cerebras_tensorflow.estimator.training.caller_sparsifier import choice_of
 from cerebras_tensorflow.estimator.training.ops import training_ops
+from cerebras_tensorflow.estimator.training.sparsity.caller_sparsifier import choice_of
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.flops.count import flops_of_ops
 from cerebras_tensorflow.graph.program import Program, Residence

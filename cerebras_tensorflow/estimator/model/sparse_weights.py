@@ -6,7 +6,7 @@ Each sparse weight has a bool variable `<weight>_mask`, which is saved in checkp
 - what the optimizer writes to the weight and its slots is masked, unless it is provably zero there (zero_proof.py).
 
 So a masked weight and its slots stay zero to the last bit, with any optimizer. Masks change between two steps, see
-training/sparsity.py.
+training/sparsity/hook.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, EndHook, TrainingHook
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.profiler_hook import ProfilerHook
-from cerebras_tensorflow.estimator.training.sparsity import SparsityHook
+from cerebras_tensorflow.estimator.training.sparsity.hook import SparsityHook
 from cerebras_tensorflow.estimator.training.trace_hook import TraceHook
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.profile import profiler_settings

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator import summaries
+from cerebras_tensorflow.estimator.model.default_curves import add_default_curves
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.model_call import Model, local_init_of, local_initializers
-from cerebras_tensorflow.estimator.training.default_curves import add_default_curves
 
 STEP_ROOTS = "cs_step_roots"
 """Collection of names of tensors and ops that hooks run with each step. The step is compiled with them."""

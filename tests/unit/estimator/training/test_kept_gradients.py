@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
-from cerebras_tensorflow.estimator.training import kept_gradients
-from cerebras_tensorflow.estimator.training.kept_gradients import KeptGradients
+from cerebras_tensorflow.estimator.training.sparsity import kept_gradients
+from cerebras_tensorflow.estimator.training.sparsity.kept_gradients import KeptGradients
 
 SHAPE = (4, 3)
 

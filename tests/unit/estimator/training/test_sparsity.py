@@ -13,8 +13,8 @@ import tensorflow as tf
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
 from cerebras_tensorflow.compat.sparsify import SPARSIFIER_MAP, get_AdamW_aware_sparsifier_class
 from cerebras_tensorflow.errors import CerebrasError, SettingsError
-from cerebras_tensorflow.estimator.training.caller_sparsifier import CallerSparsifier
-from cerebras_tensorflow.estimator.training.sparsity import SparsityHook, zeros_as_mask
+from cerebras_tensorflow.estimator.training.sparsity.caller_sparsifier import CallerSparsifier
+from cerebras_tensorflow.estimator.training.sparsity.hook import SparsityHook, zeros_as_mask
 from cerebras_tensorflow.estimator.training.warm_start import WarmStartSettings
 from tests.unit.estimator import tiny
 

@@ -18,10 +18,10 @@ import tensorflow as tf
 
 from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
-from cerebras_tensorflow.estimator.training.caller_sparsifier import CallerSparsifier
-from cerebras_tensorflow.estimator.training.kept_gradients import KeptGradients
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
-from cerebras_tensorflow.estimator.training.sparsity_report import SparsityReport
+from cerebras_tensorflow.estimator.training.sparsity.caller_sparsifier import CallerSparsifier
+from cerebras_tensorflow.estimator.training.sparsity.kept_gradients import KeptGradients
+from cerebras_tensorflow.estimator.training.sparsity.report import SparsityReport
 from cerebras_tensorflow.estimator.training.warm_start import masks_of_warm_start
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.html.content import SparseShare

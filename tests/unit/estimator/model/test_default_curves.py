@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from cerebras_tensorflow.estimator.training.default_curves import add_default_curves
+from cerebras_tensorflow.estimator.model.default_curves import add_default_curves
 
 v1 = tf.compat.v1
 
