@@ -17,7 +17,7 @@ EXPLANATIONS = {
     "step_streaming": (
         "Layers run one after another: forward from first to last, then backward from last to first. Weights arrive "
         "while a layer is computed, and its gradients leave. If transfers are longer than the work, the links limit "
-        "the step. With several micro-batches this is one of them."
+        "the step. With several micro-batches this is one of them. The begin and end of a step are not drawn."
     ),
     "memory_pipelined": ("Weights, optimizer state and activations of all layers. It does not change during a step."),
     "memory_streaming": (
