@@ -214,7 +214,7 @@ def read_update_steps(value: Any) -> UpdateSteps:
         return UpdateSteps(steps=tuple(sorted({_step("update.steps", one, 0) for one in steps})))
     freq = _step("update.freq", value.get("freq", 1), 1)
     start = _step("update.start", value.get("start") or 0, 0)
-    stop = None if value.get("stop") is None else _step("update.stop", value["stop"], 0)
+    stop = None if str(value.get("stop")).lower() == "none" else _step("update.stop", value["stop"], 0)
     if stop is not None and stop <= start:
         raise SettingsError(f"update ends before it begins: start is {start}, stop is {stop}. Set stop above start.")
     return UpdateSteps(freq, start, stop)

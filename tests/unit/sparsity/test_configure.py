@@ -39,7 +39,7 @@ def test_a_number_is_static_and_leaves_vectors_norms_and_heads_dense() -> None:
         ({"algorithm": "SET", "sparsity": 0.5, "param_filter": ["*2/k*"]}, SET, {"fc2/kernel"}),
         ({"type": "sideband", "sparsity": 0.5, "param_name_patterns": "kernel$"}, Static,
          {"fc1/kernel", "fc2/kernel", "layer_norm/kernel"}),
-        ({"type": "gmp", "schedule": [0.1, 0.2], "update": {"freq": 5}}, GMP, {"fc1/kernel", "fc2/kernel"}),
+        ({"type": "gmp", "schedule": [0.1, 0.2], "update": {"freq": 5, "stop": "none"}}, GMP, {"fc1/kernel", "fc2/kernel"}),
         ({"type": "rigl", "sparsity": 0.5, "schedule": {"freq": 3, "start": 0, "stop": 9}}, RigL,
          {"fc1/kernel", "fc2/kernel"}),
         ({"init_method": "from_zeros", "dump_masks": True}, Static, {"fc1/kernel", "fc2/kernel"}),
