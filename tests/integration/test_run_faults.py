@@ -13,7 +13,7 @@ import pytest
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first
 
 SCRIPT = Path(__file__).with_name("toy_run.py")
-OPTIONAL = ("tfcs_", "events.out", "/trace", "/performance", "graph.pbtxt")
+OPTIONAL = ("tfcs_", "events.out", "/trace", "/performance", "graph.pbtxt", "report.html")
 WARNINGS = (
     "the compiled program cannot be saved",
     "The event file in {model_dir} cannot be written",
@@ -21,6 +21,7 @@ WARNINGS = (
     "The trace of step 3",
     "performance.json could not be written",
     "The graph could not be written",
+    "{model_dir}/report.html could not be written",
 )
 
 
@@ -35,6 +36,7 @@ WARNINGS = (
 def test_failing_optional_files_never_lose_a_run(home: Path, shim: Path, tmp_path: Path, number: int) -> None:
     faults = {"LD_PRELOAD": str(shim), "FAULT_MATCH": ":".join(OPTIONAL), "FAULT_ERRNO": str(number)}
     environ = {**os.environ, **faults, "TF_CPP_MIN_LOG_LEVEL": "3", "CEREBRAS_TRACE_STEP": "3"}
+    environ["CEREBRAS_REPORT"] = "1"
     command = [sys.executable, str(SCRIPT), str(tmp_path / "model_dir"), "12"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

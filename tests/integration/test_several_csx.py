@@ -22,6 +22,7 @@ from cerebras_tensorflow.errors import CollectiveError, CompileError, SettingsEr
 from cerebras_tensorflow.estimator.execution import several_csx
 from cerebras_tensorflow.graph.micro_batches import MicroBatches
 from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.host import stopping
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
@@ -123,6 +124,26 @@ def test_a_link_in_place_of_the_folder_of_the_processes_is_refused(tmp_path: Pat
     with pytest.raises(StoreError, match=r"csx is not a folder of this user.*choose another model_dir"):
         several_csx.start(request, ExitStack())
     assert (target / "program").exists()
+
+
+@pytest.mark.parametrize("name", ["run.json", launch.MPI_LOG, launch.FIRST_FILE, launch.SECRET_FILE])
+def test_a_file_of_the_processes_that_cannot_be_written_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    program = Program("pipelined", v1.GraphDef(), "step", (), (), micro_batches=MicroBatches(4, (), (), num_csx=2))
+    request = several_csx.CsxRequest(program, "train", "setup", v1.ConfigProto(), CSConfig(), str(tmp_path), 1)
+    started = several_csx.launch.start
+
+    def start(num_csx: int, module: str, folder: Path, limit_s: float) -> Any:
+        (folder / name).mkdir()
+        return started(num_csx, module, folder, limit_s)
+
+    if name == "run.json":
+        monkeypatch.setattr(several_csx.cache, "save", lambda place, *_: place.with_name(name).mkdir() or True)
+    else:
+        monkeypatch.setattr(several_csx.launch, "start", start)
+    with ExitStack() as cleanup, pytest.raises(StoreError, match=rf"the CSX cannot start.*{tmp_path}/csx.*{name}"):
+        several_csx.start(request, cleanup)
 
 
 def test_a_second_run_leaves_the_folder_of_a_living_one_and_replaces_that_of_a_dead_one(

@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -187,7 +187,7 @@ def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
         SettingsError: If MPI is not installed.
         CollectiveError: If the processes do not start.
         CompileError: If the model calls Python functions.
-        StoreError: If another run uses their folder, it cannot be made, or the Program cannot be written for them.
+        StoreError: If another run uses their folder, or it or a file in it cannot be written.
     """
     program = request.program
     plan = program.micro_batches
@@ -241,10 +241,24 @@ def _start_processes(request: CsxRequest, num_csx: int, folder: Path) -> Collect
         "store_kind": store_choice.kind_of(request.store),
         "is_shared": is_shared,
     }
-    files.write_text(folder / SETTINGS_FILE, json.dumps(described), 0o600, is_durable=False)
-    run_log.info("Starting %d CSX; the logs of the others are %s.", num_csx, folder / "rank-*.log")
-    module = "cerebras_tensorflow.estimator.execution.csx_member"
-    return launch.start(num_csx, module, folder, env.read().csx_timeout_s)
+    with _starting(folder):
+        files.write_text(folder / SETTINGS_FILE, json.dumps(described), 0o600, is_durable=False)
+        run_log.info("Starting %d CSX; the logs of the others are %s.", num_csx, folder / "rank-*.log")
+        module = "cerebras_tensorflow.estimator.execution.csx_member"
+        return launch.start(num_csx, module, folder, env.read().csx_timeout_s)
+
+
+@contextmanager
+def _starting(folder: Path) -> Iterator[None]:
+    """Turn an error of the system, such as a full disk, into one that names the folder of the processes.
+
+    Raises:
+        StoreError: Instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"num_csx: the CSX cannot start, with their files in {folder}: {error}") from error
 
 
 def program_folder(rank: int, is_shared: bool) -> str:
@@ -260,9 +274,13 @@ def connect(ranks: Collectives, folder: Path, answer: Answer, counted: Iterable[
         folder: Folder of the processes, with the secret of the run.
         answer: Answers the requests of others.
         counted: Kinds of requests whose bytes are counted.
+
+    Raises:
+        StoreError: If the file with this CSX's address cannot be written.
     """
-    secret = (folder / SECRET_FILE).read_bytes()
-    return Peers(ranks.rank, folder, secret, answer, ranks.check, frozenset(counted))
+    with _starting(folder):
+        secret = (folder / SECRET_FILE).read_bytes()
+        return Peers(ranks.rank, folder, secret, answer, ranks.check, frozenset(counted))
 
 
 def _new_folder(folder: Path, cleanup: ExitStack) -> Path:
