@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.locations import local_path, object_location
 
 _MARK = "_reads_object_storage"
 
@@ -26,11 +27,28 @@ def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
     @functools.wraps(theirs)
     def function(*positional: Any, **named: Any) -> Any:
         place = next(iter((*positional, *named.values())), None)
-        is_url = isinstance(place, (str, bytes)) or hasattr(place, "__fspath__")
-        call = ours if is_url and place and object_location(place) is not None else theirs
-        return call(*positional, **named)
+        if not place or not (isinstance(place, (str, bytes)) or hasattr(place, "__fspath__")):
+            return theirs(*positional, **named)
+        if object_location(place) is not None:
+            return ours(*positional, **named)
+        _check_scheme(place)
+        return theirs(*positional, **named)
 
     return function
+
+
+def _check_scheme(place: Any) -> None:
+    """Check that we or TensorFlow can read a URL. TensorFlow itself finds no checkpoint there, and only logs that.
+
+    Raises:
+        SettingsError: If neither can.
+    """
+    scheme, separator, _ = os.fsdecode(place).partition("://")
+    if separator:
+        import tensorflow as tf
+
+        if scheme not in tf.io.gfile.get_registered_schemes():
+            local_path(place)
 
 
 def _latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:

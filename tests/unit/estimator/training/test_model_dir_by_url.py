@@ -155,3 +155,15 @@ def test_a_model_dir_that_cannot_be_reached_is_refused_before_anything_runs(
     with pytest.raises((CheckpointError, SettingsError), match=expected):
         tiny.estimator(url, {"spec": lambda *_: pytest.fail("model_fn was called")}).train(tiny.input_fn(), max_steps=1)
     assert not (tmp_path / "hdfs:").exists()
+
+
+@pytest.mark.parametrize("name", ["latest_checkpoint", "load_checkpoint", "list_variables", "checkpoint_exists"])
+def test_tf_train_refuses_a_url_that_nobody_can_read(name: str) -> None:
+    function = getattr(tf.compat.v1.train, name)
+    with pytest.raises(SettingsError, match="ftp://host/run: ftp:// cannot be read or written here"):
+        function("ftp://host/run")
+
+
+def test_tf_train_still_takes_the_urls_that_tensorflow_reads(tmp_path: Path) -> None:
+    assert tf.train.latest_checkpoint(f"file://{tmp_path}") is None
+    assert tf.train.latest_checkpoint("ram://run") is None
