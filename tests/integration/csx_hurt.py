@@ -173,8 +173,8 @@ def check_end(fault: str, victim: str, status: int, said: str) -> str:
         assert status == -signal.SIGKILL, (status, said)
         return "killed"
     if fault == "signal":
-        if status == -signal.Signals[victim]:
-            assert not said, said  # the script had not begun
+        if status == -signal.Signals[victim] or "KeyboardInterrupt" in said:
+            assert "Starting" not in said, said  # the run had not begun
             return "ended before it began"
         assert status == 128 + signal.Signals[victim], (status, said)
         return "saved and ended"
