@@ -168,7 +168,7 @@ class ProgramSession(tf.compat.v1.Session):
         names = frozenset(op_names(fetched))
         is_step = self._train_node is not None and self._train_node in names
         extra = self._step_fetches if is_step else []
-        traces = TracedRuns(self._session, options)
+        traces = TracedRuns(self._session, options, run_metadata)
         if self._store is not None and (is_step or self._train_node is None):
             self._store.between_steps()
         try:
@@ -187,7 +187,7 @@ class ProgramSession(tf.compat.v1.Session):
             is_repeated = is_step and (options is None or not options.ByteSize())
             run_once = functools.partial(self._session.run, options=options, run_metadata=run_metadata)
             result, after = (self._steps.run if is_repeated else run_once)((mapped, extra), feeds)
-            traces.add_to(run_metadata)
+            traces.add_to_update()
         except tf.errors.OpError as error:
             original = self._calls.take_error() if self._calls else None
             original = original or (self._sums.take_error() if self._sums else None)

@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 from typing_extensions import override
 
-from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.errors import CollectiveError, StoreError
 from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, MicroBatches
 from cerebras_tensorflow.graph.program import Program, dtype_from_name
 from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
@@ -37,7 +37,7 @@ class Kind(IntEnum):
     READ = 1
     ROWS = 2
     WRITE = 3
-    HOLD = 4  # take a snapshot
+    HOLD = 4  # take a snapshot; the answer is why there is no room for one, or empty
     HELD = 5  # read a weight of the snapshot
     RELEASE = 6
     END_HOLD = 7
@@ -187,8 +187,7 @@ class SharedStore(WeightStore):
         with self._lifetime.new_snapshot():
             own = self._local.snapshot()
             try:
-                for rank in self._others:
-                    self._peers.ask(rank, Request(Kind.HOLD, after=self._updates))
+                self._hold_others()
             except BaseException:
                 own.close()
                 raise
@@ -235,6 +234,19 @@ class SharedStore(WeightStore):
     def end_reading(self, owner: int) -> None:
         """Have an owner close the checkpoint that it has read."""
         self._peers.ask(owner, Request(Kind.LOADED))
+
+    def _hold_others(self) -> None:
+        """Have the other CSX take snapshots: all of them, or none.
+
+        Raises:
+            StoreError: If one of them has no room for a snapshot.
+        """
+        for number, rank in enumerate(self._others):
+            refusal = self._peers.ask(rank, Request(Kind.HOLD, after=self._updates))
+            if refusal.size:
+                for holding in self._others[:number]:
+                    self._peers.ask(holding, Request(Kind.END_HOLD))
+                raise StoreError(f"rank {rank}: {refusal.tobytes().decode()}")
 
     def _owned_elsewhere(self, index: int) -> OwnedElsewhere:
         """Return a weight of the snapshot that another CSX owns."""
@@ -301,8 +313,8 @@ class SharedStore(WeightStore):
             self._take_sum(request, data)
             return 0, ()
         if request.kind == Kind.HOLD:
-            self._hold()
-            return 0, ()
+            refusal = self._hold()
+            return refusal.nbytes, (refusal,)
         if request.kind == Kind.END_HOLD:
             held, self._held = self._held, None
             if held is not None:
@@ -384,9 +396,13 @@ class SharedStore(WeightStore):
     def _check(self) -> None:
         self._peers.check()
 
-    def _hold(self) -> None:
-        """Take a snapshot of what this CSX owns, for a checkpoint of the first one."""
-        self._held = self._local.snapshot()
+    def _hold(self) -> Bytes:
+        """Take a snapshot of what this CSX owns, for a checkpoint of the first one; return why there is none."""
+        try:
+            self._held = self._local.snapshot()
+        except StoreError as error:
+            return np.frombuffer(str(error).encode(), np.uint8)
         for index, place in self._places.items():
             if index >= len(self._owners) or self._owners[index] == EVERY:
                 self._held.release(place)
+        return np.empty(0, np.uint8)

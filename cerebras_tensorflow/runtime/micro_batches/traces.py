@@ -15,11 +15,14 @@ class TracedRuns:
     Args:
         session: The TensorFlow session.
         options: RunOptions of the step; None: there is no trace.
+        run_metadata: Gets the trace; None: there is none.
     """
 
-    def __init__(self, session: Any, options: Any) -> None:
+    def __init__(self, session: Any, options: Any, run_metadata: Any) -> None:
         self._session = session
-        self._options = options if options is not None and options.trace_level else None
+        self._run_metadata = run_metadata
+        is_traced = options is not None and options.trace_level and run_metadata is not None
+        self._options = options if is_traced else None
         self._traces: list[Any] = []
 
     def run(self, fetches: Sequence[Any], feeds: Mapping[Any, Any]) -> Sequence[np.ndarray]:
@@ -31,7 +34,7 @@ class TracedRuns:
         values: Sequence[np.ndarray] = self._session.run(fetches, feeds, options=self._options, run_metadata=trace)
         return values
 
-    def add_to(self, run_metadata: Any) -> None:
+    def add_to_update(self) -> None:
         """Add the ops of the micro-batches to the trace of the update."""
         for trace in self._traces:
-            run_metadata.step_stats.dev_stats.extend(trace.step_stats.dev_stats)
+            self._run_metadata.step_stats.dev_stats.extend(trace.step_stats.dev_stats)

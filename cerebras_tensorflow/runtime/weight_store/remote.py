@@ -274,10 +274,10 @@ class _Link:
         self._staying = threading.Thread(target=self._stay, name=f"weight-server-{address.index}-stay", daemon=True)
         self._staying.start()
 
-    def call(self, name: str, index: int = 0) -> None:
+    def call(self, name: str, index: int = 0, timeout_s: float | None = None) -> None:
         """Make a call that takes only a header."""
         with self._errors():
-            self._method("unary_unary", name)(self._header(index), metadata=self._metadata)
+            self._method("unary_unary", name)(self._header(index), metadata=self._metadata, timeout=timeout_s)
 
     def read(self, index: int, start: int, stop: int, target: Bytes, packing: Packing) -> None:
         """Read a part of a weight into an array of its size."""
@@ -301,7 +301,8 @@ class _Link:
             piece = np.frombuffer(message, np.uint8)
             if piece.size < min(PIECE_BYTES, size - start):
                 piece = np.empty(min(PIECE_BYTES, size - start), np.uint8)
-                unpack_message(message, piece, packing)
+                with self._well_formed():
+                    unpack_message(message, piece, packing)
             yield piece
 
     def write(self, index: int, start: int, data: Bytes, packing: Packing) -> None:
@@ -325,9 +326,9 @@ class _Link:
         self._ended.set()
         try:
             if not self._is_lost:
-                self.call("Close")
+                self.call("Close", timeout_s=stopping.ANSWER_LIMIT_S)  # `_stay` ends no call any more
         except StoreError:
-            pass  # the server is gone and the share with it, or the error of the run has been reported
+            pass  # the server is gone and the share with it, or it hangs, or the error of the run has been reported
         finally:
             self._channel.close()
             self._staying.join()
@@ -355,7 +356,8 @@ class _Link:
                 is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
                 # If bytes have moved, the server lives: its threads are busy with other calls.
                 if self._num_moved == moved_before and (is_silent or (is_gone and was_gone)):
-                    self._silence = f"no answer for {timeout_s:g} s" if is_silent else error.details()
+                    details = error.details() or "no answer"
+                    self._silence = f"no answer for {timeout_s:g} s" if is_silent else details
                     self._channel.close()
                     return
                 was_gone = is_gone
@@ -365,10 +367,8 @@ class _Link:
     def _fill(self, target: Bytes, name: str, request: bytes, packing: Packing) -> None:
         """Write what a call returns into an array of its size."""
         with self._traffic.reading(target.size) as transfer:
-            try:
+            with self._well_formed():
                 size, moved = from_messages(self._messages(name, request), target, packing, self._traffic)
-            except (ValueError, IndexError) as exc:
-                raise StoreError(f"weight server {self._address.index} sent malformed bytes: {exc}") from exc
             transfer.note(size, moved)
         self._check_size(size, target)
 
@@ -388,6 +388,13 @@ class _Link:
 
     def _method(self, kind: str, name: str) -> Any:
         return getattr(self._channel, kind)(f"/{SERVICE}/{name}")
+
+    @contextmanager
+    def _well_formed(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, IndexError) as exc:
+            raise StoreError(f"weight server {self._address.index} sent malformed bytes: {exc}") from exc
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -174,6 +174,33 @@ def test_after_a_signal_to_stop_a_server_that_hangs_is_given_up_soon(
         store.close()
 
 
+def test_close_waits_for_a_server_that_hangs_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {}
+    method = remote._Link._method
+
+    def noted(link: Any, kind: str, name: str) -> Any:
+        def call(*args: Any, timeout: float | None = None, **words: Any) -> Any:
+            limits[name] = timeout
+            return method(link, kind, name)(*args, timeout=timeout, **words)
+
+        return call
+
+    monkeypatch.setattr(remote._Link, "_method", noted)
+    with weight_servers(1) as servers:
+        ServerStore(SPECS[1:], servers).close()
+    assert limits["Close"] == stopping.ANSWER_LIMIT_S
+
+
+def test_a_malformed_piece_of_a_snapshot_is_an_error_of_the_store(
+    store: ServerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = store.snapshot()
+    monkeypatch.setattr(remote._Link, "_messages", lambda *_: iter([b"short"]))
+    with pytest.raises(StoreError, match=r"weight server \d sent malformed bytes"):
+        next(snapshot.pieces(1))
+    snapshot.close()
+
+
 def test_another_token_is_refused() -> None:
     with weight_servers(1, token="wrong") as servers, pytest.raises(StoreError, match="wrong token"):
         ServerStore(SPECS, servers)
