@@ -63,11 +63,12 @@ def compute_in_blocks(
                 new[name] = nodes
                 made |= builder.outputs
                 replaced |= builder.replaced
+    absent = replaced - new.keys()
     for node in graph_def.node:
         if node.name in new:
             result.node.extend(new[node.name])
-        elif node.name not in replaced:
-            _append_without(result, node, replaced)
+        elif node.name not in absent:
+            _append_without(result, node, absent)
     return result, made
 
 
@@ -78,13 +79,13 @@ def _is_large(output: Output) -> bool:
     return output.num_bytes >= MIN_BYTES or max(output.shape) > _LONG * min(output.shape)
 
 
-def _append_without(graph_def: GraphDef, node: NodeDef, replaced: Container[str]) -> None:
-    """Append a copy of a node to a graph, without the control edges from ops that are replaced."""
+def _append_without(graph_def: GraphDef, node: NodeDef, absent: Container[str]) -> None:
+    """Append a copy of a node to a graph, without the control edges from ops that it no longer has."""
     copy = graph_def.node.add()
     copy.CopyFrom(node)
-    if any(text[1:] in replaced for text in control_inputs(node)):
+    if any(text[1:] in absent for text in control_inputs(node)):
         del copy.input[:]
-        copy.input.extend(text for text in node.input if not text.startswith("^") or text[1:] not in replaced)
+        copy.input.extend(text for text in node.input if not text.startswith("^") or text[1:] not in absent)
 
 
 def _is_whole_gradient(table: NodeTable, name: str, outputs: Mapping[str, Sequence[Output]]) -> bool:

@@ -319,6 +319,7 @@ def _strategies(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: If one is given twice, or is the ParameterServerStrategy of TensorFlow 2. If experimental_distribute
             has a remote cluster.
+        AttributeError: If experimental_distribute lacks one of them.
     """
     experimental = settings["experimental_distribute"]
     if getattr(experimental, "remote_cluster", None):
@@ -328,7 +329,7 @@ def _strategies(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
     result: dict[str, Any] = {}
     for name in ("train_distribute", "eval_distribute"):
-        other = getattr(experimental, name, None)
+        other = getattr(experimental, name) if experimental else None  # AttributeError as in 2.15
         if other is not None and settings[name] is not None:
             raise ValueError(f"Either `{name}` or `experimental_distribute.{name}` can be set.")
         result[name] = settings[name] if other is None else other

@@ -121,6 +121,8 @@ def test_settings_of_run_config_that_cannot_be_used_are_refused() -> None:
         RunConfig(experimental_distribute=Remote())
     with pytest.raises(ValueError, match=r"Either `train_distribute` or `experimental_distribute.train_distribute`"):
         RunConfig(train_distribute=Both.train_distribute, experimental_distribute=Both())
+    with pytest.raises(AttributeError, match="train_distribute"):
+        RunConfig(experimental_distribute=object())
     assert RunConfig(experimental_distribute=Both()).eval_distribute is Both.eval_distribute
 
 
