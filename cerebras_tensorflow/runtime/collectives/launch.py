@@ -22,7 +22,7 @@ import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime.collectives import shared_files
+from cerebras_tensorflow.runtime.collectives import shared_files, tcp
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives
 from cerebras_tensorflow.runtime.collectives.placement import MpiCommand, mpi_command
 from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE, SOCKET_FILE, cut, mapped
@@ -31,7 +31,7 @@ from cerebras_tensorflow.runtime.host import stopping
 
 _POLL_S = 0.2
 _WATCH_S = 0.5
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = tcp.START_LIMIT_S + 30.0  # the ranks' own error, which names the one that did not come, is first
 _END_LIMIT_S = 60.0  # for an orderly end
 _KILL_LIMIT_S = 5.0
 _CAUSE_LIMIT_S = 2.0

@@ -11,6 +11,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -68,22 +69,41 @@ def start_messages(link: socket.socket) -> None:
         link.settimeout(CHECK_S)
 
 
-def prove(link: socket.socket, secret: bytes, own: bytes, other: bytes) -> bool:
+def prove(link: socket.socket, secret: bytes, own: bytes, other: bytes, end: float) -> bool:
     """Show that this side has the secret, and return whether the other one has it. Both sides send fresh numbers.
 
-    The time limit of the socket holds for each message.
+    Args:
+        link: The connection.
+        secret: The secret.
+        own: What this side signs.
+        other: What the other side signs.
+        end: When the other side must have sent all its bytes, by `time.monotonic`.
+
+    Raises:
+        LinkEndedError: If it has not, or the connection has ended.
     """
     mine = secrets.token_bytes(_SECRET_BYTES)
     send(link, mine)
-    theirs = receive_bytes(link, _SECRET_BYTES)
+    theirs = receive_bytes(link, _SECRET_BYTES, end)
     send(link, hmac.digest(secret, own + mine + theirs, "sha256"))
-    shown = receive_bytes(link, _SECRET_BYTES)
+    shown = receive_bytes(link, _SECRET_BYTES, end)
     return hmac.compare_digest(shown, hmac.digest(secret, other + theirs + mine, "sha256"))
 
 
-def receive_bytes(link: socket.socket, count: int) -> bytes:
-    """Return bytes of a connection, within the time limit of the socket; errors are those of `receive`."""
-    return receive(link, np.empty(count, np.uint8)).tobytes()
+def receive_bytes(link: socket.socket, count: int, end: float) -> bytes:
+    """Return bytes of a connection that come until a time, however they are divided; errors are those of `prove`."""
+    content = b""
+    while len(content) < count:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise LinkEndedError("the other side has not shown the secret in time")
+        with socket_calls():
+            link.settimeout(left_s)
+            piece = link.recv(count - len(content))
+        if not piece:
+            raise LinkEndedError("the other side has closed the connection")
+        content += piece
+    return content
 
 
 def receive(link: socket.socket, out: Bytes, check: Check | None = None) -> Bytes:

@@ -1,6 +1,6 @@
 """Ranks on several nodes, over connections of our own: both sides prove that they have the secret of the run.
 
-Each rank connects to all lower ranks. After that nothing listens any more. The bytes are not encrypted.
+Each rank connects to all lower ranks. After that it listens no more. The bytes are not encrypted.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
 from pathlib import Path
 
 from cerebras_tensorflow.errors import CollectiveError
-from cerebras_tensorflow.runtime.collectives import links
+from cerebras_tensorflow.runtime.collectives import entrance, links
 from cerebras_tensorflow.runtime.collectives.checked import CheckedCollectives
 from cerebras_tensorflow.runtime.collectives.interface import Bytes
 from cerebras_tensorflow.runtime.collectives.links import LinkEndedError
@@ -24,10 +25,8 @@ from cerebras_tensorflow.runtime.collectives.signs_of_life import describe, erro
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.network import listen_address
 
-_START_LIMIT_S = 60.0
-_PROOF_LIMIT_S = 10.0
+START_LIMIT_S = 60.0
 _POLL_S = 0.05
-_MOST_STRANGERS = 64  # connections that have not shown the secret
 _RANK_BYTES = 4
 
 
@@ -144,8 +143,7 @@ class _Meeting:
         self._secret = secret
         self._found: dict[int, socket.socket] = {}
         self._changed = threading.Condition()
-        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
-        self._end = time.monotonic() + _START_LIMIT_S
+        self._end = time.monotonic() + START_LIMIT_S
 
     def connections(self) -> dict[int, socket.socket]:
         """Return the connection to each other rank.
@@ -155,19 +153,17 @@ class _Meeting:
         """
         address = listen_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.create_server((address, 0), family=family) as listener:
+        listener = socket.create_server((address, 0), family=family)
+        with closing(entrance.Entrance(listener, self._welcome, "cs_meeting")):
             host, port = listener.getsockname()[:2]
             announce(address_file(self._folder, self._rank), {"host": host, "port": port})
-            threading.Thread(target=self._accept, args=(listener,), name="cs_meeting", daemon=True).start()
             for owner in range(self._rank):
                 self._keep(owner, self._connected(owner))
             with self._changed:
                 self._changed.wait_for(lambda: len(self._found) == self._size - 1, self._end - time.monotonic())
-            with suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
         missing = sorted(set(range(self._size)) - {self._rank, *self._found})
         if missing:
-            raise CollectiveError(f"rank {missing[0]} did not come within {_START_LIMIT_S:g} s")
+            raise CollectiveError(f"rank {missing[0]} did not come within {START_LIMIT_S:g} s")
         return dict(sorted(self._found.items()))
 
     def _keep(self, rank: int, link: socket.socket) -> None:
@@ -183,45 +179,41 @@ class _Meeting:
         """
         while (about := read_announcement(address_file(self._folder, owner))) is None:
             if time.monotonic() > self._end:
-                raise CollectiveError(f"rank {owner} did not come within {_START_LIMIT_S:g} s")
+                raise CollectiveError(f"rank {owner} did not come within {START_LIMIT_S:g} s")
             time.sleep(_POLL_S)
         try:
-            link = socket.create_connection((about["host"], about["port"]), _PROOF_LIMIT_S)
-            links.tune(link)
-            links.send(link, self._rank.to_bytes(_RANK_BYTES, "little"))
-            if links.prove(link, self._secret, *_roles(self._rank, owner)):
-                return link
-        except (OSError, LinkEndedError) as error:
+            return entrance.connect((about["host"], about["port"]), partial(self._prove_to, owner), self._go_on)
+        except LinkEndedError as error:
             raise CollectiveError(f"rank {self._rank} cannot connect to rank {owner}: {error}") from error
-        link.close()
-        raise CollectiveError(f"rank {owner} does not know the secret of this run")
 
-    def _accept(self, listener: socket.socket) -> None:
-        """Background thread: start a thread for each connection."""
-        while True:
-            try:
-                link, _ = listener.accept()
-            except OSError:
-                return  # closed
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._welcome, args=(link,), name="cs_meeting", daemon=True).start()
-            else:
-                link.close()
+    def _prove_to(self, owner: int, link: socket.socket, end: float) -> None:
+        """Show a lower rank the secret.
 
-    def _welcome(self, link: socket.socket) -> None:
+        Raises:
+            CollectiveError: If that rank does not have it.
+        """
+        links.send(link, self._rank.to_bytes(_RANK_BYTES, "little"))
+        own, theirs = _roles(self._rank, owner)
+        if not links.prove(link, self._secret, own, theirs, max(end, self._end)):
+            raise CollectiveError(f"rank {owner} does not know the secret of this run")
+
+    def _go_on(self, error: LinkEndedError) -> None:
+        if time.monotonic() > self._end:
+            raise error
+
+    def _welcome(self, link: socket.socket, proving: AbstractContextManager[float]) -> None:
         """Background thread: keep a connection of a higher rank that shows the secret; close any other one."""
         try:
-            link.settimeout(_PROOF_LIMIT_S)
-            links.tune(link)
-            caller = int.from_bytes(links.receive_bytes(link, _RANK_BYTES), "little")
-            is_known = links.prove(link, self._secret, *reversed(_roles(caller, self._rank)))
+            with proving as end:
+                links.tune(link)
+                caller = int.from_bytes(links.receive_bytes(link, _RANK_BYTES, end), "little")
+                theirs, own = _roles(caller, self._rank)
+                is_known = links.prove(link, self._secret, own, theirs, end)
             if is_known and self._rank < caller < self._size and caller not in self._found:
                 self._keep(caller, link)
                 return
         except LinkEndedError:
             pass
-        finally:
-            self._strangers.release()
         link.close()
 
 

@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
-from cerebras_tensorflow.runtime.collectives import links
+from cerebras_tensorflow.runtime.collectives import entrance, links
 from cerebras_tensorflow.runtime.collectives.links import Incoming, LinkEndedError, OwnerFailedError
 from cerebras_tensorflow.runtime.collectives.signs_of_life import describe
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
@@ -34,9 +34,7 @@ from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<QQQQQQ")
-_HANDSHAKE_LIMIT_S = 10.0
 _POLL_S = 0.05
-_MAX_WAITING = 64  # connections that have not shown the secret
 
 
 @dataclass(frozen=True)
@@ -101,16 +99,15 @@ class Peers:
         self._counted = frozenset(counted)
         self._free: dict[int, list[socket.socket]] = {}
         self._open: set[socket.socket] = set()
-        self._waiting = 0
         self._is_closed = False
         self._lock = threading.Lock()
         self._buffers = Buffers()
         address = listen_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
-        host, port = self._listener.getsockname()[:2]
+        listener = socket.create_server((address, 0), family=family)
+        host, port = listener.getsockname()[:2]
+        self._entrance = entrance.Entrance(listener, self._serve, "cs_peer")
         announce(peer_file(folder, rank), {"host": host, "port": port})
-        threading.Thread(target=self._accept, name="cs_peers", daemon=True).start()
 
     def ask(self, owner: int, request: Request, data: Bytes | None = None, out: Bytes | None = None) -> Bytes:
         """Send a request to another CSX; return the bytes of the answer.
@@ -166,8 +163,9 @@ class Peers:
         """End all connections. Requests that wait for this CSX fail."""
         with self._lock:
             self._is_closed = True
-            sockets = [self._listener, *self._open]
-        for one in sockets:
+            opened = list(self._open)
+        self._entrance.close()
+        for one in opened:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -221,18 +219,24 @@ class Peers:
             if self._is_closed:
                 raise CollectiveError(f"rank {owner} has not announced its address, and rank {self.rank} ends")
             time.sleep(_POLL_S)
-        with links.socket_calls():
-            link = socket.create_connection((about["host"], about["port"]), _HANDSHAKE_LIMIT_S)
-        try:
-            links.tune(link)
-            if not links.prove(link, self._secret, b"caller", b"owner"):
-                raise CollectiveError(f"rank {owner} does not know the secret of this run")
-            links.start_messages(link)
-            self._keep(link)
-        except BaseException:
-            link.close()
-            raise
-        return link
+        return entrance.connect((about["host"], about["port"]), partial(self._prove_to, owner), self._go_on)
+
+    def _prove_to(self, owner: int, link: socket.socket, end: float) -> None:
+        """Show an owner the secret, and keep the connection.
+
+        Raises:
+            CollectiveError: If the owner does not have it.
+        """
+        if not links.prove(link, self._secret, b"caller", b"owner", end):
+            raise CollectiveError(f"rank {owner} does not know the secret of this run")
+        links.start_messages(link)
+        self._keep(link)
+
+    def _go_on(self, error: LinkEndedError) -> None:
+        """Raise the error of the run if one is known, or that of the connection if this side has ended."""
+        self.check()
+        if self._is_closed:
+            raise error
 
     def _keep(self, link: socket.socket) -> None:
         with self._lock:
@@ -240,31 +244,12 @@ class Peers:
                 raise LinkEndedError("this side has ended")
             self._open.add(link)
 
-    def _accept(self) -> None:
-        """Background thread: start a thread for each connection."""
-        while True:
-            try:
-                link, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._lock:
-                is_full = self._waiting >= _MAX_WAITING
-                self._waiting += not is_full
-            if is_full:
-                link.close()
-            else:
-                threading.Thread(target=self._serve, args=(link,), name="cs_peer", daemon=True).start()
-
-    def _serve(self, link: socket.socket) -> None:
+    def _serve(self, link: socket.socket, proving: AbstractContextManager[float]) -> None:
         """Background thread: answer the requests of one connection until it ends."""
         try:
-            link.settimeout(_HANDSHAKE_LIMIT_S)
-            links.tune(link)
-            try:
-                is_known = links.prove(link, self._secret, b"owner", b"caller")
-            finally:
-                with self._lock:
-                    self._waiting -= 1
+            with proving as end:
+                links.tune(link)
+                is_known = links.prove(link, self._secret, b"owner", b"caller", end)
             if not is_known:
                 return
             links.start_messages(link)
