@@ -71,8 +71,8 @@ class OwnedParts:
                     self._path, self._reader = path, open_checkpoint(path)
                 except (CheckpointError, OSError) as error:
                     raise CheckpointError(
-                        f"{error} With read_once false each CSX reads the checkpoint: set it to true, or put the "
-                        "checkpoint where all nodes see it."
+                        f"{error} With read_once false each CSX reads the checkpoint: this node does not see it, or "
+                        "another run has removed it. Set read_once to true, or keep it where all nodes see it."
                     ) from error
             return self._reader.read(key)
 

@@ -123,6 +123,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
     specs = {spec.name: spec for spec in session.weights() if spec.name in keys}
     with open_checkpoint(path) as reader, contextlib.ExitStack() as stack, session.owners_read() as owners:
         where_others_see_it = path if object_location(path) is not None else os.path.abspath(local_path(path))
+        first_file = next(iter(checkpoint_names.files_of(where_others_see_it)), "")
         present = {name: reader_key(reader, keys[name]) for name in specs}
         if "global_step" in present and present["global_step"] is None:
             del present["global_step"]  # no training run wrote this checkpoint: start at step 0
@@ -142,7 +143,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
                 session.load(name, reader.read_region(key, part.region))
                 progress.advance(specs[name].num_bytes)
                 continue
-            source = Source(where_others_see_it, key)
+            source = Source(where_others_see_it, key, first_file)
             if owners.start(name, source):
                 continue
             where = reader.extent(key)

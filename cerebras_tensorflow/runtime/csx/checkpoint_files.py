@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -38,10 +39,17 @@ class Source:
     Attributes:
         path: The checkpoint, as each CSX sees it.
         key: Name of the value.
+        file: The file of the checkpoint that is removed first; empty if it is in object storage.
     """
 
     path: str
     key: str
+    file: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has removed the checkpoint, for example a training run beside an evaluation."""
+        return bool(self.file) and not os.path.exists(self.file)
 
 
 class Sources:
@@ -68,7 +76,7 @@ class Sources:
     def message(self, name: str) -> Message | None:
         """Return the message for others to read a variable; None if they cannot."""
         source = self._sources.get(name)
-        if source is None:
+        if source is None or source.is_gone:
             return None
         self._is_open = True
         return Message(READ, {"name": name, "path": source.path, "key": source.key})
@@ -103,7 +111,7 @@ class OwnersRead:
     def start(self, name: str, source: Source) -> bool:
         """Let the owner read a weight in the background. Return False if it must be set from here."""
         owner = self._owner_of(name)
-        if owner is None:
+        if owner is None or source.is_gone:
             return False
         if owner not in self._threads:
             self._threads[owner] = ThreadPoolExecutor(1, f"csx-reads-{owner}")

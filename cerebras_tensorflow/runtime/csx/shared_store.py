@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import IntEnum
@@ -19,6 +20,7 @@ from typing_extensions import override
 from cerebras_tensorflow.errors import CollectiveError, StoreError
 from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, MicroBatches
 from cerebras_tensorflow.graph.program import Program, dtype_from_name
+from cerebras_tensorflow.runtime.collectives.signs_of_life import host_name
 from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
 from cerebras_tensorflow.runtime.csx.checkpoint_files import CheckpointFiles, Source
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
@@ -47,6 +49,7 @@ class Kind(IntEnum):
     TOTAL = 11  # rows of a total that every CSX needs
     LOAD = 12  # set a weight from a checkpoint
     LOADED = 13  # close that checkpoint
+    COPIES = 14  # host, and memory that a snapshot may take there
 
 
 class SharedStore(WeightStore):
@@ -218,7 +221,12 @@ class SharedStore(WeightStore):
     @property
     @override
     def snapshot_bytes(self) -> int:
-        return self._local.snapshot_bytes
+        # Memory is that of a host. The other hosts count as if they had as much of it free as this one.
+        taken = Counter({host_name(): self._local.snapshot_bytes})
+        for rank in self._others:
+            host, num_bytes = json.loads(self._peers.ask(rank, Request(Kind.COPIES)).tobytes())
+            taken[host] += num_bytes
+        return max(taken.values())
 
     def owner_elsewhere(self, name: str) -> int | None:
         """Return the other CSX that owns a weight; None if there is none."""
@@ -315,6 +323,9 @@ class SharedStore(WeightStore):
         if request.kind == Kind.HOLD:
             refusal = self._hold()
             return refusal.nbytes, (refusal,)
+        if request.kind == Kind.COPIES:
+            text = np.frombuffer(json.dumps([host_name(), self._local.snapshot_bytes]).encode(), np.uint8)
+            return text.nbytes, (text,)
         if request.kind == Kind.END_HOLD:
             held, self._held = self._held, None
             if held is not None:

@@ -12,6 +12,7 @@ import pytest
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.micro_batches import Gradient, Mark
 from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.csx import shared_store
 from cerebras_tensorflow.runtime.csx.peers import Peers
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
@@ -64,3 +65,12 @@ def test_a_csx_without_room_for_a_snapshot_refuses_it_for_all(
     assert kept == [[0, 0], [1, 1], [2, 2]]
     snapshot.close()
     shared[0].wait_for_snapshot()
+
+
+def test_the_copies_of_a_snapshot_are_counted_by_host(
+    shared: list[SharedStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shared[0].snapshot_bytes == 24
+    names = iter(["here", "there", "here"])
+    monkeypatch.setattr(shared_store, "host_name", lambda: next(names))
+    assert shared[0].snapshot_bytes == 16

@@ -10,6 +10,8 @@ import pytest
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
+from cerebras_tensorflow.runtime.csx.checkpoint_files import OwnersRead, Source
+from cerebras_tensorflow.runtime.inference.shared import SharedInference
 from cerebras_tensorflow.saver.tf_h5_saver import load
 from tests.unit.estimator import tiny
 from tests.unit.estimator.csx_threads import use_threads
@@ -58,6 +60,32 @@ def test_a_run_goes_on_with_the_bits_of_one_csx_whoever_reads(mode: str, tmp_pat
             assert np.asarray(value).tobytes() == np.asarray(results[0][name]).tobytes(), name
 
 
+def test_the_values_of_a_checkpoint_that_is_removed_meanwhile_are_sent(
+    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = estimator(tmp_path, 1, read_once=True)
+    first.train(tiny.input_fn(), steps=1)
+    expected = first.evaluate(tiny.input_fn(), steps=2)
+    note = SharedInference.note_source
+
+    def removed(self: SharedInference, name: str, source: Source) -> None:
+        note(self, name, source)
+        Path(source.file).unlink(missing_ok=True)
+
+    monkeypatch.setattr(SharedInference, "note_source", removed)
+    assert estimator(tmp_path, 2, read_once=False).evaluate(tiny.input_fn(), steps=2) == expected
+    assert read == []
+
+
+def test_an_owner_does_not_open_a_checkpoint_that_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "model.ckpt-1.index"
+    source = Source(str(tmp_path / "model.ckpt-1"), "w", str(file))
+    with OwnersRead(lambda _: 1) as owners:
+        assert not owners.start("w", source)
+        file.touch()
+        assert owners.start("w", source)
+
+
 def test_a_checkpoint_that_a_csx_cannot_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"model.ckpt-2: .*read_once .* set it to true"):
+    with pytest.raises(CheckpointError, match=r"model.ckpt-2: .*read_once .* removed it. Set read_once to true"):
         OwnedParts().read(str(tmp_path / "model.ckpt-2"), "w")
