@@ -297,13 +297,14 @@ class _Link:
     def held_pieces(self, index: int, size: int, packing: Packing) -> Iterator[Bytes]:
         """Yield the bytes of a weight in the snapshot, in pieces."""
         request = self._header(index, 0, size, is_held=True) + packing.to_bytes()
-        for start, message in zip(range(0, size, PIECE_BYTES), self._messages("Read", request), strict=True):
-            piece = np.frombuffer(message, np.uint8)
-            if piece.size < min(PIECE_BYTES, size - start):
-                piece = np.empty(min(PIECE_BYTES, size - start), np.uint8)
-                with self._well_formed():
+        with self._well_formed():
+            for start, message in zip(range(0, size, PIECE_BYTES), self._messages("Read", request), strict=True):
+                piece = np.frombuffer(message, np.uint8)
+                expected = min(PIECE_BYTES, size - start)
+                if piece.size != expected:
+                    piece = np.empty(expected, np.uint8)
                     unpack_message(message, piece, packing)
-            yield piece
+                yield piece
 
     def write(self, index: int, start: int, data: Bytes, packing: Packing) -> None:
         """Replace a part of a weight."""

@@ -191,13 +191,14 @@ def test_close_waits_for_a_server_that_hangs_no_longer_than_the_limit(monkeypatc
     assert limits["Close"] == stopping.ANSWER_LIMIT_S
 
 
-def test_a_malformed_piece_of_a_snapshot_is_an_error_of_the_store(
-    store: ServerStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [[b"short"], [], [bytes(61)], [bytes(60), bytes(60)]])
+def test_malformed_pieces_of_a_snapshot_are_an_error_of_the_store(
+    sent: list[bytes], store: ServerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = store.snapshot()
-    monkeypatch.setattr(remote._Link, "_messages", lambda *_: iter([b"short"]))
+    monkeypatch.setattr(remote._Link, "_messages", lambda *_: iter(sent))
     with pytest.raises(StoreError, match=r"weight server \d sent malformed bytes"):
-        next(snapshot.pieces(1))
+        list(snapshot.pieces(1))
     snapshot.close()
 
 
