@@ -85,9 +85,12 @@ def _is_alive(number: int) -> bool:
         return False
 
 
-def kill(run: Run, folder: Path, rng: random.Random) -> str:
+def kill(run: Run, folder: Path, rng: random.Random) -> str | None:
     """SIGKILL of a process."""
-    number, name = rng.choice(sorted(processes(run, folder).items()))
+    alive = sorted(processes(run, folder).items())
+    if not alive:
+        return None
+    number, name = rng.choice(alive)
     os.kill(number, signal.SIGKILL)
     return name
 

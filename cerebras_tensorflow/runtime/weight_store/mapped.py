@@ -105,7 +105,8 @@ class MappedStore(WeightStore):
         with self.moving("load", index, (stop - start) * size):
             self._check(index, value, start * size, stop * size)
             # Copy: other ops may still read the old rows after the new ones are stored.
-            return private_copy(value[start:stop])
+            rows = np.atleast_1d(value)[start:stop]
+            return private_copy(rows.reshape(rows.shape if value.shape else ()))
 
     @override
     def lend(self, index: int, start: int, stop: int) -> np.ndarray:
@@ -154,7 +155,7 @@ class MappedStore(WeightStore):
             with self._naming_damage(index):
                 for at in (start * size, stop * size):
                     sums.cut(as_bytes(whole), at)
-            target = whole[start:stop]
+            target = np.atleast_1d(whole)[start:stop]
             sums.note(start * size, as_bytes(value))
             if value.ctypes.data != target.ctypes.data:
                 np.copyto(target, value)

@@ -97,6 +97,14 @@ def test_dtype_and_shape_are_kept(store: WeightStore) -> None:
     assert store.read(2).shape == () and store.read(2) == 7
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_scalar_is_one_row(store: WeightStore, shape: tuple[int, ...]) -> None:
+    store.write_slice(2, 0, np.full(shape, 7, np.float32))
+    store.flush()
+    for read in (store.read_slice, store.view_slice):
+        np.testing.assert_array_equal(read(2, 0, 1), np.float32(7), strict=True)
+
+
 def test_changing_a_private_copy_does_not_change_the_store(store: WeightStore) -> None:
     store.write(0, np.ones((5, 3), np.float32))
     store.read_private(0)[:] = 9
