@@ -1,4 +1,4 @@
-"""Lets tf.train find and read checkpoints in object storage; TensorFlow itself finds none there, and only logs that."""
+"""Lets tf.train find checkpoints in object storage, and read them and HDF5 checkpoints. TensorFlow itself cannot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
         place = next(iter((*positional, *named.values())), None)
         if not place or not (isinstance(place, (str, bytes)) or hasattr(place, "__fspath__")):
             return theirs(*positional, **named)
-        if object_location(place) is not None:
+        if object_location(place) is not None or (ours in _READERS and _is_hdf5(os.fsdecode(place))):
             return ours(*positional, **named)
         _check_scheme(place)
         return theirs(*positional, **named)
@@ -49,6 +49,18 @@ def _check_scheme(place: Any) -> None:
 
         if scheme not in tf.io.gfile.get_registered_schemes():
             local_path(place)
+
+
+def _is_hdf5(place: str) -> bool:
+    """Whether a path names an HDF5 checkpoint, or a folder whose newest checkpoint is one."""
+    from cerebras_tensorflow.saver.model_dir.state import read_state
+    from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX
+    from cerebras_tensorflow.saver.names import H5_SUFFIX
+
+    if os.path.isdir(place):
+        state = read_state(place)
+        return state is not None and state.model_checkpoint_path.endswith(H5_SUFFIX)
+    return place.endswith(H5_SUFFIX) and not os.path.exists(place + INDEX_SUFFIX)
 
 
 def _latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
@@ -87,6 +99,7 @@ def _list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:
         return [(name, list(reader.entry(name).shape)) for name in sorted(reader.names())]
 
 
+_READERS = (_load_checkpoint, _load_variable, _list_variables)
 _FOR_URLS: dict[str, Callable[..., Any]] = {
     "latest_checkpoint": _latest_checkpoint,
     "checkpoint_exists": _checkpoint_exists,

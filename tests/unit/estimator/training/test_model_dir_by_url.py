@@ -167,3 +167,14 @@ def test_tf_train_refuses_a_url_that_nobody_can_read(name: str) -> None:
 def test_tf_train_still_takes_the_urls_that_tensorflow_reads(tmp_path: Path) -> None:
     assert tf.train.latest_checkpoint(f"file://{tmp_path}") is None
     assert tf.train.latest_checkpoint("ram://run") is None
+
+
+def test_tf_train_reads_hdf5_checkpoints(tmp_path: Path) -> None:
+    path = str(tmp_path / "model-ckpt-3.h5")
+    tf_h5_saver.save(path, {"w": np.ones((2, 3), np.float32)})
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model-ckpt-3.h5"\n')
+    assert tf.train.latest_checkpoint(str(tmp_path)) == path
+    for place in (path, tmp_path):
+        assert tf.train.list_variables(place) == [("w", [2, 3])]
+        np.testing.assert_array_equal(tf.train.load_variable(place, "w"), np.ones((2, 3), np.float32))
+        assert tf.train.load_checkpoint(place).get_variable_to_shape_map() == {"w": [2, 3]}
