@@ -53,8 +53,8 @@ def _check_scheme(place: Any) -> None:
 
 def _is_hdf5(place: str) -> bool:
     """Whether a path names an HDF5 checkpoint, or a folder whose newest checkpoint is one."""
-    from cerebras_tensorflow.saver.model_dir.state import read_state
     from cerebras_tensorflow.saver.bundle.format import INDEX_SUFFIX
+    from cerebras_tensorflow.saver.model_dir.state import read_state
     from cerebras_tensorflow.saver.names import H5_SUFFIX
 
     if os.path.isdir(place):
