@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from types import TracebackType
+from concurrent.futures import Future, as_completed
 from typing import Any
 
+from cerebras_tensorflow.runtime.csx.owner_threads import OwnerThreads
 from cerebras_tensorflow.runtime.weight_store.snapshot import OwnedElsewhere
 from cerebras_tensorflow.saver.interface import TensorWriter
 from cerebras_tensorflow.saver.part_writer import PartWriter
 from cerebras_tensorflow.saver.parts import Part, Written
 
 
-class OwnersWrite:
+class OwnersWrite(OwnerThreads):
     """Lets the owners of weights write them. A context manager: after an error it waits until no owner writes.
 
     The place of each weight follows from the order of `place` and `add` alone. So the checkpoint does not depend on
@@ -25,9 +25,9 @@ class OwnersWrite:
     """
 
     def __init__(self, writer: TensorWriter, check: Callable[[], None]) -> None:
+        super().__init__("checkpoint-csx")  # an owner writes one weight at a time
         self._writer = writer
         self._check = check
-        self._threads: dict[int, ThreadPoolExecutor] = {}  # one for each owner, which writes one weight at a time
         self._written: dict[Future[Written], tuple[str, int]] = {}
         self._flushes: dict[int, Callable[[], object]] = {}
 
@@ -46,9 +46,7 @@ class OwnersWrite:
         part = self._writer.place(name, dtype, shape)
         if part is None:
             return False
-        if weight.owner not in self._threads:
-            self._threads[weight.owner] = ThreadPoolExecutor(1, f"checkpoint-csx-{weight.owner}")
-        future = self._threads[weight.owner].submit(self._write, part, weight)
+        future = self._submit(weight.owner, self._write, part, weight)
         self._written[future] = (name, part.num_bytes)
         self._flushes[weight.owner] = weight.flush
         return True
@@ -64,17 +62,8 @@ class OwnersWrite:
             name, num_bytes = self._written[future]
             self._writer.placed(name, future.result())
             yield num_bytes
-        for flushed in [self._threads[owner].submit(flush) for owner, flush in self._flushes.items()]:
+        for flushed in [self._submit(owner, flush) for owner, flush in self._flushes.items()]:
             flushed.result()
-
-    def __enter__(self) -> OwnersWrite:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for thread in self._threads.values():
-            thread.shutdown(cancel_futures=True)
 
     def _write(self, part: Part, weight: OwnedElsewhere) -> Written:
         self._check()

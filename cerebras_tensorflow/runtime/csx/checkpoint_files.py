@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 import numpy as np
 
 from cerebras_tensorflow.runtime.csx.messages import Message
+from cerebras_tensorflow.runtime.csx.owner_threads import OwnerThreads
 
 READ = "read"  # kind of a message: read a variable from a checkpoint; without a name, close the checkpoint
 
@@ -87,7 +87,7 @@ class Sources:
         return Message(READ, {"name": ""}) if was_open else None
 
 
-class OwnersRead:
+class OwnersRead(OwnerThreads):
     """Lets the owners of weights read them from a checkpoint, at the same time. A context manager.
 
     Args:
@@ -102,10 +102,10 @@ class OwnersRead:
         read: Callable[[int, str, Source], object] = lambda *_: None,
         close: Callable[[int], object] = lambda _: None,
     ) -> None:
+        super().__init__("csx-reads")
         self._owner_of = owner_of
         self._read = read
         self._close = close
-        self._threads: dict[int, ThreadPoolExecutor] = {}
         self._reading: dict[Future[object], str] = {}
 
     def start(self, name: str, source: Source) -> bool:
@@ -113,9 +113,7 @@ class OwnersRead:
         owner = self._owner_of(name)
         if owner is None or source.is_gone:
             return False
-        if owner not in self._threads:
-            self._threads[owner] = ThreadPoolExecutor(1, f"csx-reads-{owner}")
-        self._reading[self._threads[owner].submit(self._read, owner, name, source)] = name
+        self._reading[self._submit(owner, self._read, owner, name, source)] = name
         return True
 
     def finish(self) -> Iterator[str]:
@@ -129,12 +127,3 @@ class OwnersRead:
             yield self._reading[future]
         for owner in self._threads:
             self._close(owner)
-
-    def __enter__(self) -> OwnersRead:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for thread in self._threads.values():
-            thread.shutdown(cancel_futures=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
-from peers.shape import LEARNING_RATE, Work, batch, report, timed, work
+from peers.shape import LEARNING_RATE, Work, batch, measure, work
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
@@ -71,15 +70,11 @@ def main() -> None:
         engine.step()
         return float(loss)
 
-    begin = time.perf_counter()
-    times, losses = zip(*(timed(step) for _ in range(one.steps)), strict=True)
-    save_s = 0.0
-    if one.what == "save":
-        saving = time.perf_counter()
+    def save() -> None:
         engine.save_checkpoint(path)
         os.sync()
-        save_s = time.perf_counter() - saving
-    report(begin, list(times), list(losses), save_s)
+
+    measure(one, step, save)
 
 
 if __name__ == "__main__":

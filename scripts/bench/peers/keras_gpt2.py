@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
 import numpy as np
 from keras import layers
-from peers.shape import LEARNING_RATE, Work, batch, report, timed, work
+from peers.shape import LEARNING_RATE, Work, batch, measure, sync, work
 
 
 class Block(layers.Layer):
@@ -71,21 +70,16 @@ def main() -> None:
         model.optimizer.build(model.trainable_variables)
         model.load_weights(path)
     ids = batch(one)
-    begin = time.perf_counter()
     labels = np.roll(ids, -1, 1)
 
     def step() -> float:
         return float(model.train_on_batch(ids, labels))
 
-    times, losses = zip(*(timed(step) for _ in range(one.steps)), strict=True)
-    save_s = 0.0
-    if one.what == "save":
-        saving = time.perf_counter()
+    def save() -> None:
         model.save_weights(path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        save_s = time.perf_counter() - saving
-    report(begin, list(times), list(losses), save_s)
+        sync(path)
+
+    measure(one, step, save)
 
 
 if __name__ == "__main__":

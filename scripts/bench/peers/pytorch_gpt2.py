@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import torch
-from peers.shape import LEARNING_RATE, Work, batch, report, timed, work
+from peers.shape import LEARNING_RATE, Work, batch, measure, sync, work
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
@@ -41,16 +39,11 @@ def main() -> None:
         optimizer.step()
         return float(loss)
 
-    begin = time.perf_counter()
-    times, losses = zip(*(timed(step) for _ in range(one.steps)), strict=True)
-    save_s = 0.0
-    if one.what == "save":
-        saving = time.perf_counter()
+    def save() -> None:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        save_s = time.perf_counter() - saving
-    report(begin, list(times), list(losses), save_s)
+        sync(path)
+
+    measure(one, step, save)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,30 @@ def timed(step: Callable[[], float]) -> tuple[float, float]:
     return round(time.perf_counter() - begin, 3), loss
 
 
+def measure(one: Work, step: Callable[[], float], save: Callable[[], object]) -> None:
+    """Run the steps and, if the work asks for it, the save; print the result.
+
+    Args:
+        one: The work.
+        step: Trains one step and returns its loss.
+        save: Saves durably.
+    """
+    begin = time.perf_counter()
+    times, losses = zip(*(timed(step) for _ in range(one.steps)), strict=True)
+    save_s = 0.0
+    if one.what == "save":
+        saving = time.perf_counter()
+        save()
+        save_s = time.perf_counter() - saving
+    report(begin, list(times), list(losses), save_s)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file is on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def report(begin_s: float, times: list[float], losses: list[float], save_s: float) -> None:
     """Print the result.
 
