@@ -4,13 +4,14 @@
     python scripts/bench/bench_csx.py training --layers 12 --hidden 768 --batch 4 --steps 6 --rounds 3
 
 `reduction` adds gradients of the shapes of GPT-2 between two processes: by MPI's Allreduce, as a run does (rank 0
-through its relay), and by all_reduce of PyTorch with gloo, if it is installed. `training` runs GPT-2 with Adam: one CSX
-of two threads, and two CSX of one thread each, with the same global batch. Beside them, if installed, PyTorch's
-DistributedDataParallel with gloo, and TensorFlow's MultiWorkerMirroredStrategy on a model of Keras: one process of two
-threads, and two of one thread. All have the same layers, batch and optimizer, and no dropout; a micro-batch of ours is
-half of the global batch. Each round runs every way once, in turn.
-Prints the median of the rounds [s] and the speed against the first way, as JSON. Other work of the machine changes the
-figures: repeat if they spread.
+through its relay), and by all_reduce of PyTorch with gloo, if it is installed. `training` runs GPT-2 with Adam in both
+modes: one CSX of two threads, and two CSX of one thread each, with the same global batch. Beside them, if installed,
+PyTorch's DistributedDataParallel with gloo, and TensorFlow's MultiWorkerMirroredStrategy on a model of Keras: one
+process of two threads, and two of one thread. All have the same layers, batch and optimizer, and no dropout; a
+micro-batch of ours is half of the global batch. `--ways` limits the ways. Each round runs every way once, in turn, in
+new processes.
+Prints, as JSON, the median of the rounds [s], the speed of two against one, and of our ways the CPU time of a step in
+all processes. Other work of the machine changes the figures: repeat if they spread.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,18 @@ REPEATS = 3  # reductions in a process; the first one is not counted
 THREADS = 2
 LIMIT_S = 600
 _CHILD = "CS_BENCH_CHILD"
+
+
+class Times(NamedTuple):
+    """How long something took [s].
+
+    Attributes:
+        wall: By the clock.
+        cpu: CPU time of all processes of the run; 0 if it is not known.
+    """
+
+    wall: float
+    cpu: float = 0.0
 
 
 def gradients(megabytes: int) -> list[np.ndarray]:
@@ -143,23 +156,35 @@ def by_mpi(megabytes: int) -> float:
         return own_process([*command.words, sys.executable], command.environment, "mpi", megabytes)
 
 
-def reduction_ways(megabytes: int) -> dict[str, Callable[[], float]]:
+def reduction_ways(megabytes: int) -> dict[str, Callable[[], Times]]:
     """Return the ways to reduce, by name."""
-    ways: dict[str, Callable[[], float]] = {
-        "mpi_allreduce": lambda: by_mpi(megabytes),
-        "ours": lambda: as_in_a_run(megabytes),
+    ways: dict[str, Callable[[], Times]] = {
+        "mpi_allreduce": lambda: Times(by_mpi(megabytes)),
+        "ours": lambda: Times(as_in_a_run(megabytes)),
     }
     try:
         import torch.distributed  # noqa: F401
     except ImportError:
         return ways
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    ways["pytorch_gloo"] = lambda: own_process(torchrun, dict(os.environ), "gloo", megabytes)
+    ways["pytorch_gloo"] = lambda: Times(own_process(torchrun, dict(os.environ), "gloo", megabytes))
     return ways
 
 
-def train(options: argparse.Namespace, num_csx: int, threads: int) -> float:
-    """Return the median time of a training step of GPT-2 [s]."""
+def train(mode: str, num_csx: int) -> Times:
+    """Train in a new process; return its times."""
+    threads = THREADS // num_csx
+    words = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
+    way = json.dumps({"num_csx": num_csx, "threads": threads})
+    environ = {**os.environ, _CHILD: way, "CEREBRAS_EXECUTION_MODE": mode, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode:
+        raise SystemExit(f"{mode}, {num_csx} CSX failed:\n{done.stderr[-2000:]}")
+    return Times(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def child_train(options: argparse.Namespace, num_csx: int, threads: int) -> Times:
+    """Return the median times of a training step of GPT-2."""
     import tensorflow as tf
 
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
@@ -171,14 +196,14 @@ def train(options: argparse.Namespace, num_csx: int, threads: int) -> float:
         ids = tf.random.stateless_uniform((batch, options.sequence), (1, 2), 0, options.vocabulary, tf.int32)
         return tf.data.Dataset.from_tensors(({"input_ids": ids, "input_mask": tf.ones_like(ids)}, ids)).repeat()
 
-    times: list[float] = []
+    times: list[Times] = []
 
     class Clock(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         def before_run(self, run_context: Any) -> None:
-            self.begin = time.perf_counter()
+            self.begin = Times(time.perf_counter(), cpu_time())
 
         def after_run(self, run_context: Any, run_values: Any) -> None:
-            times.append(time.perf_counter() - self.begin)
+            times.append(Times(time.perf_counter() - self.begin.wall, cpu_time() - self.begin.cpu))
 
     params = {
         "model": {
@@ -201,11 +226,19 @@ def train(options: argparse.Namespace, num_csx: int, threads: int) -> float:
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return statistics.median(times[1:])
+    return Times(*(statistics.median(values) for values in zip(*times[1:], strict=True)))
 
 
-def peer(options: argparse.Namespace, module: str, processes: int) -> float:
-    """Return the time of a training step of a peer, on as many threads as ours has together [s]."""
+def cpu_time() -> float:
+    """Return the CPU time of this process and all processes that it has started, which live [s]."""
+    import psutil
+
+    own = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True)))
+
+
+def peer(options: argparse.Namespace, module: str, processes: int) -> Times:
+    """Return the time of a training step of a peer, on as many threads as ours has together."""
     heads = options.hidden // 64
     shape = (options.steps, options.layers, options.hidden, heads, options.vocabulary, options.sequence, options.batch)
     words = ["-m", f"peers.{module}", "save", "/unused", *map(str, shape), "0"]
@@ -218,14 +251,13 @@ def peer(options: argparse.Namespace, module: str, processes: int) -> float:
     }  # fmt: skip
     if module == "ddp_gpt2":
         runner = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
-        return printed([[sys.executable, *runner, *words]], [environ])
+        return Times(printed([[sys.executable, *runner, *words]], [environ]))
     workers = [f"127.0.0.1:{port}" for port in free_ports(processes)]
     tasks = [
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": number}} for number in range(processes)
     ]
-    return printed(
-        [[sys.executable, *words]] * processes, [{**environ, "TF_CONFIG": json.dumps(task)} for task in tasks]
-    )
+    environs = [{**environ, "TF_CONFIG": json.dumps(task)} for task in tasks]
+    return Times(printed([[sys.executable, *words]] * processes, environs))
 
 
 def printed(commands: list[list[str]], environs: list[dict[str, str]]) -> float:
@@ -253,17 +285,15 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def training_ways(options: argparse.Namespace) -> dict[str, Callable[[], float]]:
-    """Return the ways to train, by name."""
-    ways: dict[str, Callable[[], float]] = {
-        "one_csx_of_two_threads": lambda: train(options, 1, THREADS),
-        "two_csx_of_one_thread": lambda: train(options, 2, THREADS // 2),
-    }
+def training_ways(options: argparse.Namespace) -> dict[str, Callable[[], Times]]:
+    """Return the ways to train, by name; each one is followed by the same one on two."""
+    ways: dict[str, Callable[[], Times]] = {}
+    for mode in ("weight_streaming", "pipelined"):
+        ways |= {f"{mode}_{num_csx}": partial(train, mode, num_csx) for num_csx in (1, 2)}
     for name, module, needed in (("pytorch_ddp", "ddp_gpt2", "torch"), ("tensorflow_mwms", "mwms_gpt2", "keras")):
         if importlib.util.find_spec(needed) is not None:
-            ways[f"{name}_one_process"] = partial(peer, options, module, 1)
-            ways[f"{name}_two_processes"] = partial(peer, options, module, 2)
-    return ways
+            ways |= {f"{name}_{processes}": partial(peer, options, module, processes) for processes in (1, 2)}
+    return {name: way for name, way in ways.items() if not options.ways or name[:-2] in options.ways}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -273,36 +303,46 @@ def parser() -> argparse.ArgumentParser:
     numbers = {"mb": 500, "rounds": 3, "layers": 12, "hidden": 768, "vocabulary": 50257, "sequence": 128, "batch": 4}
     for name, value in {**numbers, "steps": 4}.items():
         result.add_argument(f"--{name}", type=int, default=value)
+    result.add_argument("--ways", nargs="*", help="ways to train, without their _1 and _2; default: all")
     return result
 
 
 def run(options: argparse.Namespace) -> None:
     """Run all ways in turn and print the medians."""
-    ways = reduction_ways(options.mb) if options.what == "reduction" else training_ways(options)
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    is_training = options.what == "training"
+    ways = training_ways(options) if is_training else reduction_ways(options.mb)
+    times: dict[str, list[Times]] = {name: [] for name in ways}
     for _ in range(options.rounds):
         for name, way in ways.items():
             times[name].append(way())
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    first = next(iter(medians.values()))
+    medians = {name: Times(*map(statistics.median, zip(*values, strict=True))) for name, values in times.items()}
+    bases = {name: f"{name[:-1]}1" if is_training else next(iter(ways)) for name in ways}
     print(
         json.dumps(
             {
                 "what": options.what,
                 "load": os.getloadavg()[0],
-                "seconds": {name: round(value, 4) for name, value in medians.items()},
-                "speed_against_first": {name: round(first / value, 3) for name, value in medians.items()},
-                "all": {name: [round(value, 4) for value in values] for name, values in times.items()},
+                "seconds": {name: round(value.wall, 4) for name, value in medians.items()},
+                "cpu_seconds": {name: round(value.cpu, 3) for name, value in medians.items() if value.cpu},
+                "speed": {name: round(medians[base].wall / medians[name].wall, 3) for name, base in bases.items()},
+                "all": {name: [round(value.wall, 4) for value in values] for name, values in times.items()},
             }
         )
     )
 
 
+def run_child(child: str, options: argparse.Namespace) -> None:
+    """Do the part of a process of its own, and print its time."""
+    if options.what == "training":
+        print(json.dumps(child_train(options, **json.loads(child))))
+        return
+    seconds = {"mpi": child_mpi, "gloo": child_gloo}[child](options.mb)
+    print(seconds if seconds else "")
+
+
 if __name__ == "__main__":
-    child = os.environ.get(_CHILD)
-    given = parser().parse_args()
-    if child is None:
+    given, name_of_child = parser().parse_args(), os.environ.get(_CHILD)
+    if name_of_child is None:
         run(given)
     else:
-        seconds = {"mpi": child_mpi, "gloo": child_gloo}[child](given.mb)
-        print(seconds if seconds else "")
+        run_child(name_of_child, given)

@@ -134,7 +134,7 @@ def store_of(
         program,
         rank,
         makers[shared](),
-        lambda answer, counted: Peers(rank, folder, b"secret", answer, counted=tuple(counted)),
+        lambda answer, counted, memory: Peers(rank, folder, b"secret", answer, counted=tuple(counted), memory=memory),
         OwnedParts() if rank else None,
     )
 

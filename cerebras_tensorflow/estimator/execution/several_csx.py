@@ -33,6 +33,7 @@ from cerebras_tensorflow.runtime.csx.peers import Answer, Peers
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.weight_store import owner
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
+from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory
 
 KEY = "global_batch_size"
 FOLDER, INFERENCE_FOLDER = "csx", "csx_eval"  # in model_dir
@@ -266,7 +267,9 @@ def program_folder(rank: int, is_shared: bool) -> str:
     return f"{PROGRAM_FOLDER}-{rank}" if is_shared else PROGRAM_FOLDER
 
 
-def connect(ranks: Collectives, folder: Path, answer: Answer, counted: Iterable[int]) -> Peers:
+def connect(
+    ranks: Collectives, folder: Path, answer: Answer, counted: Iterable[int], memory: SharedMemory | None
+) -> Peers:
     """Return the connections of a CSX to the others.
 
     Args:
@@ -274,13 +277,14 @@ def connect(ranks: Collectives, folder: Path, answer: Answer, counted: Iterable[
         folder: Folder of the processes, with the secret of the run.
         answer: Answers the requests of others.
         counted: Kinds of requests whose bytes are counted.
+        memory: Memory that CSX on the same machine may read; None: there is none.
 
     Raises:
         StoreError: If the file with this CSX's address cannot be written.
     """
     with _starting(folder):
         secret = (folder / SECRET_FILE).read_bytes()
-        return Peers(ranks.rank, folder, secret, answer, ranks.check, frozenset(counted))
+        return Peers(ranks.rank, folder, secret, answer, ranks.check, frozenset(counted), memory)
 
 
 def _new_folder(folder: Path, cleanup: ExitStack) -> Path:

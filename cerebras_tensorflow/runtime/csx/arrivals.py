@@ -47,6 +47,7 @@ class Arrivals:
         store: Holds the sums and the totals.
         send_total: Sends rows of a total to all other CSX, given its index, the first row and the rows.
         check: Raises the error of the run, if one is known.
+        in_place: Whether the store's own memory can be added to, without a copy.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class Arrivals:
         store: WeightStore,
         send_total: Callable[[int, int, np.ndarray], None],
         check: Callable[[], None],
+        in_place: bool = False,
     ) -> None:
         self._store = store
         self._send_total = send_total
         self._check = check
+        self._in_place = in_place
         self._count = plan.count
         self._rank = rank
         self._taken = absorbed([group for groups in Share.of(plan, rank).groups for group in groups])
@@ -167,11 +170,12 @@ class Arrivals:
         spec = self._store.specs[gradient.stored]
         stop = start + (value.shape[0] if spec.shape else 1)
         depth, taken = self._depths[group], self._taken[group]
-        if taken and not is_private:
-            room = self._buffers.take(value.nbytes).view(value.dtype).reshape(value.shape)
-        else:
-            room = value
+        room = value
         for index in reversed(gradient.waiting[depth - taken : depth]):
+            if self._in_place and index == gradient.waiting[depth - taken]:  # the last addition
+                room = self._store.lend(index, start, stop)[:-1].reshape(value.shape)
+            elif not is_private:
+                room = self._buffers.take(value.nbytes).view(value.dtype).reshape(value.shape)
             value = np.add(self._store.view_slice(index, start, stop), value, out=room)
         if group < len(self._taken) - 1:
             self._store.write_slice(gradient.waiting[depth - taken], start, value)

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from cerebras_tensorflow.runtime.collectives.signs_of_life import describe
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.network import listen_address
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
+from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory, Window
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +76,10 @@ class Peers:
         answer: Answers a request, given its bytes. Each connection calls it in a thread of its own.
         check: Raises the error of the run, if one is known.
         counted: Kinds of requests whose bytes are counted.
+        memory: Memory that CSX on the same machine may read; None: there is none.
 
     Attributes:
-        bytes_sent, bytes_received: Bytes of the counted requests.
+        bytes_sent, bytes_received: Bytes of the counted requests, and those that `count` was told.
         check: Raises the error of the run, if one is known.
     """
 
@@ -88,6 +91,7 @@ class Peers:
         answer: Answer,
         check: Callable[[], None] = lambda: None,
         counted: Collection[int] = (),
+        memory: SharedMemory | None = None,
     ) -> None:
         self.rank = rank
         self.bytes_sent = 0
@@ -97,6 +101,7 @@ class Peers:
         self._answer = answer
         self.check = check
         self._counted = frozenset(counted)
+        self._windows: dict[int, Window | None] = {}
         self._free: dict[int, list[socket.socket]] = {}
         self._open: set[socket.socket] = set()
         self._is_closed = False
@@ -107,7 +112,8 @@ class Peers:
         listener = socket.create_server((address, 0), family=family)
         host, port = listener.getsockname()[:2]
         self._entrance = entrance.Entrance(listener, self._serve, "cs_peer")
-        announce(peer_file(folder, rank), {"host": host, "port": port})
+        shared = {} if memory is None else {"memory": memory.about()}
+        announce(peer_file(folder, rank), {"host": host, "port": port, **shared})
 
     def ask(self, owner: int, request: Request, data: Bytes | None = None, out: Bytes | None = None) -> Bytes:
         """Send a request to another CSX; return the bytes of the answer.
@@ -153,11 +159,26 @@ class Peers:
             links.send(link, data, self.check)
         return Incoming(link, self.check)
 
+    def window(self, rank: int) -> Window | None:
+        """Return the memory of another CSX; None if it is on another machine, or has none to read.
+
+        Raises:
+            CollectiveError: If the other CSX fails before it has announced it.
+        """
+        if rank not in self._windows:
+            about = self._announced(rank).get("memory")
+            self._windows[rank] = None if about is None else Window.open(about)
+        return self._windows[rank]
+
+    def count(self, sent: int, received: int) -> None:
+        """Count bytes that CSX took from each other's memory."""
+        with self._lock:
+            self.bytes_sent += sent
+            self.bytes_received += received
+
     def _count(self, request: Request, sent: int, received: int) -> None:
         if request.kind in self._counted:
-            with self._lock:
-                self.bytes_sent += sent
-                self.bytes_received += received
+            self.count(sent, received)
 
     def close(self) -> None:
         """End all connections. Requests that wait for this CSX fail."""
@@ -209,7 +230,16 @@ class Peers:
             time.sleep(_POLL_S)
 
     def _connected(self, owner: int) -> socket.socket:
-        """Return a new connection, when the other CSX has started: on a busy machine that takes minutes.
+        """Return a new connection.
+
+        Raises:
+            CollectiveError: If the other CSX fails.
+        """
+        about = self._announced(owner)
+        return entrance.connect((about["host"], about["port"]), partial(self._prove_to, owner), self._go_on)
+
+    def _announced(self, owner: int) -> dict[str, Any]:
+        """Return what another CSX announces when it has started: on a busy machine that takes minutes.
 
         Raises:
             CollectiveError: If the other CSX fails.
@@ -219,7 +249,7 @@ class Peers:
             if self._is_closed:
                 raise CollectiveError(f"rank {owner} has not announced its address, and rank {self.rank} ends")
             time.sleep(_POLL_S)
-        return entrance.connect((about["host"], about["port"]), partial(self._prove_to, owner), self._go_on)
+        return about
 
     def _prove_to(self, owner: int, link: socket.socket, end: float) -> None:
         """Show an owner the secret, and keep the connection.

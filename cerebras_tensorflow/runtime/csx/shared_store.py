@@ -23,12 +23,16 @@ from cerebras_tensorflow.graph.program import Program, dtype_from_name
 from cerebras_tensorflow.runtime.collectives.signs_of_life import host_name
 from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
 from cerebras_tensorflow.runtime.csx.checkpoint_files import CheckpointFiles, Source
+from cerebras_tensorflow.runtime.csx.neighbours import Neighbours
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
 from cerebras_tensorflow.runtime.csx.sum_stream import SumStream
 from cerebras_tensorflow.runtime.micro_batches.streamed import Part
-from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes, private_copy
 from cerebras_tensorflow.runtime.weight_store.interface import Move, WeightStore, as_bytes, row_bytes, shaped
+from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
+from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory
 from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, Lifetime, OwnedElsewhere, StoreSnapshot
+from cerebras_tensorflow.runtime.weight_store.written_rows import num_rows
 
 _NO_SUMS = MicroBatches(1, (), ())
 
@@ -50,6 +54,9 @@ class Kind(IntEnum):
     LOAD = 12  # set a weight from a checkpoint
     LOADED = 13  # close that checkpoint
     COPIES = 14  # host, and memory that a snapshot may take there
+    PLACE = 15  # where rows are in the owner's memory, in place of READ
+    PLACED_SUM = 16  # SUM and TOTAL that the receiver takes from the sender's memory
+    PLACED_TOTAL = 17
 
 
 class SharedStore(WeightStore):
@@ -61,7 +68,8 @@ class SharedStore(WeightStore):
         program: The Program of this CSX.
         rank: Number of this CSX.
         local: The store of `Program.stored_by`.
-        connect: Makes the connections to the others, given what answers their requests and the kinds to count.
+        connect: Makes the connections to the others, given what answers their requests, the kinds to count, and the
+            memory that the others may read.
         checkpoints: Writes and reads checkpoints for the first CSX; None: this is the first one.
 
     Attributes:
@@ -73,7 +81,7 @@ class SharedStore(WeightStore):
         program: Program,
         rank: int,
         local: WeightStore,
-        connect: Callable[[Answer, Iterable[int]], Peers],
+        connect: Callable[[Answer, Iterable[int], SharedMemory | None], Peers],
         checkpoints: CheckpointFiles | None = None,
     ) -> None:
         super().__init__(program.stored)
@@ -96,9 +104,13 @@ class SharedStore(WeightStore):
         self._no_snapshot = threading.Event()
         self._no_snapshot.set()
         local.on_move = self._note_local
-        self._arrivals = Arrivals(program.micro_batches or _NO_SUMS, rank, self, self._send_total, self._check)
+        self._neighbours = Neighbours(local)
+        self._arrivals = Arrivals(
+            program.micro_batches or _NO_SUMS, rank, self, self._send_total, self._check, isinstance(local, MemoryStore)
+        )
         self.sums = SumStream(self._arrivals, self._send_sum)
-        self._peers = connect(self._answer, (Kind.READ, Kind.ROWS, Kind.SUM, Kind.TOTAL))
+        counted = (Kind.READ, Kind.ROWS, Kind.SUM, Kind.TOTAL)
+        self._peers = connect(self._answer, counted, self._neighbours.memory)
 
     @property
     def wire_bytes(self) -> tuple[int, int]:
@@ -107,33 +119,40 @@ class SharedStore(WeightStore):
 
     @override
     def read(self, index: int) -> np.ndarray:
-        return self._local.read(self._places[index]) if index in self._places else super().read(index)
+        return self._local.read(self._places[index]) if index in self._places else self._view_elsewhere(index)
 
     @override
     def read_unchecked(self, index: int) -> np.ndarray:
-        return self._local.read_unchecked(self._places[index]) if index in self._places else super().read(index)
+        return self._local.read_unchecked(self._places[index]) if index in self._places else self._view_elsewhere(index)
 
     @override
     def read_private(self, index: int) -> np.ndarray:
-        return self._local.read_private(self._places[index]) if index in self._places else super().read(index)
+        if index in self._places:
+            return self._local.read_private(self._places[index])
+        return self.read_slice(index, 0, num_rows(self.specs[index]))
+
+    def _view_elsewhere(self, index: int) -> np.ndarray:
+        return self.view_slice(index, 0, num_rows(self.specs[index]))
 
     @override
     def read_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         if index in self._places:
             return self._local.read_slice(self._places[index], start, stop)
-        spec = self.specs[index]
-        num_bytes = (stop - start) * row_bytes(spec)
-        with self.moving("receive", index, num_bytes):
-            values = self._buffers.take(num_bytes)
-            request = Request(Kind.READ, index, start, stop, self._version)
-            self._peers.ask(self._owners[index], request, out=values)
-        return shaped(values, spec, stop - start)
+        values = self.view_slice(index, start, stop)
+        return values if values.flags.writeable else private_copy(values)
 
     @override
     def view_slice(self, index: int, start: int, stop: int) -> np.ndarray:
         if index in self._places:
             return self._local.view_slice(self._places[index], start, stop)
-        return self.read_slice(index, start, stop)
+        spec, owner = self.specs[index], self._owners[index]
+        num_bytes = (stop - start) * row_bytes(spec)
+        request = Request(Kind.READ, index, start, stop, self._version)
+        with self.moving("receive", index, num_bytes):
+            values = self._neighbours.read(self._peers, owner, replace(request, kind=Kind.PLACE), num_bytes)
+            if values is None:
+                values = self._peers.ask(owner, request, out=self._buffers.take(num_bytes))
+        return shaped(values, spec, stop - start)
 
     @override
     def read_rows(self, index: int, rows: np.ndarray) -> np.ndarray:
@@ -318,7 +337,11 @@ class SharedStore(WeightStore):
         """Answer a request of another CSX: return the size of the answer, and its parts."""
         self._wait_for_updates(request.after)
         if request.kind in (Kind.SUM, Kind.TOTAL):
-            self._take_sum(request, data)
+            self._take_sum(request, data, is_private=True)
+            return 0, ()
+        if request.kind in (Kind.PLACED_SUM, Kind.PLACED_TOTAL):
+            kind = Kind.SUM if request.kind == Kind.PLACED_SUM else Kind.TOTAL
+            self._take_sum(replace(request, kind=kind), self._neighbours.taken(self._peers, data), is_private=False)
             return 0, ()
         if request.kind == Kind.HOLD:
             refusal = self._hold()
@@ -350,6 +373,10 @@ class SharedStore(WeightStore):
     def _answer_for(self, request: Request, place: int, data: Bytes) -> tuple[int, Iterable[Bytes]]:
         """Answer a request for a weight that this CSX owns."""
         spec = self._local.specs[place]
+        if request.kind == Kind.PLACE:
+            values = as_bytes(self._local.view_slice(place, request.start, request.stop))
+            found = self._neighbours.place(self._peers, values)
+            return found.nbytes, (found,)
         if request.kind == Kind.READ:
             values = as_bytes(np.ascontiguousarray(self._local.view_slice(place, request.start, request.stop)))
             return values.nbytes, (values,)
@@ -377,7 +404,7 @@ class SharedStore(WeightStore):
         self._held.release(place)
         return written.nbytes, (written,)
 
-    def _take_sum(self, request: Request, data: Bytes) -> None:
+    def _take_sum(self, request: Request, data: Bytes, is_private: bool) -> None:
         """Add a sum of another CSX, or set the total that it has added."""
         if request.kind == Kind.TOTAL:
             self._arrivals.set_total(request.index, request.start, data)
@@ -385,7 +412,7 @@ class SharedStore(WeightStore):
         value = data.view(self._arrivals.dtype_of(request.index))
         spec = self.specs[request.index]
         shape = (-1, *spec.shape[1:]) if spec.shape else ()
-        self._arrivals.add(request.index, request.stop, request.start, value.reshape(shape), is_private=True)
+        self._arrivals.add(request.index, request.stop, request.start, value.reshape(shape), is_private)
 
     def _send_sum(self, gradient: Gradient, part: Part) -> None:
         """Send rows of a sum to the CSX that adds them."""
@@ -394,15 +421,19 @@ class SharedStore(WeightStore):
             self._arrivals.add(gradient.stored, part.group, part.start, part.value, part.is_private)
             return
         assert gradient.adder is not None
-        request = Request(Kind.SUM, gradient.stored, part.start, part.group, self._version)
-        with self.moving("exchange", gradient.stored, part.value.nbytes):
-            self._peers.ask(gradient.adder, request, as_bytes(part.value))
+        self._send([gradient.adder], Request(Kind.SUM, gradient.stored, part.start, part.group), part.value)
 
     def _send_total(self, index: int, start: int, value: np.ndarray) -> None:
         """Send rows of a total to all other CSX."""
-        for rank in self._others:
-            with self.moving("exchange", index, value.nbytes):
-                self._peers.ask(rank, Request(Kind.TOTAL, index, start, after=self._version), as_bytes(value))
+        self._send(self._others, Request(Kind.TOTAL, index, start), value)
+
+    def _send(self, others: list[int], request: Request, value: np.ndarray) -> None:
+        """Send rows of a sum or of a total to other CSX."""
+        kind = Kind.PLACED_SUM if request.kind == Kind.SUM else Kind.PLACED_TOTAL
+        request = replace(request, after=self._version)
+        with self.moving("exchange", request.index, len(others) * value.nbytes):
+            for rank in self._neighbours.send(self._peers, others, replace(request, kind=kind), value):
+                self._peers.ask(rank, request, as_bytes(value))
 
     def _check(self) -> None:
         self._peers.check()

@@ -9,13 +9,16 @@ import numpy as np
 from typing_extensions import override
 
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
-from cerebras_tensorflow.runtime.weight_store.buffers import Bytes, aligned_buffer, private_copy
+from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, aligned_buffer, private_copy
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
+from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory
 from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, Lifetime, StoreSnapshot
 from cerebras_tensorflow.runtime.weight_store.written_rows import WrittenRows, num_rows
 
 LARGEST_ELEMENT_BYTES = 16  # of complex numbers
+_COPIES = 4  # of each weight: its own, that of a snapshot, and those of earlier snapshots that a tensor still refers to
+_SENT_BYTES = 256 << 20  # room for sums of gradients that other CSX take
 
 
 class MemoryStore(WeightStore):
@@ -23,10 +26,15 @@ class MemoryStore(WeightStore):
 
     Args:
         specs: The weights. The memory of each is taken at its first write.
+
+    Attributes:
+        memory: The memory of the weights, which CSX on the same machine can read.
     """
 
     def __init__(self, specs: Sequence[WeightSpec]) -> None:
         super().__init__(specs)
+        needed = sum(spec.num_bytes + LARGEST_ELEMENT_BYTES + PAGE_BYTES for spec in specs)
+        self.memory = SharedMemory(_COPIES * needed + _SENT_BYTES)
         self._values: dict[int, Bytes] = {}  # each with room for one more element
         self._held: dict[int, Bytes] = {}  # of the snapshot
         self._written = WrittenRows(specs)
@@ -85,7 +93,10 @@ class MemoryStore(WeightStore):
         """Return the memory of a weight, to change it. What a snapshot holds is copied first."""
         place = self._values.get(index)
         if place is None or self._held.get(index) is place:
-            fresh = aligned_buffer(self.specs[index].num_bytes + LARGEST_ELEMENT_BYTES)
+            size = self.specs[index].num_bytes + LARGEST_ELEMENT_BYTES
+            fresh = self.memory.take(size)
+            if fresh is None:
+                fresh = aligned_buffer(size)
             if place is not None:
                 np.copyto(fresh, place)
             place = self._values[index] = fresh

@@ -40,7 +40,9 @@ def shared(tmp_path: Path, locals_: list[MemoryStore]) -> Iterator[list[SharedSt
             stores.append(
                 SharedStore(
                     program, rank, locals_[rank],
-                    lambda answer, counted, rank=rank: Peers(rank, tmp_path, b"secret", answer, counted=(*counted,)),
+                    lambda answer, counted, memory, rank=rank: Peers(
+                        rank, tmp_path, b"secret", answer, counted=(*counted,), memory=memory
+                    ),
                 )
             )  # fmt: skip
             cleanup.callback(stores[-1].close)
