@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -48,13 +49,14 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
-def documents() -> list[Path]:
-    """Every Markdown file of the repository, sorted."""
-    return sorted(
-        path
-        for path in ROOT.rglob("*.md")
-        if not any(part.startswith(".") or part in _MADE for part in path.relative_to(ROOT).parts[:-1])
-    )
+@functools.cache
+def documents() -> tuple[Path, ...]:
+    """Every Markdown file of the repository, sorted. Folders of environments and of made pages are not searched."""
+    found = []
+    for folder, inner, files in os.walk(ROOT):
+        inner[:] = [name for name in inner if not name.startswith(".") and name not in _MADE]
+        found += [Path(folder, name) for name in files if name.endswith(".md")]
+    return tuple(sorted(found))
 
 
 def pages() -> list[Path]:

@@ -28,7 +28,8 @@ def hurt(what: str, folder: Path, count: int, script: Path = SCRIPT) -> list[dic
     return counts
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow  # CI runs the short one, after the default tests
+@pytest.mark.parametrize("count", [2, 40])
 def test_runs_killed_at_random_moments_end_with_the_bits_of_an_unbroken_run(tmp_path: Path, count: int) -> None:
     assert all(counts["kills"] == count for counts in hurt("kill", tmp_path, count))
 

@@ -93,8 +93,12 @@ def pipelined_weights(built: Built) -> list[Weights]:
 
 @pytest.mark.parametrize(
     ("optimizer", "window_bytes"),
-    [(adam, 10_000_000), (accumulated, 131_072), (clipped, 20_000), (decoupled_decay, 131_072)],
-    ids=["adam", "accumulated", "clipped", "decoupled_decay"],
+    [
+        pytest.param(adam, 10_000_000, id="adam"),
+        pytest.param(accumulated, 131_072, id="accumulated", marks=pytest.mark.slow),
+        pytest.param(clipped, 20_000, id="clipped", marks=pytest.mark.slow),
+        pytest.param(decoupled_decay, 131_072, id="decoupled_decay", marks=pytest.mark.slow),
+    ],
 )
 def test_training_and_snapshots_agree_in_every_bit(
     optimizer: Callable[[Any, Any], Any], window_bytes: int, tmp_path: Path

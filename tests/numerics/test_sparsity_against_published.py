@@ -28,6 +28,7 @@ from unittest.mock import MagicMock
 
 sys.modules["cerebras.pytorch.lib.cerebras_pytorch_lib"] = MagicMock()
 import numpy as np, torch
+import torch._dynamo  # compile() imports it; here once, not in each child
 import cerebras.pytorch as cs
 
 def train(config, path):
