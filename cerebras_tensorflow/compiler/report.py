@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan
 from cerebras_tensorflow.graph.program import Program, Residence
-from cerebras_tensorflow.system.wafer.advice import advice
+from cerebras_tensorflow.system.wafer.advice import advice, input_need
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
@@ -89,6 +89,7 @@ def compile_report_text(simulation: Simulation) -> str:
         + (", the rest is computed again in the backward pass." if simulation.is_recomputed else "."),
         f"What the step waits for: {', '.join(limits)}.",
         *advice(simulation),
+        input_need(simulation),
         *([f"Not placed: {simulation.problem}"] if simulation.problem else []),
         "Assumptions:",
         *(f"- {text}" for text in simulation.assumptions),

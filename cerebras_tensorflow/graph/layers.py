@@ -121,6 +121,7 @@ class _Draft:
     inputs: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, float] = field(default_factory=dict)
     shape: str = ""
+    operands: tuple[float, float] = (0.0, 0.0)  # elements that enter and leave its product with a weight
 
 
 def find_network(
@@ -174,7 +175,8 @@ class _Finder:
         }
         seen: set[str] = set()
         layers = [self._layer(draft, trainable, seen) for draft in self._drafts.values()]
-        return Network(tuple(layers), self._is_training, sample_bytes, self._slots())
+        unknown = self._flops.unknown_loops
+        return Network(tuple(layers), self._is_training, sample_bytes, self._slots(), unknown_loops=unknown)
 
     def _weight(self, tensor: Any, depth: int = _DEPTH) -> Any:
         """Return the op of the variable that a tensor is a view of; None if it is none."""
@@ -222,6 +224,9 @@ class _Finder:
             draft = _Draft(self._free_name(scope, operation), kind)
             self._drafts[draft.name] = draft
             self._layer_of_op[operation.name] = draft
+            if kind == MATRIX_PRODUCT:
+                activations = [value for value in operation.inputs if self._weight(value) is None]
+                draft.operands = (max(map(_elements, activations), default=0), _elements(operation.outputs[0]))
             if scope and there is None:
                 scopes[scope] = draft
 
@@ -260,7 +265,7 @@ class _Finder:
             self._count(draft, operation, is_forward=True)
 
     def _count(self, draft: _Draft, operation: Any, is_forward: bool) -> None:
-        flops = self._flops.get(operation.name, 0)
+        flops = self._flops.of_op.get(operation.name, 0)
         draft.flops += flops
         draft.forward_flops += flops if is_forward else 0
         if operation.type not in _FREE:
@@ -281,7 +286,7 @@ class _Finder:
             if draft is not None:
                 self._count(draft, operation, is_forward=False)
             else:
-                rest += self._flops.get(operation.name, 0)
+                rest += self._flops.of_op.get(operation.name, 0)
         if rest:
             self._drafts["other products"] = _Draft("other products", OTHER, flops=rest)
 
@@ -327,13 +332,15 @@ class _Finder:
         seen.update(draft.weights)
         num_weights = sum(_elements_of(weight) for weight in draft.weights.values())
         main = max((_elements_of(weight) for weight in draft.weights.values()), default=0)
+        rows = draft.forward_flops / (2 * main * count) if main and draft.forward_flops else 1.0
+        input_features, output_features = (round(size / (rows * count), 3) for size in draft.operands)
         is_trained = self._is_training
         return Layer(
             name=draft.name,
             kind=draft.kind,
             flops=draft.flops / count,
             forward_flops=draft.forward_flops / count,
-            rows=draft.forward_flops / (2 * main * count) if main and draft.forward_flops else 1.0,
+            rows=rows,
             input_elements=sum(draft.inputs.values()) / count,
             output_elements=sum(draft.outputs.values()) / count or 1.0,
             moved_elements=draft.moved / count,
@@ -342,6 +349,8 @@ class _Finder:
             weight_bytes=sum(map(_bytes_of, draft.weights.values())),
             gradient_bytes=sum(_bytes_of(weight) for weight in own if is_trained and weight.name in trainable),
             is_gathered=draft.kind == EMBEDDING,
+            input_features=input_features if main else 0.0,
+            output_features=output_features if main else 0.0,
             block=layer_of(f"{draft.name}/op"),
             shape=draft.shape,
         )

@@ -156,7 +156,7 @@ def _plan_micro_batch(
     step = training_ops(model).step if mode == ModeKeys.TRAIN else model.step(_outputs(model))
     names = {node.name for node in step.graph_def.node}
     outputs = {name: made for name, made in op_outputs(model.graph).items() if name in names}
-    op_flops = flops_of_ops(model.graph, names)
+    op_flops = flops_of_ops(model.graph, names).of_op
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
     network = network_of(model, step)
     num_flops = model.inputs.micro_batches * sum(op_flops.values())

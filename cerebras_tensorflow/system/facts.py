@@ -76,29 +76,21 @@ SPARSE_WEIGHT_BYTES = Fact(
     2.0, "x the bytes of a value", "assumed", "a 16-bit value and a 16-bit index for each weight in use"
 )
 
-PIPELINED_EFFICIENCY = Fact(
-    0.296,
+KERNEL_EFFICIENCY_1 = Fact(
+    0.304,
     "of the peak",
     "fitted",
-    "BERT-large of release 1.7.1: balance of the rectangles, copies and waits inside the kernels",
-    low=0.24,
+    "BERT-large pipelined and GPT-J streamed, releases 1.7.1 and 1.8.0: copies and waits inside the kernels of 1.x",
+    low=0.25,
     high=0.37,
 )
-STREAMING_EFFICIENCY_1 = Fact(
-    0.271,
+KERNEL_EFFICIENCY_2 = Fact(
+    0.527,
     "of the peak",
     "fitted",
-    "GPT-J of releases 1.7.1 and 1.8.0 (geometric mean): kernels of releases 1.x",
-    low=0.22,
-    high=0.34,
-)
-STREAMING_EFFICIENCY_2 = Fact(
-    0.483,
-    "of the peak",
-    "fitted",
-    "Llama-7B of release 2.1.1: kernels of releases 2.x; at worst those of 1.x",
-    low=0.27,
-    high=0.6,
+    "Llama-7B, GPT-J and BERT-large streamed, releases 2.0.3 and 2.1.1: the kernels of 2.x",
+    low=0.41,
+    high=0.62,
 )
 VECTOR_START_CYCLES = Fact(
     4, "cycles", "assumed", "to start the vector operation of a weight that arrives at a core", low=1, high=8
@@ -127,12 +119,12 @@ CHECKPOINT_BYTES_PER_S = Fact(
     high=500e6,
 )
 RUN_START_S = Fact(
-    2500,
+    3600,
     "s",
-    "fitted",
-    "1.3 B genomic model, 4.1 h on 2 systems and 2.4 h on 4: the part of a run that more systems do not shorten",
+    "assumed",
+    'compilation and programming; compiling a large model "can run over an hour" (documentation of release 1.4)',
     low=600,
-    high=5000,
+    high=5400,
 )
 REBOOT_WALL_S = Fact(2.0, "s", "assumed", "reboot time of the simulated system; a real one takes minutes")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -17,11 +18,24 @@ from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.scopes import forward_op, is_gradient
 
 
-def flops_of_ops(graph: tf.Graph, names: Container[str]) -> dict[str, int]:
-    """Return multiply-adds x 2 of the matrix products and convolutions in each op; ops without any are left out.
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations.
+
+    Attributes:
+        of_op: Name of an op -> its multiply-adds x 2; ops without any are left out.
+        unknown_loops: Names of the loops with products whose length is unknown. They count once.
+    """
+
+    of_op: dict[str, int]
+    unknown_loops: tuple[str, ...]
+
+
+def flops_of_ops(graph: tf.Graph, names: Container[str]) -> Flops:
+    """Return the floating-point operations of matrix products and convolutions.
 
     Other ops are left out: in the models we target they take a few percent. A call counts what its function does, a
-    choice its largest branch, and a loop its body as often as it runs, or once if that is unknown.
+    choice its largest branch, and a loop its body as often as it runs at most, or once if that is unknown.
 
     Args:
         graph: The graph.
@@ -29,26 +43,36 @@ def flops_of_ops(graph: tf.Graph, names: Container[str]) -> dict[str, int]:
     """
     trips, functions = _Trips(graph), Functions(graph)
     counts: dict[str, int] = {}
+    unknown: dict[str, None] = {}
     for operation in graph.get_operations():
         if operation.name not in names:
             continue
         own = product_flops(operation)
-        count = (own or _call_flops(operation, functions, counts)) * trips.of(operation.name)
+        called = Flops({}, ()) if own else _call_flops(operation, functions, counts)
+        count = own or called.of_op.get(operation.name, 0)
         if count:
-            counts[operation.name] = count
-    return counts
+            counts[operation.name] = count * trips.of(operation.name)
+            unknown.update(dict.fromkeys((*called.unknown_loops, *trips.unknown_around(operation.name))))
+    loops = tuple(name for name in unknown if not is_gradient(name))  # the gradient of a loop is as long as the loop
+    return Flops({name: count for name, count in counts.items() if count}, loops)
 
 
-def _call_flops(operation: Any, functions: Functions, counts: dict[str, int]) -> int:
+def _call_flops(operation: Any, functions: Functions, counts: dict[str, int]) -> Flops:
     """Return the operations of a call.
 
     The gradient of a loop takes values from lists, whose shapes are unknown; it has two products for each of the loop.
     """
-    each = [sum(flops_of_ops(body.graph, _All()).values()) for body in functions.bodies_of(operation)]
+    bodies = [flops_of_ops(body.graph, _All()) for body in functions.bodies_of(operation)]
+    each = [sum(body.of_op.values()) for body in bodies]
+    unknown = [f"{operation.name}/{name}" for body in bodies for name in body.unknown_loops]
     if operation.type not in LOOPS:
-        return max(each, default=0)
-    own = sum(each) * trips_of_call(operation, functions) if any(each) else 0
-    return max(own, 2 * counts.get(forward_op(operation.name), 0))
+        return Flops({operation.name: max(each, default=0)}, tuple(unknown))
+    trips = trips_of_call(operation, functions) if any(each) else 0
+    if trips is None:
+        unknown.append(operation.name)
+        trips = 1
+    own = sum(each) * trips
+    return Flops({operation.name: max(own, 2 * counts.get(forward_op(operation.name), 0))}, tuple(unknown))
 
 
 class _All:
@@ -78,6 +102,10 @@ class _Trips:
     def of(self, name: str) -> int:
         """Return how often an op runs."""
         return math.prod(self._trips(frame) for frame in self._frames.get(name, ()))
+
+    def unknown_around(self, name: str) -> list[str]:
+        """Return the loops of unknown length that an op is in."""
+        return [frame for frame in self._frames.get(name, ()) if self._of_frame.get(frame, 1) is None]
 
     def _trips(self, frame: str) -> int:
         """Return the trips of a loop. The gradient of a loop has its name, in a scope, and runs as often."""

@@ -12,12 +12,13 @@ from cerebras_tensorflow.graph.flops.functions import CalledBody, Functions
 from cerebras_tensorflow.graph.function_calls import LOOPS
 
 _BELOW = ("Less", "LessEqual")
+_ABOVE = ("Greater", "GreaterEqual")
 _SUMS = ("Add", "AddV2")
 _PASSING = ("Identity", "Switch", "Enter")
 
 
-def trips_of_call(operation: Any, functions: Functions) -> int:
-    """Return how often a loop op of a function body runs it; 1 if that is unknown.
+def trips_of_call(operation: Any, functions: Functions) -> int | None:
+    """Return how often a loop op of a function body runs it at most; None if that is unknown.
 
     Args:
         operation: The loop: While or StatelessWhile.
@@ -32,29 +33,28 @@ def trips_of_call(operation: Any, functions: Functions) -> int:
     def step(index: int) -> float | None:
         return _increment(body.results[index], lambda tensor: tensor.op.name == body.arguments[index])
 
-    def trips(comparison: Any) -> float | None:
-        counter, limit = map(_source, comparison.inputs)
+    def trips(counter: Any, limit: Any, has_last: bool, sign: int) -> float | None:
+        counter, limit = _source(counter), _source(limit)
         if counter.op.name not in condition.arguments:
             return None
         index = condition.arguments.index(counter.op.name)
         known = _known(limit)
         if limit.op.name in condition.arguments:
             known = start(condition.arguments.index(limit.op.name))
-        return _count(start(index), known, step(index), comparison.type)
+        return _count(start(index), known, step(index), has_last, sign)
 
     count = _fewest(condition.results[0], trips)
-    return 1 if count is None else round(count)
+    return None if count is None else round(count)
 
 
 def trips_of_frame(condition: Any) -> int | None:
-    """Return how often a loop of Enter and Exit ops runs; None if that is unknown.
+    """Return how often a loop of Enter and Exit ops runs at most; None if that is unknown.
 
     Args:
         condition: Its LoopCond op.
     """
 
-    def trips(comparison: Any) -> float | None:
-        counter, limit = comparison.inputs
+    def trips(counter: Any, limit: Any, has_last: bool, sign: int) -> float | None:
         merge = counter.op
         if merge.type != "Merge":
             return None
@@ -63,34 +63,49 @@ def trips_of_frame(condition: Any) -> int | None:
         if start is None or again is None:
             return None
         step = _increment(again.op.inputs[0], lambda tensor: tensor.op is merge)
-        return _count(_known(_source(start)), _known(_source(limit)), step, comparison.type)
+        return _count(_known(_source(start)), _known(_source(limit)), step, has_last, sign)
 
     count = _fewest(condition.inputs[0], trips)
     return None if count is None else round(count)
 
 
-def _count(start: float | None, limit: float | None, step: float | None, kind: str) -> float | None:
-    if start is None or limit is None or not step or step < 0:
+def _count(start: float | None, limit: float | None, step: float | None, has_last: bool, sign: int) -> float | None:
+    """Return the trips of a counter that goes up (sign 1) or down (-1) to a limit, and runs at it if has_last."""
+    if start is None or limit is None or not step or step * sign < 0:
         return None
-    distance = limit - start
-    return max(0, math.floor(distance / step) + 1 if kind == "LessEqual" else math.ceil(distance / step))
+    distance = (limit - start) / step
+    return max(0, math.floor(distance) + 1 if has_last else math.ceil(distance))
 
 
-def _fewest(tensor: Any, trips: Callable[[Any], float | None]) -> float | None:
-    """Return the smallest known number of trips that the comparisons of a condition allow; None if all are unknown."""
+def _fewest(tensor: Any, trips: Callable[[Any, Any, bool, int], float | None]) -> float | None:
+    """Return the smallest known number of trips that the comparisons of a condition allow; None if all are unknown.
+
+    Args:
+        tensor: The condition.
+        trips: Takes the counter and the limit of a comparison, whether the limit is a trip, and the way it counts.
+    """
     tensor = _source(tensor)
     if tensor.op.type == "LogicalAnd":
         counts = [_fewest(value, trips) for value in tensor.op.inputs]
         return min((count for count in counts if count is not None), default=None)
-    return trips(tensor.op) if tensor.op.type in _BELOW else None
+    kind = tensor.op.type
+    if kind not in _BELOW + _ABOVE:
+        return None
+    lower, upper = tensor.op.inputs if kind in _BELOW else reversed(tensor.op.inputs)
+    has_last = kind.endswith("Equal")
+    up = trips(lower, upper, has_last, 1)
+    return trips(upper, lower, has_last, -1) if up is None else up
 
 
 def _increment(tensor: Any, is_counter: Callable[[Any], bool]) -> float | None:
     """Return what a loop adds to its counter."""
     tensor = _source(tensor)
-    if tensor.op.type not in _SUMS:
+    if tensor.op.type not in (*_SUMS, "Sub"):
         return None
     one, other = map(_source, tensor.op.inputs)
+    if tensor.op.type == "Sub":
+        taken = _known(other) if is_counter(one) else None
+        return None if taken is None else -taken
     if is_counter(other):
         one, other = other, one
     return _known(other) if is_counter(one) else None
@@ -114,6 +129,9 @@ def _known_outside(tensor: Any, functions: Functions) -> float | None:
 
 
 def _known(tensor: Any) -> float | None:
-    """Return the value of a number; None if it is unknown."""
-    value = tf.get_static_value(_source(tensor))
+    """Return the value of a number, or its most if it is a minimum; None if it is unknown."""
+    tensor = _source(tensor)
+    if tensor.op.type == "Minimum":  # such as the limit of dynamic_rnn: the longest sequence, padded to a fixed length
+        return min((known for value in tensor.op.inputs if (known := _known(value)) is not None), default=None)
+    value = tf.get_static_value(tensor)
     return float(value) if value is not None and value.shape == () else None

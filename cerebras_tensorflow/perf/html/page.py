@@ -13,7 +13,7 @@ from cerebras_tensorflow.perf.html.content import Content
 from cerebras_tensorflow.perf.html.tables import model_summary, rows_table, slowest_table, sparsity_table
 from cerebras_tensorflow.perf.html.words import EXPLANATIONS
 from cerebras_tensorflow.perf.timeline import Timeline
-from cerebras_tensorflow.system.wafer.advice import advice
+from cerebras_tensorflow.system.wafer.advice import advice, input_need
 from cerebras_tensorflow.system.wafer.simulation import Simulation
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
@@ -113,6 +113,7 @@ def _simulated(content: Content) -> str:
         "<ul>"
         + "".join(f"<li>{html.escape(text.removeprefix('Change: '))}</li>" for text in advice(simulation))
         + "</ul>",
+        f"<p>{html.escape(input_need(simulation))}</p>",
         _chart("Floorplan of the wafer", EXPLANATIONS[f"floorplan_{mode}"], charts.floorplan(simulation)),
         _chart("One step over time", EXPLANATIONS[f"step_{mode}"], charts.step_timeline(simulation, is_training)),
         _chart("Memory of the wafer", EXPLANATIONS[f"memory_{mode}"], charts.memory_curve(simulation, is_training)),

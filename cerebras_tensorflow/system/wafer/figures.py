@@ -20,21 +20,20 @@ class Figures:
     """The figures with a range.
 
     Attributes:
-        pipelined_efficiency, streaming_efficiency: Share of the peak that the kernels reach.
+        kernel_efficiency: Share of the peak that the kernels reach.
         vector_start_cycles: To start the vector operation of one weight.
         step_overhead_s: Begin and end of a step [s].
         cluster_hop_s: One level of the tree between systems and weights [s].
     """
 
-    pipelined_efficiency: float
-    streaming_efficiency: float
+    kernel_efficiency: float
     vector_start_cycles: float
     step_overhead_s: float
     cluster_hop_s: float
 
 
-def streaming_efficiency(release: str) -> Fact:
-    """Return the efficiency of a release's kernels in weight streaming.
+def kernel_efficiency(release: str) -> Fact:
+    """Return the efficiency of a release's kernels.
 
     Args:
         release: Such as "1.8" or "2.1.1".
@@ -45,7 +44,7 @@ def streaming_efficiency(release: str) -> Fact:
     parts = release.removeprefix("R").split(".")
     if not all(part.isdigit() for part in parts) or parts[0] not in ("1", "2"):
         raise SettingsError(f"release is {release!r}; expected one such as 1.7.1, 1.8 or 2.1.1")
-    return facts.STREAMING_EFFICIENCY_1 if parts[0] == "1" else facts.STREAMING_EFFICIENCY_2
+    return facts.KERNEL_EFFICIENCY_1 if parts[0] == "1" else facts.KERNEL_EFFICIENCY_2
 
 
 def figures(release: str = DEFAULT_RELEASE, end: End = "value") -> Figures:
@@ -56,8 +55,7 @@ def figures(release: str = DEFAULT_RELEASE, end: End = "value") -> Figures:
         end: "value", or the end of every range that makes a step slower ("slow") or faster ("fast").
     """
     return Figures(
-        _rate(facts.PIPELINED_EFFICIENCY, end),
-        _rate(streaming_efficiency(release), end),
+        _rate(kernel_efficiency(release), end),
         _cost(facts.VECTOR_START_CYCLES, end),
         _cost(facts.STEP_OVERHEAD_S, end),
         _cost(facts.CLUSTER_HOP_S, end),

@@ -35,6 +35,7 @@ class Layer:
         weight_bytes: Bytes of the weights on their way to the wafer.
         gradient_bytes: Bytes of their gradients on the way back; 0 if the weights are not trained.
         is_gathered: Whether only some rows of the weights are read, as in an embedding.
+        input_features, output_features: Elements of a row that enter and leave a matrix product; 0: unknown, or none.
         block: The part of the model that it belongs to, such as "encoder/ffn_3".
         shape: Shape of its output, as text for people; "" if unknown.
     """
@@ -52,6 +53,8 @@ class Layer:
     weight_bytes: int = 0
     gradient_bytes: int = 0
     is_gathered: bool = False
+    input_features: float = 0.0
+    output_features: float = 0.0
     block: str = ""
     shape: str = ""
 
@@ -66,6 +69,7 @@ class Network:
         sample_bytes: Bytes of one sample of the input.
         slots: Values that the optimizer keeps for each weight.
         sparsity: Share of zeros of each sparse weight, by its name, at the last change of its mask.
+        unknown_loops: Loops whose length the graph does not tell; the figures count them once.
     """
 
     layers: tuple[Layer, ...]
@@ -73,6 +77,7 @@ class Network:
     sample_bytes: float
     slots: float = 2.0
     sparsity: Mapping[str, float] = field(default_factory=dict)
+    unknown_loops: tuple[str, ...] = ()
 
     @cached_property
     def flops(self) -> float:

@@ -35,7 +35,7 @@ def simulate_pipelined(network: Network, batch_size: int, figures: Figures, allo
         PlacementError: If the layers do not fit on the wafer.
     """
     in_flight = samples_in_flight(network)
-    demands = _demands(network, figures.pipelined_efficiency)
+    demands = _demands(network, figures.kernel_efficiency)
     problem = ""
     rectangles: Sequence[Rectangle | None]
     try:
@@ -50,7 +50,7 @@ def simulate_pipelined(network: Network, batch_size: int, figures: Figures, allo
         cores = rectangle.cores if rectangle else ROWS * COLUMNS * demand.core_s / total_core_s or 1.0
         links = rectangle.width if rectangle else cores**0.5
         time = LayerTime(
-            compute_s=batch_size * core_seconds(layer, figures.pipelined_efficiency) / cores,
+            compute_s=batch_size * core_seconds(layer, figures.kernel_efficiency) / cores,
             memory_s=batch_size * memory_core_seconds(layer) / cores,
             fabric_s=batch_size * _edge_s(layer, network.is_training, links),
             io_s=batch_size * network.sample_bytes / facts.IO_BYTES_PER_S.value if layer is network.layers[0] else 0.0,

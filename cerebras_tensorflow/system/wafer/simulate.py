@@ -8,7 +8,7 @@ from cerebras_tensorflow.config.env import PIPELINED
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.system.facts import Fact
-from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE, End, figures, streaming_efficiency
+from cerebras_tensorflow.system.wafer.figures import DEFAULT_RELEASE, End, figures, kernel_efficiency
 from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.pipelined import simulate_pipelined
 from cerebras_tensorflow.system.wafer.simulation import Simulation
@@ -50,6 +50,8 @@ def simulate(network: Network, workload: Workload) -> Simulation:
     lenient = replace(workload, allow_oversize=True)
     return replace(
         middle,
+        sample_bytes=network.sample_bytes,
+        unknown_loops=network.unknown_loops,
         slow_step_s=_simulate(network, lenient, "slow").step_s,
         fast_step_s=_simulate(network, lenient, "fast").step_s,
         assumptions=_assumptions(workload),
@@ -57,7 +59,7 @@ def simulate(network: Network, workload: Workload) -> Simulation:
 
 
 def _simulate(network: Network, workload: Workload, end: End) -> Simulation:
-    chosen = figures(workload.release, end)
+    chosen = figures(_kernel_release(workload), end)
     if workload.mode == PIPELINED:
         return simulate_pipelined(network, workload.batch_size, chosen, workload.allow_oversize)
     return simulate_weight_streaming(
@@ -65,10 +67,15 @@ def _simulate(network: Network, workload: Workload, end: End) -> Simulation:
     )
 
 
+def _kernel_release(workload: Workload) -> str:
+    """Return the release whose kernels count. Releases 2.x have no pipelined mode, so there it is one of 1.x."""
+    return DEFAULT_RELEASE if workload.mode == PIPELINED else workload.release
+
+
 def _assumptions(workload: Workload) -> tuple[str, ...]:
     peak = facts.HALF_PRECISION_FLOPS
     is_pipelined = workload.mode == PIPELINED
-    efficiency = facts.PIPELINED_EFFICIENCY if is_pipelined else streaming_efficiency(workload.release)
+    efficiency = kernel_efficiency(_kernel_release(workload))
     parts = [
         f"compute: {efficiency.value:.0%} ({_told(efficiency)}) of {peak.value:.3g} FLOP/s ({peak.status})",
         f"links: {facts.IO_BYTES_PER_S.value:.3g} B/s ({facts.IO_BYTES_PER_S.status})",

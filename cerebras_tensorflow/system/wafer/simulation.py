@@ -42,6 +42,8 @@ class Simulation:
         kept_bytes: Activations that stay on one wafer until the backward pass, at most.
         is_recomputed: Whether layers inside of a block are computed again in the backward pass, to save memory.
         problem: Why the model does not fit on the wafer; "" if it does.
+        sample_bytes: Bytes of one sample of the input.
+        unknown_loops: Loops whose length is unknown; their work counts once.
         slow_step_s, fast_step_s: Range of step_s, from the ranges of the fitted and assumed figures.
     """
 
@@ -57,6 +59,8 @@ class Simulation:
     kept_bytes: float = 0.0
     is_recomputed: bool = False
     problem: str = ""
+    sample_bytes: float = 0.0
+    unknown_loops: tuple[str, ...] = ()
     slow_step_s: float = 0.0
     fast_step_s: float = 0.0
     assumptions: tuple[str, ...] = field(default=())
@@ -81,6 +85,11 @@ class Simulation:
     def transmitted_bytes(self) -> float:
         """Bytes over the links of one system in a step, both ways."""
         return self.sent_bytes + self.received_bytes
+
+    @property
+    def input_bytes_per_s(self) -> float:
+        """Bytes of samples that the hosts must give to all systems together, so that no system waits for input."""
+        return self.samples_per_s * self.sample_bytes
 
     @property
     def compute_samples_per_s(self) -> float:

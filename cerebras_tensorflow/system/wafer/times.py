@@ -11,6 +11,9 @@ from cerebras_tensorflow.system.wafer.layers import Layer
 ELEMENT_BYTES = 2
 """Activations are in half precision on the wafer."""
 
+SUM_BYTES = 4
+"""Products of half precision are added up in single precision (K. Rocki et al., SC20, arXiv:2010.03660)."""
+
 _SIMD = int(facts.HALF_PRECISION_MACS_PER_CYCLE.value)
 _CORE_FLOPS = facts.HALF_PRECISION_FLOPS.value / facts.CORES.value
 _CORE_MEMORY_BYTES_PER_S = facts.MEMORY_BYTES_PER_S.value / facts.CORES.value
@@ -78,6 +81,32 @@ def vector_share(rows: float, grid_rows: float, start_cycles: float) -> float:
     """
     held = rows / grid_rows
     return held / _SIMD / (math.ceil(held / _SIMD) + start_cycles)
+
+
+def column_share(features: float, columns: float) -> float:
+    """Return the share of the columns' cycles that features keep busy.
+
+    A column holds whole features of the activations, so the column with most of them sets the pace.
+
+    >>> column_share(1024, 1000), column_share(4000, 1000)
+    (0.512, 1.0)
+    """
+    held = features / columns
+    return held / math.ceil(held)
+
+
+def product_column_share(layer: Layer, columns: float, forward_passes: int, is_training: bool) -> float:
+    """Return the share of the columns' cycles that do useful work in all passes over a matrix product.
+
+    Going forward a core multiplies the input features that it holds, going back the gradients of the output features.
+    The gradient of the weights uses either of the two, whichever fills the columns better. 1 for other layers.
+    """
+    if not layer.input_features or not layer.output_features:
+        return 1.0
+    inputs, outputs = (column_share(features, columns) for features in (layer.input_features, layer.output_features))
+    if not is_training:
+        return inputs
+    return (forward_passes + 2) / (forward_passes / inputs + 1 / outputs + 1 / max(inputs, outputs))
 
 
 def crossing_s() -> float:

@@ -114,6 +114,8 @@ class Transformer:
             num_own_weights=count,
             weight_bytes=_WEIGHT_BYTES * count,
             gradient_bytes=_WEIGHT_BYTES * count,
+            input_features=inputs,
+            output_features=outputs,
             block=block,
         )
 
@@ -155,6 +157,8 @@ def dense_layers(sizes: tuple[int, ...]) -> Network:
                 num_own_weights=count,
                 weight_bytes=_WEIGHT_BYTES * count,
                 gradient_bytes=_WEIGHT_BYTES * count,
+                input_features=inputs,
+                output_features=outputs,
                 block=f"dense_{number}",
             )
         )
@@ -165,6 +169,5 @@ def dense_layers(sizes: tuple[int, ...]) -> Network:
 BERT_LARGE = Transformer(1024, 24, 16, 4096, 30522, 128, predictions=20)
 GPTJ_6B = Transformer(4096, 28, 16, 16384, 50400, 2048)
 LLAMA_7B = Transformer(4096, 32, 32, 11008, 32000, 2048, is_gated=True)
-JAIS_13B = Transformer(5120, 40, 40, 13653, 84992, 2048, is_gated=True)
 GENSLM_1_3B = Transformer(2048, 24, 16, 8192, 72, 10240)
 FC_MNIST = (784, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, 10)

@@ -9,16 +9,18 @@ from cerebras_tensorflow.errors import PlacementError
 from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.system.wafer.cluster import tree_s
 from cerebras_tensorflow.system.wafer.figures import Figures
-from cerebras_tensorflow.system.wafer.layers import ATTENTION, EMBEDDING, Layer, Network, blocks
+from cerebras_tensorflow.system.wafer.layers import ATTENTION, EMBEDDING, MATRIX_PRODUCT, Layer, Network, blocks
 from cerebras_tensorflow.system.wafer.placement import COLUMNS, CORE_DATA_BYTES, ROWS, Rectangle
 from cerebras_tensorflow.system.wafer.simulation import PlacedLayer, Simulation
 from cerebras_tensorflow.system.wafer.times import (
     ELEMENT_BYTES,
+    SUM_BYTES,
     LayerTime,
     core_seconds,
     crossing_s,
     edge_seconds,
     memory_core_seconds,
+    product_column_share,
     vector_share,
 )
 from cerebras_tensorflow.units import format_bytes
@@ -152,21 +154,32 @@ def _weights_in(layer: Layer, network: Network, schedule: _Schedule) -> float:
 
 def _time(layer: Layer, network: Network, schedule: _Schedule, figures: Figures, num_csx: int) -> LayerTime:
     """Return the time of a layer in a whole step."""
+    forward_passes = 1 + (schedule.is_recomputed and network.is_training)
     again = 1 + (layer.forward_flops / layer.flops if schedule.is_recomputed and layer.flops else 0.0)
-    efficiency = figures.streaming_efficiency
+    efficiency = figures.kernel_efficiency
     if layer.num_weights and layer.kind != EMBEDDING and layer.flops:
         efficiency *= vector_share(layer.rows * schedule.samples, ROWS, figures.vector_start_cycles)
+        efficiency *= product_column_share(layer, COLUMNS, forward_passes, network.is_training)
     compute_s = schedule.samples * again * core_seconds(layer, efficiency) / _WAFER.cores
-    passes = 1 + network.is_training * (1 + schedule.is_recomputed)
+    passes = forward_passes + network.is_training
     weights_s = _weights_in(layer, network, schedule) / facts.IO_BYTES_PER_S.value
     batch_s = schedule.samples * network.sample_bytes / facts.IO_BYTES_PER_S.value
     gradients_s = layer.gradient_bytes / facts.IO_BYTES_PER_S.value
     one = LayerTime(
         compute_s=compute_s,
         memory_s=schedule.samples * again * memory_core_seconds(layer) / _WAFER.cores,
-        # Partial sums of a product cross the wafer along its rows.
-        fabric_s=passes * schedule.samples * edge_seconds(max(layer.input_elements, layer.output_elements), ROWS),
+        fabric_s=passes * schedule.samples * _crossing_s(layer),
         io_s=max(weights_s + (batch_s if layer is network.layers[0] else 0.0), gradients_s),
         fill_s=passes * (crossing_s() + (tree_s(num_csx, figures.cluster_hop_s) if layer.num_weights else 0.0)),
     )
     return LayerTime(*(schedule.parts * part for part in vars(one).values()))
+
+
+def _crossing_s(layer: Layer) -> float:
+    """Return the time in which the results of one pass and one sample move along the rows of the wafer [s].
+
+    The partial sums of a product cross in single precision, so each fills a wavelet.
+    """
+    is_summed = layer.kind in (MATRIX_PRODUCT, ATTENTION)
+    elements = max(layer.input_elements, layer.output_elements)
+    return edge_seconds(elements * (SUM_BYTES / ELEMENT_BYTES if is_summed else 1), ROWS)

@@ -68,8 +68,15 @@ def test_the_compile_report_has_the_published_rows_and_is_marked_simulated() -> 
     assert f"\nSamples/s: {step.samples_per_s:.1f}\nCompute Samples/s: " in text
     assert "\nTransmission Samples/s: " in text and "\nRange: " in text
     assert f"One step of 198 samples on 2 CS-2, in {step.micro_batches} micro-batches" in text
-    assert "(fitted, 0.27 to 0.6)" in text and "(derived)" in text
+    assert f"hosts must make {step.samples_per_s:.3g} samples/s, " in text and "for 2 systems" in text
+    assert "(fitted, 0.41 to 0.62)" in text and "(derived)" in text
     assert text.count("  block_") + text.count("  output") + text.count("  embedding") >= 10  # the slowest layers
+
+
+def test_the_compile_report_names_loops_of_unknown_length() -> None:
+    network = replace(LLAMA_7B.network(), unknown_loops=("decode/while", "other"))
+    text = compile_report_text(simulate(network, Workload("weight_streaming", 99)))
+    assert "does not tell how often the loop decode/while (and 1 more) runs" in text
 
 
 def test_a_rate_below_a_tenth_is_not_rounded_to_zero() -> None:

@@ -51,6 +51,7 @@ def test_layers_of_a_compiled_transformer_are_those_of_its_shape() -> None:
     assert up.flops == 3 * up.forward_flops == 6 * SEQUENCE * HIDDEN * FILTER
     assert up.gradient_bytes == up.weight_bytes == 4 * up.num_weights
     assert (up.input_elements, up.output_elements) == (SEQUENCE * HIDDEN, SEQUENCE * FILTER)
+    assert (up.input_features, up.output_features) == (HIDDEN, FILTER)
     assert found.num_weights == sum(layer.num_weights for layer in found.layers)
 
 

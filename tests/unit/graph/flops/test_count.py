@@ -32,6 +32,19 @@ def in_a_loop(x: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, _: i < 7, lambda i, z: (i + 2, tf.tanh(tf.matmul(z, w))), [1, x])[1]
 
 
+def in_a_loop_that_counts_down(x: Any, w: Any) -> Any:
+    return tf.while_loop(lambda i, _: i >= 2, lambda i, z: (i - 2, tf.tanh(tf.matmul(z, w))), [7, x])[1]
+
+
+def in_a_loop_with_the_limit_first(x: Any, w: Any) -> Any:
+    return tf.while_loop(lambda i, _: tf.greater(7, i), lambda i, z: (i + 2, tf.tanh(tf.matmul(z, w))), [1, x])[1]
+
+
+def in_a_loop_up_to_the_longest_sequence(x: Any, w: Any) -> Any:
+    longest = tf.minimum(3, tf.cast(tf.reduce_max(x), tf.int32))
+    return tf.while_loop(lambda i, _: i < longest, lambda i, z: (i + 1, tf.tanh(tf.matmul(z, w))), [0, x])[1]
+
+
 def in_a_scan(x: Any, w: Any) -> Any:
     return tf.scan(lambda z, _: tf.matmul(z, w), tf.zeros([5]), initializer=x)
 
@@ -41,6 +54,9 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "branch": (in_a_branch, 1),
     "loop": (in_a_loop, 3),
     "loop that never runs": (in_a_loop_that_never_runs, 0),
+    "loop that counts down": (in_a_loop_that_counts_down, 3),
+    "loop with the limit first": (in_a_loop_with_the_limit_first, 3),
+    "loop up to the longest sequence": (in_a_loop_up_to_the_longest_sequence, 3),
     "scan": (in_a_scan, 5),
 }
 
@@ -61,17 +77,31 @@ def test_products_of_calls_count_as_often_as_they_run(case: str, is_version_2: b
             assert train_op is not None
     finally:
         (v1.enable_control_flow_v2 if was_version_2 else v1.disable_control_flow_v2)()
-    assert sum(flops_of_ops(graph, forward).values()) == trips * ONE
+    counted = flops_of_ops(graph, forward)
+    assert sum(counted.of_op.values()) == trips * ONE and counted.unknown_loops == ()
     names = [operation.name for operation in graph.get_operations()]
-    total = sum(flops_of_ops(graph, set(names)).values())
+    total = sum(flops_of_ops(graph, set(names)).of_op.values())
     assert total == pytest.approx(trips * 3 * ONE, rel=0.34)  # the input needs no gradient in some of them
     network = find_network(graph, names, 4, 128, True)
     assert network.flops * 4 == total
     assert network.num_weights == 64
 
 
-def test_a_loop_of_unknown_length_counts_once() -> None:
-    with tf.Graph().as_default() as graph:
-        x, limit = v1.placeholder(tf.float32, [4, 8]), v1.placeholder(tf.int32, [])
-        tf.while_loop(lambda i, _: i < limit, lambda i, z: (i + 1, tf.matmul(z, tf.ones([8, 8]))), [0, x])
-    assert sum(flops_of_ops(graph, {operation.name for operation in graph.get_operations()}).values()) == ONE
+@pytest.mark.parametrize("is_version_2", [True, False])
+def test_a_loop_of_unknown_length_counts_once_and_is_named(is_version_2: bool) -> None:
+    was_version_2 = v1.control_flow_v2_enabled()
+    (v1.enable_control_flow_v2 if is_version_2 else v1.disable_control_flow_v2)()
+    try:
+        with tf.Graph().as_default() as graph:
+            x, limit = v1.placeholder(tf.float32, [4, 8]), v1.placeholder(tf.int32, [])
+            w = v1.get_variable("layer/w", [8, 8], use_resource=True)
+            made = tf.while_loop(lambda i, _: i < limit, lambda i, z: (i + 1, tf.matmul(z, w)), [0, x], name="words")
+            forward = {operation.name for operation in graph.get_operations()}
+            train_op = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(made[1]), var_list=[w])
+            assert train_op is not None
+    finally:
+        (v1.enable_control_flow_v2 if was_version_2 else v1.disable_control_flow_v2)()
+    assert sum(flops_of_ops(graph, forward).of_op.values()) == ONE
+    network = find_network(graph, [operation.name for operation in graph.get_operations()], 4, 128, True)
+    (loop,) = network.unknown_loops
+    assert loop.startswith("words")

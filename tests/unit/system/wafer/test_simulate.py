@@ -109,6 +109,17 @@ def test_releases_differ_and_unknown_ones_are_refused() -> None:
         streamed(65, release="three")
 
 
+def test_a_width_just_above_a_multiple_of_the_columns_is_slow_and_the_advice_says_so() -> None:
+    def streamed_bert(hidden: int) -> tuple[float, list[str]]:
+        network = replace(BERT_LARGE, hidden=hidden, filter=4 * hidden).network()
+        step = simulate(network, Workload("weight_streaming", 1024))
+        return step.flops / step.step_s, advice(step)
+
+    (fast, quiet), (slow, told) = streamed_bert(COLUMNS), streamed_bert(COLUMNS + 24)
+    assert slow < 0.8 * fast
+    assert "whole features" in " ".join(told) and "whole features" not in " ".join(quiet)
+
+
 def test_a_figure_comes_with_a_range_around_it() -> None:
     for step in (streamed(65), simulate(BERT, Workload("pipelined", 64)), simulate(MNIST, Workload("pipelined", 8))):
         slow, fast = step.samples_range
