@@ -6,9 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cerebras_tensorflow.system import facts
-from cerebras_tensorflow.system.wafer import transformers
 from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
+from cerebras_tensorflow.system.wafer.transformers import (
+    BERT_LARGE,
+    FC_MNIST,
+    GENSLM_1_3B,
+    GPTJ_6B,
+    LLAMA_7B,
+    dense_layers,
+)
 
 _ALCF = "argonne-lcf/user-guides, training logs"
 _RECALLED = f"{_ALCF} of R2.0.3; recalled, not read again"
@@ -55,61 +62,40 @@ def published_runs() -> list[PublishedRun]:
 
 
 def _speeds() -> list[PublishedRun]:
+    bert, gptj, llama = (shape.network() for shape in (BERT_LARGE, GPTJ_6B, LLAMA_7B))
+    msl_128, streamed = "BERT-large, MSL 128", "weight streaming"
     return [
-        PublishedRun(
-            "BERT-large, MSL 128, pipelined, R1.7.1, 1 CS-2, batch 1024",
-            _ALCF,
-            "samples/s",
-            6370,
-            _speed(transformers.BERT_LARGE.network(), Workload("pipelined", 1024)),
-            _FITS_1,
-        ),
-        PublishedRun(
-            "GPT-J 6B, weight streaming, R1.7.1, 2 CS-2, batch 130",
-            _ALCF,
-            "samples/s",
-            27.53,
-            _speed(transformers.GPTJ_6B.network(), _streaming(65, 2, "1.7.1")),
-            _FITS_1,
-        ),
-        PublishedRun(
-            "GPT-J 6B, weight streaming, R1.8.0, 2 CS-2, batch 130",
-            _ALCF,
-            "samples/s",
+        _run(f"{msl_128}, pipelined, R1.7.1, 1 CS-2, batch 1024", 6370, bert, Workload("pipelined", 1024), _FITS_1),
+        _run(f"GPT-J 6B, {streamed}, R1.7.1, 2 CS-2, batch 130", 27.53, gptj, _streaming(65, 2, "1.7.1"), _FITS_1),
+        _run(
+            f"GPT-J 6B, {streamed}, R1.8.0, 2 CS-2, batch 130",
             65_000 / 2_960,
-            _speed(transformers.GPTJ_6B.network(), _streaming(65, 2, "1.8.0")),
+            gptj,
+            _streaming(65, 2, "1.8.0"),
             _FITS_1,
         ),
-        PublishedRun(
-            "Llama-7B, weight streaming, R2.1.1, 1 CS-2, batch 99",
-            _ALCF,
-            "samples/s",
-            20.45,
-            _speed(transformers.LLAMA_7B.network(), _streaming(99, 1, "2.1.1")),
-            _FITS_2,
-        ),
-        PublishedRun(
-            "GPT-J 6B, weight streaming, R2.0.3, 2 CS-2, batch 120",
-            _RECALLED,
-            "samples/s",
+        _run(f"Llama-7B, {streamed}, R2.1.1, 1 CS-2, batch 99", 20.45, llama, _streaming(99, 1, "2.1.1"), _FITS_2),
+        _run(
+            f"GPT-J 6B, {streamed}, R2.0.3, 2 CS-2, batch 120",
             GPTJ_R2_SAMPLES_PER_S,
-            _speed(transformers.GPTJ_6B.network(), _streaming(60, 2, "2.0.3")),
+            gptj,
+            _streaming(60, 2, "2.0.3"),
             _FITS_2,
-        ),
-        PublishedRun(
-            "BERT-large, MSL 128, weight streaming, R2.0.3, 1 CS-2, batch 1024",
             _RECALLED,
-            "samples/s",
-            BERT_R2_SAMPLES_PER_S,
-            _speed(transformers.BERT_LARGE.network(), _streaming(1024, 1, "2.0.3")),
-            _FITS_2,
         ),
-        PublishedRun(
+        _run(
+            f"{msl_128}, {streamed}, R2.0.3, 1 CS-2, batch 1024",
+            BERT_R2_SAMPLES_PER_S,
+            bert,
+            _streaming(1024, 1, "2.0.3"),
+            _FITS_2,
+            _RECALLED,
+        ),
+        _run(
             "of the size of fc_mnist, pipelined, 1 CS-2, batch 256 (assumed), 2022",
-            _ALCF,
-            "samples/s",
             479_188,
-            _speed(transformers.dense_layers(transformers.FC_MNIST), Workload("pipelined", 256)),
+            dense_layers(FC_MNIST),
+            Workload("pipelined", 256),
             "fits the overhead of a step",
         ),
         PublishedRun(
@@ -121,6 +107,14 @@ def _speeds() -> list[PublishedRun]:
             "a check, fits nothing",
         ),
     ]
+
+
+def _run(
+    name: str, samples_per_s: float, network: Network, workload: Workload, use: str, source: str = _ALCF
+) -> PublishedRun:
+    return PublishedRun(
+        name, source, "samples/s", samples_per_s, lambda: simulate(network, workload).samples_per_s, use
+    )
 
 
 def _transfers() -> list[PublishedRun]:
@@ -178,13 +172,9 @@ def _streaming(batch_size: int, num_csx: int, release: str) -> Workload:
     return Workload("weight_streaming", batch_size, num_csx, release=release)
 
 
-def _speed(network: Network, workload: Workload) -> Callable[[], float]:
-    return lambda: simulate(network, workload).samples_per_s
-
-
 def _speed_up_of_a_run() -> float:
     """Return how much faster a whole run is on 4 systems than on 2, with the samples that take 4.1 h on 2."""
-    network = transformers.GENSLM_1_3B.network()
+    network = GENSLM_1_3B.network()
     two, four = (simulate(network, _streaming(8, count, "1.7")) for count in (2, 4))
     samples = (4.1 * 3600 - facts.RUN_START_S.value) * two.samples_per_s
     hours = [run_s(step.step_s, round(samples / step.batch_size)) / 3600 for step in (two, four)]
@@ -192,7 +182,7 @@ def _speed_up_of_a_run() -> float:
 
 
 def _gptj_bytes(bytes_of_weight: int, bytes_per_s: float) -> float:
-    return transformers.GPTJ_6B.network().num_weights * bytes_of_weight / bytes_per_s
+    return GPTJ_6B.network().num_weights * bytes_of_weight / bytes_per_s
 
 
 def _send_rate() -> float:
