@@ -86,7 +86,8 @@ def test_the_trace_names_the_spilled_values(tmp_path: Path) -> None:
     with opened(built, "weight_streaming", 1, lambda specs: FileStore(specs, tmp_path)) as session:
         recorder, metadata = StepRecorder(session), v1.RunMetadata()
         session.run(built.train_op, options=recorder.options, run_metadata=metadata)
-        names = {span.name for span in recorder.finish(metadata, "a step").spans}
+        recorder.stop()
+        names = {span.name for span in recorder.timeline(metadata, "a step").spans}
         assert names >= {spec.name for spec in session.program.spilled} != set()
 
 

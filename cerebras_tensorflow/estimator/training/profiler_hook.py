@@ -32,7 +32,7 @@ class ProfilerHook(tf.compat.v1.train.SessionRunHook):
         self._keep = keep
         self._taken = 0
         self._recorder: StepRecorder | None = None
-        self._timelines: list[Timeline] = []
+        self._recorded: list[tuple[StepRecorder, Any, str]] = []
 
     def before_run(self, run_context: Any) -> Any:
         """Ask TensorFlow to record the run if it is one of the steps."""
@@ -42,19 +42,18 @@ class ProfilerHook(tf.compat.v1.train.SessionRunHook):
         return tf.compat.v1.train.SessionRunArgs(None, options=self._recorder.options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        """Keep the recorded step. Write the trace and the table after the last one."""
+        """Keep what was recorded. It is evaluated after the last step, so that it takes no time of the next one."""
         self._taken += 1
         if self._recorder is None:
             return
-        timeline = self._recorder.finish(run_values.run_metadata, f"step {run_context.session.global_step}")
+        self._recorder.stop()
+        self._recorded.append((self._recorder, run_values.run_metadata, f"step {run_context.session.global_step}"))
         self._recorder = None
-        self._timelines.append(timeline)
-        self._keep(timeline)
 
     def end(self, session: Any) -> None:
         """Write the trace and log the ten slowest layers, or say that the run was too short."""
         wanted = self._settings
-        if not self._timelines:
+        if not self._recorded:
             run_log.warning(
                 "op_profiler_config asks for steps %d to %d, but this run took %d steps: no profile.",
                 *(wanted.start_step, wanted.end_step, self._taken),
@@ -64,15 +63,18 @@ class ProfilerHook(tf.compat.v1.train.SessionRunHook):
             run_log.warning(
                 "op_profiler_config asks for steps up to %d, but this run took %d steps.", wanted.end_step, self._taken
             )
+        timelines = [recorder.timeline(metadata, title) for recorder, metadata, title in self._recorded]
+        for timeline in timelines:
+            self._keep(timeline)
         try:
-            write_chrome_trace(self._path, *self._timelines)
+            write_chrome_trace(self._path, *timelines)
         except OSError as error:  # such as a full disk: a profile is not worth a run
             run_log.warning("%s could not be written (%s). The run is not affected.", self._path, error)
         else:
             run_log.info("Profile: %s (open it in ui.perfetto.dev)", self._path)
         run_log.info(
             "The layers that took most time in %d profiled steps, measured on this machine:\n%s",
-            *(len(self._timelines), top_table(self._timelines)),
+            *(len(timelines), top_table(timelines)),
         )
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ _STREAMS = {"store": STORE, "receive": WIRE, "exchange": WIRE}  # kinds of moves
 
 
 class StepRecorder:
-    """Records what a session does from its construction until `finish` or `close`.
+    """Records what a session does from its construction until `stop` or `close`.
 
     Args:
         session: The session. Pass `options` and a RunMetadata to its next run.
@@ -39,15 +39,24 @@ class StepRecorder:
         self._lock = threading.Lock()
         self._clock = Clock()
         self._sampler = MemorySampler(self._clock)
+        self._memory: tuple[tuple[float, int], ...] = ()
         if session.store is not None:
             session.store.on_move = self._note
 
-    def finish(self, run_metadata: Any, title: str) -> Timeline:
-        """Return the timeline of the run that filled `run_metadata`. Waits for the step's writes to arrive."""
+    def stop(self) -> None:
+        """Stop recording, after the step's writes have arrived."""
         store = self._session.store
         if store is not None:
             store.flush()
-        memory = self.close()
+        self.close()
+
+    def timeline(self, run_metadata: Any, title: str) -> Timeline:
+        """Return the timeline of the run that filled `run_metadata`. It takes milliseconds for a thousand ops.
+
+        Args:
+            run_metadata: What TensorFlow recorded until `stop`.
+            title: Title of the timeline.
+        """
         ops = {node.name: node.op for node in self._session.program.graph_def.node}
         spans = op_spans(run_metadata.step_stats, ops, self._clock)
         specs = self._session.program.stored
@@ -56,13 +65,13 @@ class StepRecorder:
                 stream = _STREAMS.get(move.kind, LOAD)
                 begin_s, end_s = move.begin_s - self._clock.counter_s, move.end_s - self._clock.counter_s
                 spans.append(Span(stream, specs[move.weight].name, begin_s, end_s, move.num_bytes))
-        return measured_timeline(title, spans, memory)
+        return measured_timeline(title, spans, self._memory)
 
-    def close(self) -> tuple[tuple[float, int], ...]:
-        """Stop recording; return the memory samples of `MemorySampler.stop`."""
+    def close(self) -> None:
+        """Stop recording."""
         if self._session.store is not None:
             self._session.store.on_move = None
-        return self._sampler.stop()
+        self._memory = self._sampler.stop()
 
     def _note(self, move: Move) -> None:
         with self._lock:
@@ -113,7 +122,8 @@ class TraceHook(tf.compat.v1.train.SessionRunHook):
         """Write the recorded timeline."""
         if self._recorder is None:
             return
-        timeline = self._recorder.finish(run_values.run_metadata, f"step {self._step}")
+        self._recorder.stop()
+        timeline = self._recorder.timeline(run_values.run_metadata, f"step {self._step}")
         self._recorder = None
         self._is_recorded = True
         if self._keep is not None:
