@@ -91,6 +91,21 @@ class SparsityAlgorithm:
         """Return the share of zeros that the schedule asks for at a step."""
         return self.sparsity.level(step, self.update_steps.num_before(step))
 
+    def check_end(self, name: str, last_step: int) -> None:
+        """Check that the schedule leaves some of a weight in use until the end of training.
+
+        The last update decides: a schedule that does not stay in [0, 1) either rises or falls.
+
+        Raises:
+            SettingsError: If it does not.
+        """
+        last = self.update_steps.last(last_step)
+        if last is not None and self.target(last) >= 1:
+            raise SettingsError(
+                f"the schedule of sparsity reaches 1 by step {last}, so all of {name} would be zero; expected less "
+                "than 1 at each update. Change the schedule, or set update.stop to an earlier step."
+            )
+
     def first_mask(self, name: str, weight: Array, seed: int = 0, step: int = 0) -> Mask:
         """Return the mask that a run starts with.
 

@@ -181,6 +181,13 @@ class UpdateSteps:
             return step in self.steps
         return step >= self.start and (step - self.start) % self.freq == 0 and (self.stop is None or step < self.stop)
 
+    def last(self, step: int) -> int | None:
+        """Return the last update step that is not after a step; None if there is none."""
+        if self.steps:
+            return max((one for one in self.steps if one <= step), default=None)
+        end = step if self.stop is None else min(step, self.stop - 1)
+        return None if end < self.start else end - (end - self.start) % self.freq
+
     def num_before(self, step: int) -> int:
         """Return the number of update steps before a step."""
         if self.steps:

@@ -216,8 +216,14 @@ def test_what_is_sparse_is_in_a_report_and_the_log(
     assert not page.is_available() or "62.50% zeros" in html.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("sparsity", [{"sparsity": 0.5, "param_filter": "nothing/*"}, {"algorithm": "rgl"}, 1.0, -0.1])
+TOO_STEEP = {"algorithm": "gmp", "sparsity": {"type": "linear", "init": 0.0, "slope": 0.2}}
+
+
+@pytest.mark.parametrize(
+    "sparsity", [{"sparsity": 0.5, "param_filter": "nothing/*"}, {"algorithm": "rgl"}, 1.0, -0.1, TOO_STEEP]
+)
 def test_bad_settings_are_refused_before_anything_is_written(sparsity: Any, run: Run) -> None:
-    with pytest.raises(SettingsError, match=r"matches no weight .* are ours/kernel|did you mean 'rigl'|in \[0, 1\)"):
+    expected = r"matches no weight .* are ours/kernel|did you mean 'rigl'|in \[0, 1\)|reaches 1 by step 6"
+    with pytest.raises(SettingsError, match=expected):
         run(ADAMW, sparsity=sparsity)
     assert [path.name for path in run.folder.rglob("*") if path.is_file()] == []

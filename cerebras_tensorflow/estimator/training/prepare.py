@@ -100,7 +100,7 @@ def prepare(
         request.input_fn, request.params, ModeKeys.TRAIN, request.settings, lambda: signals.received is not None
     )
     cleanup.callback(pipeline.close)
-    model, ops, compiled = _compile(request, target, pipeline)
+    model, ops, compiled = _compile(request, target, pipeline, last_step)
     saver = CheckpointSaver(request.model_dir, target.mode, model.checkpoint_keys(), request.settings)
     store = store_choice.open_store(compiled.program, request.settings.cs, request.work_folder, is_training=True)
     unused_store = cleanup.enter_context(ExitStack())
@@ -136,7 +136,9 @@ def prepare(
     )
 
 
-def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) -> tuple[Model, TrainingOps, Compiled]:
+def _compile(
+    request: TrainingRequest, target: Target, pipeline: InputPipeline, last_step: int | None
+) -> tuple[Model, TrainingOps, Compiled]:
     """Return the model, its ops for training and its step, compiled with a micro-batch size that fits."""
     if target.mode == WEIGHT_STREAMING:
         run_log.info("Running the TF Client")
@@ -146,6 +148,9 @@ def _compile(request: TrainingRequest, target: Target, pipeline: InputPipeline) 
         with run_progress("Building the model"):
             model = _call_model(request, pipeline)
         run_log.info("Done calling model_fn.")
+        for weight in model.sparse:
+            if weight.algorithm is not None and last_step is not None:
+                weight.algorithm.check_end(weight.name, last_step)
         restrictions.check_training(model, request.hooks, target.is_cs, target.mode)
         ops = training_ops(model, request.is_cerebras)
         return (

@@ -97,3 +97,25 @@ def test_the_first_group_that_matches_wins() -> None:
 def test_errors_name_the_key_and_what_was_expected(config: Any, words: str) -> None:
     with pytest.raises(SettingsError, match=words.replace("?", r"\?") if "did you" in words else words):
         chosen(config)
+
+
+@pytest.mark.parametrize(
+    "update, last_step, end",
+    [
+        ({"freq": 2}, 100, 100),
+        ({"freq": 3, "start": 1, "stop": 50}, 100, 49),
+        ({"freq": 3, "start": 1, "stop": 48}, 100, 46),
+        ({"freq": 3, "start": 1}, 0, None),
+        ({"steps": [2, 60, 200]}, 100, 60),
+        ({"steps": [200]}, 100, None),
+    ],
+)
+def test_a_schedule_must_stay_below_1_at_its_last_update(update: Any, last_step: int, end: int | None) -> None:
+    def rising_to(level: float) -> SparsityAlgorithm:
+        slope = level / (end or 1)
+        return GMP({"type": "linear", "init": 0.0, "slope": slope}, update=update)
+
+    rising_to(0.99).check_end("fc1/kernel", last_step)
+    if end is not None:
+        with pytest.raises(SettingsError, match=rf"reaches 1 by step {end}, so all of fc1/kernel would be zero"):
+            rising_to(1.01).check_end("fc1/kernel", last_step)

@@ -13,7 +13,7 @@ import pytest
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.weight_store import blocks
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
-from cerebras_tensorflow.runtime.weight_store.packing import pack, unpack
+from cerebras_tensorflow.runtime.weight_store.packing import pack, packed_bytes, unpack
 from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
 
 ROWS, COLUMNS = 700, 1000  # 2.8 MB of float32: three packs, the last one cut
@@ -38,6 +38,26 @@ def test_every_bit_comes_back(dtype: str, sparsity: float) -> None:
     result = np.full_like(piece, 255)
     unpack(packed, result, value.itemsize)
     assert result.tobytes() == piece.tobytes()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_mask_moves_as_bits(share: float) -> None:
+    piece = (np.random.default_rng(0).random(4096) < share).view(np.uint8)
+    packed = pack(piece, 1, 0.4)
+    assert packed is not None
+    assert packed.size == packed_bytes(packed, piece.size, 1) == piece.size // 8 + 8
+    result = np.full_like(piece, 255)
+    unpack(packed, result, 1)
+    np.testing.assert_array_equal(result, piece)
+
+
+def test_bytes_other_than_0_and_1_come_back() -> None:
+    piece = np.where(np.arange(4096) % 5, 0, 255).astype(np.uint8)
+    packed = pack(piece, 1)
+    assert packed is not None
+    result = np.ones_like(piece)
+    unpack(packed, result, 1)
+    np.testing.assert_array_equal(result, piece)
 
 
 def test_dense_pieces_are_not_packed() -> None:
