@@ -7,6 +7,7 @@ files in model_dir and the estimator. It imports TensorFlow only after it has ch
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import importlib
@@ -303,7 +304,9 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         )
         if "global_batch_size" not in params["train_input"]:  # otherwise a step takes one batch
             params["train_input"]["skip_steps"] *= env.read().num_csx or settings.num_csx or 1
-        write_yaml(params, Path(work_folder(model_dir), "train", "params_train.yaml"))
+    write_params = functools.partial(
+        write_yaml, copy.deepcopy(params), Path(work_folder(model_dir), "train", "params_train.yaml")
+    )
     model_fn = _import(model.model_fn)
     train_input_fn = functools.partial(model.input_fn("train", settings.synthetic), params)
     eval_input_fn = functools.partial(model.input_fn("eval", settings.synthetic), params)
@@ -312,10 +315,12 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         mode = "train" if is_training else "infer" if settings.mode == "predict" else "eval"
         input_fn = functools.partial(model.input_fn(mode, settings.synthetic), params)
         estimator.compile(input_fn, validate_only=options.validate_only, mode=mode)
+        if is_training:
+            write_params()
         return
     eval_steps = settings.eval_steps or None
     if is_training:
-        _train(estimator, train_input_fn, settings)
+        _train(estimator, train_input_fn, settings, write_params)
     if settings.mode in ("eval", "train_and_eval"):
         checkpoint = settings.checkpoint_path if settings.mode == "eval" else None
         estimator.evaluate(eval_input_fn, steps=eval_steps, checkpoint_path=checkpoint)
@@ -327,11 +332,21 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         save_predictions(estimator, predict_input_fn, settings, model_dir)
 
 
-def _train(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings) -> None:
+def _train(
+    estimator: Any, input_fn: Callable[..., Any], settings: RunSettings, write_params: Callable[[], None]
+) -> None:
+    import tensorflow as tf
+
     from cerebras_tensorflow.estimator.training.hooks import NanLossError
 
+    class WriteParams(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
+        """Writes the params when the run has passed all checks. A refused run leaves no file."""
+
+        def begin(self) -> None:
+            write_params()
+
     try:
-        estimator.train(input_fn, steps=settings.steps, max_steps=settings.max_steps)
+        estimator.train(input_fn, steps=settings.steps, max_steps=settings.max_steps, hooks=[WriteParams()])
     except NanLossError as exc:
         # It is TensorFlow's class. Its message has the step and the last good checkpoint, so hide the traceback.
         raise CerebrasError(str(exc)) from exc

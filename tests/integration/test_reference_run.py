@@ -153,6 +153,7 @@ def test_a_refused_memory_budget_names_one_that_suffices(
         r"memory_budget is 1\.0 MB, and this step needs (?:at least )?([\d.]+ [MG]B)", capsys.readouterr().err
     )
     assert match
+    assert not [path for path in (tmp_path / "refused").rglob("*") if path.is_file()]
     # The compiler rounds the process's memory up, and the process may have grown by one rounding step.
     budget_bytes = parse_size(match[1]) + 64_000_000
     folder = tmp_path / "enough"
