@@ -339,7 +339,7 @@ def _train(
 
     from cerebras_tensorflow.estimator.training.hooks import NanLossError
 
-    class WriteParams(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
+    class WriteParams(tf.compat.v1.train.SessionRunHook):
         """Writes the params when the run has passed all checks. A refused run leaves no file."""
 
         def begin(self) -> None:
