@@ -26,12 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 import tensorflow as tf
 
+from cerebras_tensorflow.runtime.host import links
 from cerebras_tensorflow.runtime.input_workers import chief
 from cerebras_tensorflow.runtime.input_workers import protocol as input_protocol
-from cerebras_tensorflow.runtime.weight_store import server as weight_server
+from cerebras_tensorflow.runtime.weight_store import wire
+from cerebras_tensorflow.runtime.weight_store.server import server_file
 from cerebras_tensorflow.system import jobs, protocol, remote
 from csrun.csctl.server import CSCTL
 from tests.integration.saver_fuzz import mutated, mutated_json
@@ -192,36 +195,77 @@ def announced(words: list[str], path: Path, log: Path) -> Iterator[tuple[psutil.
         child.wait()
 
 
+def no_answer(waited_s: float) -> None:
+    """End a request that waits.
+
+    Raises:
+        LinkEndedError: Always.
+    """
+    raise links.LinkEndedError(f"no answer for {waited_s} s")
+
+
+def asked(port: int, secret: str, request: bytes) -> bytes:
+    """Prove a secret to a weight server, send a request and return its answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as link:
+        if not links.prove(link, secret.encode(), wire.CHIEF, wire.SERVER, time.monotonic() + TIMEOUT_S):
+            raise links.LinkEndedError("wrong secret")
+        link.settimeout(CALL_TIMEOUT_S)
+        links.send(link, request)
+        with suppress(OSError):
+            link.shutdown(socket.SHUT_WR)
+        answer = links.Incoming(link, no_answer)
+        return answer.read(np.empty(min(answer.size, 1 << 20), np.uint8)).tobytes()
+
+
+class WeightServerTarget(Target):
+    """A weight server: a method is the name of a kind of requests."""
+
+    def call(self, method: str, message: bytes, secret: str) -> str:
+        """Send a request of a kind; return how that ended, or "OK" with an answer."""
+        try:
+            asked(self.port, secret, bytes([wire.Kind[method]]) + message[1:])
+        except links.LinkEndedError:
+            return "closed"
+        except links.OwnerFailedError:
+            return "refused"
+        return "OK"
+
+
 @contextmanager
 def weights(folder: Path) -> Iterator[list[Target]]:
     """A weight server that holds one weight."""
     words = ["cerebras_tensorflow.runtime.weight_store.server", str(folder), "0"]
-    with announced(words, weight_server.server_file(folder, 0), folder / "weights.log") as (process, about):
-        path, secret = f"/{weight_server.SERVICE}/", ((weight_server.TOKEN_KEY, about["token"]),)
+    with announced(words, server_file(folder, 0), folder / "weights.log") as (process, about):
+        port, secret = int(about["target"].rpartition(":")[2]), about["token"]
         content = bytes(range(200))
 
-        def method(kind: str, name: str, request: Any) -> Any:
-            with grpc.insecure_channel(about["target"]) as channel:
-                answer = getattr(channel, kind)(path + name)(request, metadata=secret, timeout=TIMEOUT_S)
-                return b"".join(answer) if kind == "unary_stream" else answer
+        def message(kind: wire.Kind, *place: int, part: bytes = b"") -> bytes:
+            header = wire.HEADER.pack(kind, *place, 0, 0.0) + links.ANSWER.pack(False, len(part))
+            return header + (links.ANSWER.pack(False, len(part)) + part if part else b"")
 
-        number = int(method("unary_unary", "Open", json.dumps({"0": len(content)}).encode()))
-        header = weight_server.HEADER.pack(number, 0, 0, len(content), False)
-        method("stream_unary", "Write", iter([header, content]))
+        sizes = json.dumps({"0": len(content)}).encode()
+        number = int.from_bytes(asked(port, secret, message(wire.Kind.OPEN, 0, 0, 0, 0, 0, part=sizes)), "little")
+        whole, other = (number, 0, 0, len(content), 0), (number + 1, 0, 0, len(content), 0)
+        asked(port, secret, message(wire.Kind.WRITE, *whole, part=content))
 
         def asks() -> None:
-            assert method("unary_stream", "Read", header) == content
+            try:
+                assert asked(port, secret, message(wire.Kind.READ, *whole)) == content
+            except links.LinkEndedError as error:
+                raise BusyError from error
 
-        other = weight_server.HEADER.pack(number + 1, 0, 0, len(content), False)
         odd = itertools.product((number, number + 1), (0, 1), *[(0, 1, 199, 201, 2**63, 2**64 - 1)] * 2, (0, 1))
-        headers = [header, other, *(weight_server.HEADER.pack(*values) for values in odd)]
-        rows = weight_server.HEADER.pack(number, 0, 10, 2, False) + (3).to_bytes(8, "little") * 2
-        calls = {path + name: headers for name in ("Hold", "Release", "EndHold", "Read", "Write")}
-        calls |= {path + "Gather": [rows], path + "Close": [other], path + "Open": [b'{"0": 100, "7": 8}']}
+        kinds = (wire.Kind.HOLD, wire.Kind.RELEASE, wire.Kind.END_HOLD, wire.Kind.READ)
+        calls = {kind.name: [message(kind, *place) for place in (whole, other, *odd)] for kind in kinds}
+        calls["WRITE"] = [message(wire.Kind.WRITE, *other, part=content)]
+        rows = (3).to_bytes(8, "little") * 2
+        calls["GATHER"] = [message(wire.Kind.GATHER, number, 0, 10, 2, 0, part=rows)]
+        calls["CLOSE"] = [message(wire.Kind.CLOSE, *other)]
+        calls["OPEN"] = [message(wire.Kind.OPEN, 0, 0, 0, 0, 0, part=b'{"0": 100, "7": 8}')]
         # With the secret a caller may overwrite and close the weight that `asks` reads.
-        trusted = tuple(path + name for name in ("Open", "Read", "Gather", "Hold", "Release", "EndHold"))
-        port = int(about["target"].rpartition(":")[2])
-        yield [Target("weight server", process, port, weight_server.TOKEN_KEY, about["token"], calls, asks, trusted)]
+        trusted = ("OPEN", "READ", "GATHER", "HOLD", "RELEASE", "END_HOLD")
+        raw = [bytes(64) + messages[0] for messages in calls.values()]
+        yield [WeightServerTarget("weight server", process, port, "", secret, calls, asks, trusted, raw)]
 
 
 @contextmanager
@@ -320,7 +364,9 @@ def cluster(folder: Path) -> Iterator[list[Target]]:
 
 
 def record(target: Target) -> None:
-    """Record what proper clients send to a server."""
+    """Record what proper clients send to a server, if that is not known."""
+    if target.recorded:
+        return
     if target.calls:
         target.recorded = [
             recorded(target.port, grpc_client(name, message))

@@ -5,16 +5,19 @@ from __future__ import annotations
 import queue
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, closing, suppress
 
 import grpc
+import numpy as np
 import pytest
 
+from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.host import entrance
 from cerebras_tensorflow.runtime.host.gate import MAX_CONNECTIONS
 from cerebras_tensorflow.runtime.input_workers import process as input_worker
 from cerebras_tensorflow.runtime.input_workers import protocol
-from cerebras_tensorflow.runtime.weight_store import server as weight_server
+from cerebras_tensorflow.runtime.weight_store.remote import ServerAddress, ServerStore
+from cerebras_tensorflow.runtime.weight_store.server import WeightServer
 
 TIMEOUT_S = 10
 
@@ -25,21 +28,15 @@ def refusal(call: Callable[[], object]) -> grpc.StatusCode:
     return error.value.code()
 
 
-@pytest.mark.parametrize(
-    ("module", "key", "method"),
-    [
-        (input_worker, protocol.TOKEN_KEY, protocol.BATCHES),
-        (weight_server, weight_server.TOKEN_KEY, f"/{weight_server.SERVICE}/Open"),
-    ],
-)
-def test_silent_calls_without_the_token_block_nobody(module: Any, key: str, method: str) -> None:
-    server, port = module.start("127.0.0.1", "secret")
+def test_silent_calls_without_the_token_block_nobody() -> None:
+    server, port = input_worker.start("127.0.0.1", "secret")
     never: queue.SimpleQueue[None] = queue.SimpleQueue()
+    method = protocol.BATCHES
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        silent = [channel.stream_stream(method)(iter(never.get, None)) for _ in range(4 * module.THREADS)]
+        silent = [channel.stream_stream(method)(iter(never.get, None)) for _ in range(4 * input_worker.THREADS)]
         call = channel.unary_unary(method)
         # The server has read the message and found it wrong.
-        code = refusal(lambda: call(b"x", metadata=((key, "secret"),), timeout=TIMEOUT_S))
+        code = refusal(lambda: call(b"x", metadata=((protocol.TOKEN_KEY, "secret"),), timeout=TIMEOUT_S))
         assert code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
         assert {refusal(lambda one=one: next(one)) for one in silent} == {grpc.StatusCode.UNAUTHENTICATED}
         for _ in silent:
@@ -47,9 +44,8 @@ def test_silent_calls_without_the_token_block_nobody(module: Any, key: str, meth
     server.stop(None)
 
 
-@pytest.mark.parametrize("module", [input_worker, weight_server])
-def test_a_server_closes_connections_beyond_its_limit(module: Any) -> None:
-    server, port = module.start("127.0.0.1", "secret")
+def test_an_input_worker_closes_connections_beyond_its_limit() -> None:
+    server, port = input_worker.start("127.0.0.1", "secret")
     with ExitStack() as stack:
         links = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MAX_CONNECTIONS + 9)]
         for link in links:
@@ -57,3 +53,25 @@ def test_a_server_closes_connections_beyond_its_limit(module: Any) -> None:
         first = [link.recv(1) for link in links]  # HTTP/2 settings, or the end
         assert first.count(b"") == 9
     server.stop(None)
+
+
+def test_silent_strangers_keep_the_chief_out_of_a_weight_server_only_for_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entrance, "PROOF_LIMIT_S", 1.0)
+    value = np.arange(15, dtype=np.float32)
+    with closing(WeightServer("127.0.0.1", "secret")) as server, ExitStack() as stack:
+        place = ("127.0.0.1", server.port)
+        strangers = [stack.enter_context(socket.create_connection(place)) for _ in range(MAX_CONNECTIONS + 9)]
+        store = ServerStore(
+            [WeightSpec("w", "float32", (15,), 60)], [ServerAddress(0, f"127.0.0.1:{server.port}", "secret", 0)]
+        )
+        store.write(0, value)
+        np.testing.assert_array_equal(store.read(0), value)
+        for link in strangers:
+            link.settimeout(TIMEOUT_S)
+            with suppress(ConnectionResetError):
+                while link.recv(64):
+                    pass
+        np.testing.assert_array_equal(store.read(0), value)
+        store.close()

@@ -54,13 +54,12 @@ import json, os, socket, sys
 from concurrent.futures import ThreadPoolExecutor
 import grpc
 from cerebras_tensorflow.runtime.input_workers import protocol
-from cerebras_tensorflow.runtime.weight_store import server
+from cerebras_tensorflow.runtime.weight_store.wire import Kind, Request
 
-NAMES = ("Open", "Hold", "Release", "EndHold", "Close", "Stay", "Read", "Gather", "Write")
-METHODS = [protocol.BATCHES, *(f"/{server.SERVICE}/{name}" for name in NAMES)]
-METHODS += ["/cluster.cluster_mgmt_pb.csctl.CsCtlV1/Get", "/any.Service/Method"]
+METHODS = [protocol.BATCHES, "/cluster.cluster_mgmt_pb.csctl.CsCtlV1/Get", "/any.Service/Method"]
 HTTP2 = b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n"
 BYTES = [b"", b"\\0" * 5000, bytes(range(256)) * 40, HTTP2 + b"\\0" * 9, (1).to_bytes(8, "little") + b"x" * 96, None]
+BYTES += [bytes(64) + Request(kind, 1).to_bytes() + bytes(18) for kind in Kind]  # of a weight server, without a proof
 
 def talk(link, content):
     answer = b""
@@ -85,7 +84,7 @@ def inet(address):
             answers.append(talk(link, content))
     codes = []
     for method in METHODS:
-        for metadata in ((), ((protocol.TOKEN_KEY, "x"), (server.TOKEN_KEY, "x"), ("authorization", "Bearer x"))):
+        for metadata in ((), ((protocol.TOKEN_KEY, "x"), ("authorization", "Bearer x"))):
             with grpc.insecure_channel("%s:%d" % tuple(address)) as channel:
                 try:
                     channel.unary_unary(method)(b"{}", metadata=metadata, timeout=5)

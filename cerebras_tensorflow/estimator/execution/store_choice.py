@@ -12,6 +12,7 @@ from cerebras_tensorflow.runtime.csx.messages import FIRST
 from cerebras_tensorflow.runtime.host.disk_space import Need, check_space, space_text
 from cerebras_tensorflow.runtime.host.heap import return_large_buffers
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
+from cerebras_tensorflow.runtime.weight_store import remote as weight_servers
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
@@ -74,8 +75,6 @@ def open_store(
         return None
     specs = program.stored_by(FIRST)
     if settings.weight_store in ("auto", "servers"):
-        from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # imports gRPC
-
         servers = weight_servers.start_weight_servers()
         needed = copies * sum(spec.num_bytes for spec in program.stored)
         if settings.weight_store == "servers" or weight_servers.have_room(servers, needed):
@@ -107,8 +106,6 @@ def open_share(program: Program, rank: int, like: str, folder: Path) -> WeightSt
     if not program.needs_store:
         return None
     if like == "servers":
-        from cerebras_tensorflow.runtime.weight_store import remote as weight_servers  # imports gRPC
-
         return weight_servers.ServerStore(program.stored_by(rank), weight_servers.start_weight_servers())
     return MemoryStore(program.stored_by(rank)) if like == "memory" else _file_store(program, rank, folder, [])
 

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from cerebras_tensorflow.errors import CollectiveError
-from cerebras_tensorflow.runtime.collectives import entrance, links
 from cerebras_tensorflow.runtime.collectives.checked import CheckedCollectives
 from cerebras_tensorflow.runtime.collectives.interface import Bytes
-from cerebras_tensorflow.runtime.collectives.links import LinkEndedError
 from cerebras_tensorflow.runtime.collectives.signs_of_life import describe, error_file
+from cerebras_tensorflow.runtime.host import entrance, links
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
+from cerebras_tensorflow.runtime.host.links import LinkEndedError
 from cerebras_tensorflow.runtime.host.network import listen_address
 
 START_LIMIT_S = 60.0

@@ -30,7 +30,7 @@ import numpy as np
 from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, MicroBatches, sum_dtype
 from cerebras_tensorflow.graph.program import dtype_from_name
-from cerebras_tensorflow.runtime.collectives.links import CHECK_S
+from cerebras_tensorflow.runtime.host.links import CHECK_S
 from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.sums import divided, pieces_of
 from cerebras_tensorflow.runtime.micro_batches.tree import absorbed

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from cerebras_tensorflow.errors import CollectiveError
-from cerebras_tensorflow.runtime.collectives import entrance, links
-from cerebras_tensorflow.runtime.collectives.links import Incoming, LinkEndedError, OwnerFailedError
 from cerebras_tensorflow.runtime.collectives.signs_of_life import describe
+from cerebras_tensorflow.runtime.host import entrance, links
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
+from cerebras_tensorflow.runtime.host.links import Incoming, LinkEndedError, OwnerFailedError
 from cerebras_tensorflow.runtime.host.network import listen_address
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory, Window
@@ -154,10 +154,13 @@ class Peers:
             OwnerFailedError: If the answer is an error.
             LinkEndedError: If the connection has ended.
         """
-        links.send(link, _HEADER.pack(*_fields(request), 0 if data is None else data.nbytes), self.check)
+        links.send(link, _HEADER.pack(*_fields(request), 0 if data is None else data.nbytes), self._wait)
         if data is not None:
-            links.send(link, data, self.check)
-        return Incoming(link, self.check)
+            links.send(link, data, self._wait)
+        return Incoming(link, self._wait)
+
+    def _wait(self, _waited_s: float) -> None:
+        self.check()
 
     def window(self, rank: int) -> Window | None:
         """Return the memory of another CSX; None if it is on another machine, or has none to read.
@@ -298,7 +301,7 @@ class Peers:
         request, data = Request(*fields), self._next(link, num_bytes)
         self._count(request, 0, data.nbytes)
         size = links.send_answer(link, partial(self._answer, request, data))
-        self._count(request, size, 0)
+        self._count(request, size or 0, 0)
 
     def _next(self, link: socket.socket, num_bytes: int) -> Bytes:
         """Return the next bytes of a connection, however long they take."""

@@ -11,11 +11,8 @@ import grpc
 MAX_CONNECTIONS = 64
 """The chief needs one connection per server; any others come from strangers. The limit saves file descriptors."""
 
-STAY_S = 20.0
-"""A chief whose connection has no open call calls this often, so that the server does not close it as idle."""
-
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-"""For both sides: a message may hold a batch or the rows of a weight. The gate reads no message without the token."""
+"""For both sides: a message may hold a batch. The gate reads no message without the token."""
 
 LIMITS = [
     ("grpc.so_reuseport", 0),
@@ -25,7 +22,7 @@ LIMITS = [
     ("grpc.max_concurrent_streams", 128),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_metadata_size", 16 << 10),
-    # Allow the chief's keepalive pings during long steps. By default, gRPC closes the connection after three of them.
+    # Allow the chief's keepalive pings. By default, gRPC closes the connection after three of them.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
 

@@ -18,6 +18,16 @@ def target(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
+def place(target: str) -> tuple[str, int]:
+    """Return what `target` was made of.
+
+    >>> place("10.0.0.1:9"), place("[fd00::1]:9")
+    (('10.0.0.1', 9), ('fd00::1', 9))
+    """
+    address, _, port = target.rpartition(":")
+    return address.strip("[]"), int(port)
+
+
 def listen_address(environment: env.Environment | None = None) -> str:
     """Return the IP address on which a server of this launch listens and at which the chief connects to it.
 

@@ -8,14 +8,14 @@ a weight, nor on what is packed.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import grpc
 import numpy as np
 from typing_extensions import override
 
@@ -23,27 +23,26 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.logs import run_log
-from cerebras_tensorflow.runtime.host import stopping
+from cerebras_tensorflow.runtime.host import entrance, links, stopping
 from cerebras_tensorflow.runtime.host.announcement import read_announcement
-from cerebras_tensorflow.runtime.host.gate import STAY_S, UNLIMITED
+from cerebras_tensorflow.runtime.host.links import Incoming, LinkEndedError, OwnerFailedError
+from cerebras_tensorflow.runtime.host.network import place
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
 from cerebras_tensorflow.runtime.weight_store.packing import WIDTHS
-from cerebras_tensorflow.runtime.weight_store.server import (
-    HEADER,
-    SERVICE,
-    TOKEN_KEY,
-    server_file,
-)
+from cerebras_tensorflow.runtime.weight_store.server import server_file
 from cerebras_tensorflow.runtime.weight_store.snapshot import Lifetime, StoreSnapshot
 from cerebras_tensorflow.runtime.weight_store.traffic import ALWAYS_PACKED_SHARE, Traffic
 from cerebras_tensorflow.runtime.weight_store.wire import (
+    CHIEF,
     PIECE_BYTES,
+    SERVER,
+    Kind,
     Packing,
-    from_messages,
-    to_messages,
-    unpack_message,
+    Request,
+    from_parts,
+    to_parts,
 )
 from cerebras_tensorflow.runtime.weight_store.write_queue import MAX_PENDING_BYTES, WriteQueue
 from cerebras_tensorflow.runtime.weight_store.written_rows import WrittenRows
@@ -54,15 +53,8 @@ POLL_S = 0.1
 MEMORY_SHARE = 0.5
 """weight_store "auto" uses the servers if the weights take at most this share of their free memory."""
 
-# Detect a server that hangs or whose host is gone.
-CHANNEL = [
-    *UNLIMITED,
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),  # gRPC's minute would delay the detection
-]
-
-_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
+SILENCE_LIMIT_S = 60.0
+"""How long a server may move no byte of a request before it counts as hanging [s]."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class ServerAddress:
     Attributes:
         index: Its number among the launch's weight servers.
         target: host:port.
-        token: The secret that each call must send.
+        token: The secret, which both sides prove to have.
         free_bytes: Free memory of its node when it started [B].
     """
 
@@ -207,7 +199,7 @@ class ServerStore(WeightStore):
         self.flush()
         with self._lifetime.new_snapshot():
             for link in self._links:
-                link.call("Hold")
+                link.call(Kind.HOLD)
             written = self._written.complete()
 
         def pieces(index: int) -> Iterator[Bytes]:
@@ -215,7 +207,7 @@ class ServerStore(WeightStore):
                 raise never_written(self.specs[index])
             return self._link(index).held_pieces(index, self.specs[index].num_bytes, self._packing(index))
 
-        return StoreSnapshot(pieces, lambda index: self._link(index).call("Release", index), self._end_snapshot)
+        return StoreSnapshot(pieces, lambda index: self._link(index).call(Kind.RELEASE, index), self._end_snapshot)
 
     @property
     @override
@@ -230,7 +222,7 @@ class ServerStore(WeightStore):
     def _end_snapshot(self) -> None:
         try:
             for link in self._links:
-                link.call("EndHold")
+                link.call(Kind.END_HOLD)
         finally:
             self._lifetime.end_snapshot()
 
@@ -257,156 +249,151 @@ class ServerStore(WeightStore):
 
 
 class _Link:
-    """A connection to one server and to the store's share on it."""
+    """The connections to one server, and the store's share on it. Each thread takes one that is free."""
 
     def __init__(self, address: ServerAddress, sizes: dict[int, int], traffic: Traffic) -> None:
         self._traffic = traffic
         self._address = address
-        self._channel = grpc.insecure_channel(address.target, options=CHANNEL)
-        self._metadata = ((TOKEN_KEY, address.token),)
         self._is_lost = False
-        self._silence = ""  # why it counts as lost, if it did not answer after a signal to stop
-        self._num_moved = 0  # pieces; several threads count, and only a change matters
-        request = json.dumps(sizes).encode()
-        with self._errors():
-            self._store = int(self._method("unary_unary", "Open")(request, metadata=self._metadata))
-        self._ended = threading.Event()
-        self._staying = threading.Thread(target=self._stay, name=f"weight-server-{address.index}-stay", daemon=True)
-        self._staying.start()
+        self._free: list[socket.socket] = []
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        content = np.frombuffer(json.dumps(sizes).encode(), np.uint8)
+        with self._asked(Request(Kind.OPEN), content) as answer:
+            self._store = int.from_bytes(answer.read(np.empty(answer.size, np.uint8)).tobytes(), "little")
 
-    def call(self, name: str, index: int = 0, timeout_s: float | None = None) -> None:
-        """Make a call that takes only a header."""
-        with self._errors():
-            self._method("unary_unary", name)(self._header(index), metadata=self._metadata, timeout=timeout_s)
+    def call(self, kind: Kind, index: int = 0, limit_s: float | None = None) -> None:
+        """Make a request that takes and returns no bytes."""
+        with self._asked(Request(kind, self._store, index), limit_s=limit_s):
+            pass
 
     def read(self, index: int, start: int, stop: int, target: Bytes, packing: Packing) -> None:
         """Read a part of a weight into an array of its size."""
-        self._fill(target, "Read", self._header(index, start, stop) + packing.to_bytes(), packing)
+        request = Request(Kind.READ, self._store, index, start, stop, packing=packing)
+        with self._traffic.reading(target.size) as transfer, self._asked(request) as answer:
+            transfer.note(target.size, from_parts(answer, target, packing, self._traffic))
 
     def gather(self, index: int, size: int, rows: np.ndarray, target: Bytes) -> None:
         """Read rows of a weight into an array of their size."""
-        request = self._header(index, size, rows.size) + rows.astype(np.int64).tobytes()
-        position = 0
-        with self._traffic.reading(target.size):
-            for message in self._messages("Gather", request):
-                piece = np.frombuffer(message, np.uint8)
-                target[position : position + piece.size] = piece
-                position += piece.size
-        self._check_size(position, target)
+        request = Request(Kind.GATHER, self._store, index, size, rows.size)
+        content = rows.astype(np.int64).view(np.uint8)
+        with self._traffic.reading(target.size), self._asked(request, content) as answer:
+            if answer.size != target.size:
+                raise ValueError(f"{answer.size} bytes arrive, {target.size} were expected")
+            answer.read(target)
 
     def held_pieces(self, index: int, size: int, packing: Packing) -> Iterator[Bytes]:
         """Yield the bytes of a weight in the snapshot, in pieces."""
-        request = self._header(index, 0, size, is_held=True) + packing.to_bytes()
-        with self._well_formed():
-            for start, message in zip(range(0, size, PIECE_BYTES), self._messages("Read", request), strict=True):
-                piece = np.frombuffer(message, np.uint8)
-                expected = min(PIECE_BYTES, size - start)
-                if piece.size != expected:
-                    piece = np.empty(expected, np.uint8)
-                    unpack_message(message, piece, packing)
-                yield piece
+        for start in range(0, size, PIECE_BYTES):
+            stop = min(start + PIECE_BYTES, size)
+            piece = np.empty(stop - start, np.uint8)
+            with self._asked(Request(Kind.READ, self._store, index, start, stop, True, packing)) as answer:
+                from_parts(answer, piece, packing)
+            yield piece
 
     def write(self, index: int, start: int, data: Bytes, packing: Packing) -> None:
         """Replace a part of a weight."""
+        request = Request(Kind.WRITE, self._store, index, start, start + data.size, packing=packing)
         moved = 0
 
-        def messages() -> Iterator[bytes]:
+        def parts() -> Iterator[Bytes]:
             nonlocal moved
-            yield self._header(index, start, start + data.size) + packing.to_bytes()
-            for message in to_messages(data, packing, self._traffic):
-                self._num_moved += 1
-                moved += len(message)
-                yield message
+            for part in to_parts(data, packing, self._traffic):
+                moved += part.size
+                yield part
 
-        with self._errors(), self._traffic.writing(data.size) as transfer:
-            self._method("stream_unary", "Write")(messages(), metadata=self._metadata)
+        with self._traffic.writing(data.size) as transfer, self._asked(request, data, parts()):
             transfer.note(data.size, moved)
 
     def close(self) -> None:
         """Free the share on the server, if the server still lives."""
-        self._ended.set()
         try:
             if not self._is_lost:
-                self.call("Close", timeout_s=stopping.ANSWER_LIMIT_S)  # `_stay` ends no call any more
+                self.call(Kind.CLOSE, limit_s=stopping.ANSWER_LIMIT_S)
         except StoreError:
             pass  # the server is gone and the share with it, or it hangs, or the error of the run has been reported
-        finally:
-            self._channel.close()
-            self._staying.join()
+        with self._lock:
+            self._free.clear()
+            left = list(self._open)
+        for link in left:
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
 
-    def _stay(self) -> None:
-        """Background thread: keep the server from closing the connection during a long step.
+    @contextmanager
+    def _asked(
+        self,
+        request: Request,
+        data: Bytes | None = None,
+        parts: Iterable[Bytes] | None = None,
+        limit_s: float | None = None,
+    ) -> Iterator[Incoming]:
+        """Make a request and give its answer. After an error the connection is closed: more of the answer may follow.
 
-        It also ends calls that would never return: if gRPC loses the connection while a call begins, the call may wait
-        for ever. After a signal to stop, it calls at once and does not wait long. If the server hangs, it ends all
-        calls.
+        Args:
+            request: The request.
+            data: Bytes that belong to it.
+            parts: What stands for them on the wire; by default the bytes themselves.
+            limit_s: How long the server may stay silent [s]; None: SILENCE_LIMIT_S.
+
+        Raises:
+            StoreError: If the server fails, is lost, or sends malformed bytes.
         """
-        called_at = time.monotonic()
-        was_gone = False
-        while not self._ended.wait(stopping.POLL_S):
-            is_stopping = stopping.requested.is_set()
-            if not is_stopping and time.monotonic() - called_at < STAY_S:
-                continue
-            called_at, moved_before = time.monotonic(), self._num_moved
-            try:
-                timeout_s = stopping.ANSWER_LIMIT_S if is_stopping else None
-                self._method("unary_unary", "Stay")(b"", metadata=self._metadata, timeout=timeout_s)
-                was_gone = False
-            except grpc.RpcError as error:
-                is_silent = is_stopping and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                is_gone = error.code() is grpc.StatusCode.UNAVAILABLE
-                # If bytes have moved, the server lives: its threads are busy with other calls.
-                if self._num_moved == moved_before and (is_silent or (is_gone and was_gone)):
-                    details = error.details() or "no answer"
-                    self._silence = f"no answer for {timeout_s:g} s" if is_silent else details
-                    self._channel.close()
-                    return
-                was_gone = is_gone
-            except ValueError:  # `close` has closed the channel
-                return
-
-    def _fill(self, target: Bytes, name: str, request: bytes, packing: Packing) -> None:
-        """Write what a call returns into an array of its size."""
-        with self._traffic.reading(target.size) as transfer:
-            with self._well_formed():
-                size, moved = from_messages(self._messages(name, request), target, packing, self._traffic)
-            transfer.note(size, moved)
-        self._check_size(size, target)
-
-    def _messages(self, name: str, request: bytes) -> Iterator[bytes]:
-        """Yield what a call returns."""
-        with self._errors():
-            for message in self._method("unary_stream", name)(request, metadata=self._metadata):
-                self._num_moved += 1
-                yield message
-
-    def _check_size(self, size: int, target: Bytes) -> None:
-        if size != target.size:
-            raise StoreError(f"weight server {self._address.index} sent {size} bytes of {target.size}")
-
-    def _header(self, index: int, start: int = 0, stop: int = 0, is_held: bool = False) -> bytes:
-        return HEADER.pack(self._store, index, start, stop, is_held)
-
-    def _method(self, kind: str, name: str) -> Any:
-        return getattr(self._channel, kind)(f"/{SERVICE}/{name}")
-
-    @contextmanager
-    def _well_formed(self) -> Iterator[None]:
+        link, wait = None, partial(self._wait, limit_s)
+        data = np.empty(0, np.uint8) if data is None else data
         try:
-            yield
-        except (ValueError, IndexError) as exc:
-            raise StoreError(f"weight server {self._address.index} sent malformed bytes: {exc}") from exc
+            link = self._take()
+            links.send_parts(link, request.to_bytes(), data.size, [data] if parts is None else parts, wait)
+            yield Incoming(link, wait)
+        except BaseException as error:
+            if link is not None:
+                self._drop(link)
+            raise self._explained(error) from error
+        with self._lock:
+            self._free.append(link)
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (grpc.RpcError, ValueError) as exc:
-            if isinstance(exc, ValueError) and not self._silence:
-                raise
-            self._is_lost = bool(self._silence) or exc.code() in _LOST  # type: ignore[union-attr]
-            details = self._silence or exc.details()  # type: ignore[union-attr]
-            raise StoreError(
-                f"weight server {self._address.index} at {self._address.target} fails: {details}. The run needs "
-                "its share of the weights. Start again: the run goes on from the last checkpoint"
-            ) from exc
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return the error of the store for one of a request."""
+        number = self._address.index
+        if isinstance(error, (ValueError, IndexError)):
+            return StoreError(f"weight server {number} sent malformed bytes: {error}")
+        if not isinstance(error, (LinkEndedError, OwnerFailedError)):
+            return error
+        self._is_lost = self._is_lost or isinstance(error, LinkEndedError)
+        return StoreError(
+            f"weight server {number} at {self._address.target} fails: {error}. The run needs its share of the weights. "
+            "Start again: the run goes on from the last checkpoint"
+        )
+
+    def _wait(self, limit_s: float | None, waited_s: float) -> None:
+        """Give a server up that has been silent too long; after a signal to stop, soon."""
+        limit_s = SILENCE_LIMIT_S if limit_s is None else limit_s
+        limit_s = min(limit_s, stopping.ANSWER_LIMIT_S) if stopping.requested.is_set() else limit_s
+        if waited_s >= limit_s:
+            raise LinkEndedError(f"no answer for {limit_s:g} s")
+
+    def _take(self) -> socket.socket:
+        """Return a connection that no thread uses."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        end = time.monotonic() + SILENCE_LIMIT_S
+
+        def go_on(error: LinkEndedError) -> None:
+            if stopping.requested.is_set() or time.monotonic() > end:
+                raise error
+
+        link = entrance.connect(place(self._address.target), self._prove, go_on)
+        with self._lock:
+            self._open.add(link)
+        return link
+
+    def _prove(self, link: socket.socket, end: float) -> None:
+        if not links.prove(link, self._address.token.encode(), CHIEF, SERVER, end):
+            raise OwnerFailedError("it does not know the secret of this launch, or this process does not")
+        links.start_messages(link)
+
+    def _drop(self, link: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(link)
+        link.close()

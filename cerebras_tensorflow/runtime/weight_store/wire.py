@@ -1,61 +1,106 @@
-"""The bytes of a weight on the wire to and from a weight server: in pieces, packed where that pays.
+"""What goes to and from a weight server: requests, and the bytes of a weight in pieces, packed where that pays.
 
-Both ends know which bytes a call moves, so both know the size of each piece. A message of this size is the piece
-itself. A smaller one is packed (packing.py).
+A connection is one of host/links.py. A request is HEADER; its bytes follow in parts, like those of an answer. Both ends
+know which bytes a request moves, so both know the size of each piece. A part of this size is the piece itself, and goes
+straight from and to the weight's memory. A smaller one is packed (packing.py).
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 
+from cerebras_tensorflow.runtime.host.links import Incoming
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 from cerebras_tensorflow.runtime.weight_store.packing import WIDTHS, pack, packed_bytes, unpack
 from cerebras_tensorflow.runtime.weight_store.traffic import Traffic
 
 PIECE_BYTES = 2 << 20
-_FIELDS = struct.Struct("<Qd")
+CHIEF, SERVER = b"chief", b"weight server"
+"""What the two sides sign when they prove that they have the secret."""
+
+HEADER = struct.Struct("<BQQQQBBd")
+
+
+class Kind(IntEnum):
+    """What a request asks for; server.py says what each takes and returns."""
+
+    OPEN = 1
+    READ = 2
+    GATHER = 3
+    WRITE = 4
+    HOLD = 5
+    RELEASE = 6
+    END_HOLD = 7
+    CLOSE = 8
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which pieces a call packs.
+    """Which pieces a request packs.
 
     Attributes:
         width: Bytes of an element; 0 if no piece is packed.
         most_share: Share of a piece's bytes up to which it is packed.
+
+    Raises:
+        ValueError: If no piece can be packed so.
     """
 
     width: int = 0
     most_share: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.width not in (0, *WIDTHS) or not 0 <= self.most_share < 1:
+            raise ValueError(
+                f"no piece can be packed with elements of {self.width} bytes, up to a share of {self.most_share}"
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a weight server.
+
+    Attributes:
+        kind: What it asks for.
+        store: Number of the store.
+        index: The weight.
+        start, stop: Bytes of the weight, or what the kind says.
+        is_held: Whether it asks for the weight in the snapshot.
+        packing: Which pieces are packed.
+    """
+
+    kind: Kind
+    store: int = 0
+    index: int = 0
+    start: int = 0
+    stop: int = 0
+    is_held: bool = False
+    packing: Packing = field(default_factory=Packing)
+
     def to_bytes(self) -> bytes:
-        """Return the bytes that follow the header of a call; none if no piece is packed."""
-        return _FIELDS.pack(self.width, self.most_share) if self.width else b""
+        """Return HEADER."""
+        place = (self.store, self.index, self.start, self.stop)
+        return HEADER.pack(self.kind, *place, self.is_held, self.packing.width, self.packing.most_share)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Packing:
+    def from_bytes(cls, data: bytes) -> Request:
         """Return what `to_bytes` wrote.
 
         Raises:
             ValueError: If it is something else.
         """
-        if not data:
-            return cls()
-        if len(data) != _FIELDS.size:
-            raise ValueError(f"expected 0 or {_FIELDS.size} bytes for the packing, not {len(data)}")
-        width, most_share = _FIELDS.unpack(data)
-        if width not in WIDTHS or not 0 <= most_share < 1:
-            raise ValueError(f"no piece can be packed with elements of {width} bytes, up to a share of {most_share}")
-        return cls(width, most_share)
+        kind, store, index, start, stop, is_held, width, most_share = HEADER.unpack(data)
+        return cls(Kind(kind), store, index, start, stop, bool(is_held), Packing(width, most_share))
 
 
-def to_messages(data: Bytes, packing: Packing, traffic: Traffic | None = None) -> Iterator[bytes]:
-    """Yield the messages that carry some bytes of a weight.
+def to_parts(data: Bytes, packing: Packing, traffic: Traffic | None = None) -> Iterator[Bytes]:
+    """Yield the parts that carry some bytes of a weight.
 
     Args:
         data: The bytes.
@@ -70,48 +115,45 @@ def to_messages(data: Bytes, packing: Packing, traffic: Traffic | None = None) -
             packed = pack(piece, packing.width, packing.most_share)
             if packed is not None and traffic is not None:
                 traffic.count_packing(piece.size, begin_s)
-        yield (piece if packed is None else packed).tobytes()
+        yield piece if packed is None else packed
 
 
-def from_messages(
-    messages: Iterable[bytes], target: Bytes, packing: Packing, traffic: Traffic | None = None
-) -> tuple[int, int]:
-    """Write the bytes that messages carry.
+def from_parts(arriving: Incoming, target: Bytes, packing: Packing, traffic: Traffic | None = None) -> int:
+    """Write the bytes that arrive as `to_parts` made them.
 
     Args:
-        messages: From `to_messages`.
+        arriving: The parts.
         target: Receives the bytes.
-        packing: Of the call.
+        packing: Of the request.
         traffic: Counts the time of unpacking.
 
     Returns:
-        Bytes written to the target, at most its size, and bytes of the messages. They differ if a piece was packed.
+        Bytes of the parts: fewer than the target has if a piece was packed.
 
     Raises:
-        ValueError, IndexError: If a message is none of `to_messages`, or carries more than the target takes.
+        ValueError, IndexError: If a part is none of `to_parts`, or the parts stand for another number of bytes.
+        LinkEndedError: If the connection has ended.
+        OwnerFailedError: If the other side sends an error.
     """
-    at = moved = 0
-    for message in messages:
-        piece = target[at : at + PIECE_BYTES]
-        if len(message) == piece.size:
-            piece[:] = np.frombuffer(message, np.uint8)
+    if arriving.size != target.size:
+        raise ValueError(f"{arriving.size} bytes arrive, {target.size} were expected")
+    moved = 0
+    for low in range(0, target.size, PIECE_BYTES):
+        piece = target[low : low + PIECE_BYTES]
+        size = arriving.part_bytes()
+        if size == piece.size:
+            arriving.read(piece)
+        elif packing.width and size < piece.size and piece.size % (8 * packing.width) == 0:
+            _unpack(arriving.read(np.empty(size, np.uint8)), piece, packing.width, traffic)
         else:
-            unpack_message(message, piece, packing, traffic)
-        at += piece.size
-        moved += len(message)
-    return at, moved
+            raise ValueError(f"a part has {size} bytes for a piece of {piece.size}")
+        moved += size
+    return moved
 
 
-def unpack_message(message: bytes, piece: Bytes, packing: Packing, traffic: Traffic | None = None) -> None:
-    """Write the piece that a smaller message carries.
-
-    Raises:
-        ValueError, IndexError: If the message is none of `to_messages`.
-    """
-    packed, width = np.frombuffer(message, np.uint8), packing.width
-    is_packed = width and packed.size < piece.size and piece.size % (8 * width) == 0
-    if not is_packed or packed.size != packed_bytes(packed, piece.size // width, width):
-        raise ValueError(f"a message has {packed.size} bytes for a piece of {piece.size}")
+def _unpack(packed: Bytes, piece: Bytes, width: int, traffic: Traffic | None) -> None:
+    if packed.size != packed_bytes(packed, piece.size // width, width):
+        raise ValueError(f"a packed part has {packed.size} bytes for a piece of {piece.size}")
     begin_s = time.thread_time()
     unpack(packed, piece, width)
     if traffic is not None:

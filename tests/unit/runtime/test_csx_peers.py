@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cerebras_tensorflow.errors import CollectiveError, StoreError
-from cerebras_tensorflow.runtime.collectives import links
 from cerebras_tensorflow.runtime.csx.peers import Peers, Request
+from cerebras_tensorflow.runtime.host import links
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 
 SECRET = b"of the run"

@@ -17,7 +17,6 @@ from cerebras_tensorflow.errors import CollectiveError, StoreError
 from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, Mark, MicroBatches, sum_dtype
 from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Program, WeightSpec, dtype_from_name
-from cerebras_tensorflow.runtime.collectives import links
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx import arrivals as arrivals_module
@@ -26,6 +25,7 @@ from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
 from cerebras_tensorflow.runtime.csx.peers import Peers
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.csx.wire import plan_wire
+from cerebras_tensorflow.runtime.host import links
 from cerebras_tensorflow.runtime.micro_batches import sums
 from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.streamed import StreamedSum

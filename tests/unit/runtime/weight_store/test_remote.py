@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import queue
+import math
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
-from cerebras_tensorflow.runtime.host import gate, stopping
+from cerebras_tensorflow.runtime.host import links, stopping
+from cerebras_tensorflow.runtime.host.links import Incoming, LinkEndedError, OwnerFailedError
+from cerebras_tensorflow.runtime.host.network import place
 from cerebras_tensorflow.runtime.weight_store import remote
 from cerebras_tensorflow.runtime.weight_store import server as weight_server_process
 from cerebras_tensorflow.runtime.weight_store.remote import (
@@ -29,7 +34,8 @@ from cerebras_tensorflow.runtime.weight_store.remote import (
     shares,
     start_weight_servers,
 )
-from cerebras_tensorflow.runtime.weight_store.wire import PIECE_BYTES, Packing
+from cerebras_tensorflow.runtime.weight_store.server import WeightServer
+from cerebras_tensorflow.runtime.weight_store.wire import CHIEF, HEADER, PIECE_BYTES, SERVER, Kind, Packing, Request
 
 TOKEN = "token"
 ROWS = 3 * PIECE_BYTES // 4096 + 1  # a weight of several pieces and a bit
@@ -39,10 +45,10 @@ SPECS = (WeightSpec("large", "float32", (ROWS, 1024), ROWS * 4096), WeightSpec("
 @contextmanager
 def weight_servers(count: int, token: str = TOKEN) -> Iterator[list[ServerAddress]]:
     """Yield the addresses of servers that run in this process."""
-    servers = [weight_server_process.start("127.0.0.1", TOKEN) for _ in range(count)]
-    yield [ServerAddress(index, f"127.0.0.1:{port}", token, 1 << 30) for index, (_, port) in enumerate(servers)]
-    for server, _ in servers:
-        server.stop(grace=None).wait()
+    servers = [WeightServer("127.0.0.1", TOKEN) for _ in range(count)]
+    yield [ServerAddress(number, f"127.0.0.1:{one.port}", token, 1 << 30) for number, one in enumerate(servers)]
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture
@@ -133,10 +139,7 @@ def test_a_snapshot_keeps_what_training_changes(store: ServerStore) -> None:
     snapshot.close()
 
 
-def test_the_error_of_a_dead_server_names_it_and_no_call_waits(
-    store: ServerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote, "STAY_S", 1.0)  # gRPC may lose a call that begins while its server stops
+def test_the_error_of_a_dead_server_names_it() -> None:
     with weight_servers(1) as servers:
         other = ServerStore(SPECS, servers)
         other.write(1, np.ones((5, 3), np.float32))
@@ -149,64 +152,93 @@ def test_the_error_of_a_dead_server_names_it_and_no_call_waits(
     other.close()
 
 
-def test_a_server_that_refuses_a_call_still_frees_the_share() -> None:
-    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as channel:
+def test_a_server_that_refuses_a_request_says_why_and_still_frees_the_share() -> None:
+    with weight_servers(1) as servers:
         store = ServerStore([SPECS[1]], servers)
-        with pytest.raises(StoreError, match="weight server 0"):
+        with pytest.raises(StoreError, match=r"weight server 0 at .* fails: there is no weight 7"):
             list(store._links[0].held_pieces(7, 4, Packing()))
+        large = np.zeros(32 << 20, np.uint8)  # does not fit into the buffers of the connection
+        with pytest.raises(StoreError, match="there is no weight 7"):
+            store._links[0].write(7, 0, large, Packing())
         store.close()
-        with pytest.raises(grpc.RpcError, match="no store"):
-            channel.unary_unary(f"/{weight_server_process.SERVICE}/Hold")(header(1, 0, 0, 0, 0), metadata=KEY)
+        with connected(servers[0]) as link:
+            assert "no store" in refusal(link, Request(Kind.HOLD, 1).to_bytes())
+
+
+@contextmanager
+def server_process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[ServerAddress]]]:
+    """Yield a server of its own process, and its address."""
+    words = [sys.executable, "-m", weight_server_process.__name__, str(folder), "0"]
+    with subprocess.Popen(words) as process, ExitStack() as cleanup:
+        cleanup.callback(process.kill)
+        announced = {env.ROLE: "chief", env.WEIGHT_SERVERS: "1", env.INPUT_FOLDER: str(folder)}
+        yield process, start_weight_servers(env.read(announced))
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, and wait until all its threads have stopped."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def test_after_a_signal_to_stop_a_server_that_hangs_is_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [sys.executable, "-m", weight_server_process.__name__, str(tmp_path), "0"]
-    with subprocess.Popen(words) as process, ExitStack() as cleanup:
-        cleanup.callback(process.kill)
+    with server_process(tmp_path) as (process, servers):
         monkeypatch.setattr(stopping, "ANSWER_LIMIT_S", 0.5)
-        announced = {env.ROLE: "chief", env.WEIGHT_SERVERS: "1", env.INPUT_FOLDER: str(tmp_path)}
-        store = ServerStore(SPECS, start_weight_servers(env.read(announced)))
+        monkeypatch.setattr(remote, "SILENCE_LIMIT_S", math.inf)
+        store = ServerStore(SPECS, servers)
         store.write(1, np.ones((5, 3), np.float32))
         store.flush()
-        process.send_signal(signal.SIGSTOP)
+        stop(process)
         monkeypatch.setattr(stopping.requested, "is_set", lambda: True)
         with pytest.raises(StoreError, match=r"fails: no answer for 0\.5 s.*goes on from the last checkpoint"):
             store.read(1)
         store.close()
 
 
-def test_close_waits_for_a_server_that_hangs_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {}
-    method = remote._Link._method
+def test_a_server_that_hangs_is_given_up_and_close_waits_for_it_no_longer_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_process(tmp_path) as (process, servers):
+        stores = [ServerStore(SPECS, servers) for _ in range(2)]
+        stores[0].write(1, np.ones((5, 3), np.float32))
+        stores[0].flush()
+        stop(process)
+        monkeypatch.setattr(remote, "SILENCE_LIMIT_S", 1.0)
+        with pytest.raises(StoreError, match=r"fails: no answer for 1 s.*goes on from the last checkpoint"):
+            stores[0].read(1)
+        monkeypatch.setattr(remote, "SILENCE_LIMIT_S", math.inf)  # the second store does not know yet
+        monkeypatch.setattr(stopping, "ANSWER_LIMIT_S", 0.5)
+        for store in stores:
+            store.close()
 
-    def noted(link: Any, kind: str, name: str) -> Any:
-        def call(*args: Any, timeout: float | None = None, **words: Any) -> Any:
-            limits[name] = timeout
-            return method(link, kind, name)(*args, timeout=timeout, **words)
 
-        return call
-
-    monkeypatch.setattr(remote._Link, "_method", noted)
-    with weight_servers(1) as servers:
-        ServerStore(SPECS[1:], servers).close()
-    assert limits["Close"] == stopping.ANSWER_LIMIT_S
-
-
-@pytest.mark.parametrize("sent", [[b"short"], [], [bytes(61)], [bytes(60), bytes(60)]])
-def test_malformed_pieces_of_a_snapshot_are_an_error_of_the_store(
-    sent: list[bytes], store: ServerStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("parts", [[15], [61], [20, 61], [30, 0], [30, 29, 1]])
+def test_malformed_pieces_of_a_weight_are_an_error_of_the_store(
+    parts: list[int], store: ServerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = store.snapshot()
-    monkeypatch.setattr(remote._Link, "_messages", lambda *_: iter(sent))
+    sent = [np.zeros(size, np.uint8) for size in parts]
+
+    def send(link: socket.socket, first: bytes, size: int, _parts: Any, check: Any) -> None:
+        contents = [links.ANSWER.pack(False, size)]
+        for part in sent:
+            contents += [links.ANSWER.pack(False, part.size), part.tobytes()]
+        links.send_joined(link, [first, *contents], check)
+
+    proper = links.send_parts
+    own = threading.current_thread()
+    is_own = lambda: threading.current_thread() is own  # noqa: E731 - the server runs in this process
+    monkeypatch.setattr(links, "send_parts", lambda *given: (proper if is_own() else send)(*given))
     with pytest.raises(StoreError, match=r"weight server \d sent malformed bytes"):
         list(snapshot.pieces(1))
+    monkeypatch.setattr(links, "send_parts", proper)
     snapshot.close()
 
 
 def test_another_token_is_refused() -> None:
-    with weight_servers(1, token="wrong") as servers, pytest.raises(StoreError, match="wrong token"):
+    with weight_servers(1, token="wrong") as servers, pytest.raises(StoreError, match="does not know the secret"):
         ServerStore(SPECS, servers)
 
 
@@ -236,109 +268,96 @@ def test_the_server_process_needs_no_tensorflow() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-KEY = ((weight_server_process.TOKEN_KEY, TOKEN),)
 HUGE = 2**64 - 1
+ROW_5, ROW_MINUS_1 = np.int64(5).tobytes(), np.int64(-1).tobytes()
 
 
-def header(*values: int) -> bytes:
-    return weight_server_process.HEADER.pack(*values)
+@contextmanager
+def connected(server: ServerAddress) -> Iterator[socket.socket]:
+    """Yield a connection whose sides have proven that they have the secret."""
+    with socket.create_connection(place(server.target)) as link:
+        assert links.prove(link, server.token.encode(), CHIEF, SERVER, time.monotonic() + 60)
+        link.settimeout(60)
+        yield link
+
+
+def refusal(link: socket.socket, header: bytes, *parts: bytes, size: int | None = None) -> str:
+    """Send a request, and return the error that answers it."""
+    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    links.send_parts(link, header, sum(map(len, parts)) if size is None else size, arrays, None)
+    with pytest.raises(OwnerFailedError) as raised:
+        Incoming(link, lambda waited_s: pytest.fail(f"no answer for {waited_s} s"))
+    return str(raised.value)
+
+
+def header(kind: Kind, *place: int, width: int = 0, share: float = 0.0) -> bytes:
+    """A request to store 1, weight 1; `place` is start, stop, is_held, index and store."""
+    start, stop, is_held, index, store = (*place, *(0, 0, 0, 1, 1)[len(place) :])
+    return HEADER.pack(kind, store, index, start, stop, is_held, width, share)
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"),
+    ("sent", "parts", "why"),
     [
-        ("Hold", header(9, 0, 0, 0, 0)),
-        ("Hold", b""),
-        ("Hold", b"short"),
-        ("EndHold", header(HUGE, 0, 0, 0, 0)),
-        ("Release", header(9, 0, 0, 0, 0)),
-        ("Open", b""),
-        ("Open", b"[]"),
-        ("Open", b'{"a": 1}'),
-        ("Open", b'{"0": -1}'),
-        ("Open", b"[" * 100_000),
-        ("Read", header(9, 0, 0, 8, 0)),
-        ("Read", header(1, 7, 0, 8, 0)),
-        ("Read", header(1, 1, 0, HUGE, 0)),
-        ("Read", header(1, 1, 8, 0, 0)),
-        ("Read", header(1, 1, 0, 8, 1)),
-        ("Gather", header(1, 1, 0, 1, 0) + bytes(8)),
-        ("Gather", header(1, 1, 12, HUGE, 0)),
-        ("Gather", header(1, 1, 12, 1, 0) + np.int64(5).tobytes()),
-        ("Gather", header(1, 1, 12, 1, 0) + np.int64(-1).tobytes()),
-        ("Gather", header(1, 1, 7, 1, 0) + bytes(8)),
-        ("Write", []),
-        ("Write", [b""]),
-        ("Write", [header(1, 1, 0, HUGE, 0)]),
-        ("Write", [header(1, 1, 0, 4, 0), bytes(8)]),
-        ("Write", [header(1, 1, 56, 64, 0), bytes(8)]),
-        ("Write", [header(1, 1, 0, 8, 0), bytes(4)]),
-        ("Read", header(1, 1, 0, 8, 0) + bytes(7)),
-        ("Read", header(1, 1, 0, 8, 0) + Packing(3, 0.5).to_bytes()),
-        ("Write", [header(1, 1, 0, 40, 0) + Packing(4, 0.5).to_bytes(), bytes(4)]),
-        ("Write", [header(1, 1, 0, 40, 0) + Packing(4, 0.5).to_bytes(), b"\xff" * 20]),
-        ("Write", [header(1, 1, 0, 32, 0) + Packing(4, 0.5).to_bytes(), b"\x02" + bytes(11)]),
+        (header(Kind.HOLD, 0, 0, 0, 0, 9), [], "no store 9"),
+        (header(Kind.END_HOLD, 0, 0, 0, 0, HUGE), [], "no store"),
+        (header(Kind.RELEASE, 0, 0, 0, 0, 9), [], "no store 9"),
+        (header(Kind.CLOSE), [b"x"], "CLOSE takes no bytes"),
+        (HEADER.pack(0, 1, 1, 0, 8, 0, 0, 0.0), [], "0 is not a valid Kind"),
+        (header(Kind.OPEN), [], "expected JSON"),
+        (header(Kind.OPEN), [b"[]"], "expected JSON"),
+        (header(Kind.OPEN), [b'{"a": 1}'], "expected JSON"),
+        (header(Kind.OPEN), [b'{"0": -1}'], "expected JSON"),
+        (header(Kind.OPEN), [b"[" * 100_000], "expected JSON"),
+        (header(Kind.READ, 0, 8, 0, 0, 9), [], "no store 9"),
+        (header(Kind.READ, 0, 8, 0, 7), [], "no weight 7"),
+        (header(Kind.READ, 0, HUGE), [], "are not in 60"),
+        (header(Kind.READ, 8, 0), [], "are not in 60"),
+        (header(Kind.READ, 0, 8, 1), [], "no weight 1"),
+        (header(Kind.READ, 0, 8), [b"x"], "READ takes no bytes"),
+        (header(Kind.READ, 0, 8, width=3, share=0.5), [], "elements of 3 bytes"),
+        (header(Kind.READ, 0, 8, width=4, share=math.nan), [], "a share of nan"),
+        (header(Kind.GATHER, 1, 1), [], "do not fit"),
+        (header(Kind.GATHER, 12, HUGE), [], "do not fit"),
+        (header(Kind.GATHER, 12, 1), [ROW_5], "has 5 rows"),
+        (header(Kind.GATHER, 12, 1), [ROW_MINUS_1], "has 5 rows"),
+        (header(Kind.GATHER, 7, 1), [bytes(8)], "do not fit"),
+        (header(Kind.WRITE, 0, HUGE), [], "are not in 60"),
+        (header(Kind.WRITE, 0, 4), [bytes(8)], "malformed"),
+        (header(Kind.WRITE, 56, 64), [bytes(8)], "are not in 60"),
+        (header(Kind.WRITE, 0, 8), [bytes(4)], "malformed"),
+        (header(Kind.WRITE, 0, 40, width=4, share=0.5), [b"\xff" * 20], "malformed"),
+        (header(Kind.WRITE, 0, 32, width=4, share=0.5), [b"\x02" + bytes(11)], "malformed"),
     ],
 )
-def test_a_malformed_message_is_refused_with_a_status(name: str, sent: Any) -> None:
-    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as channel:
+def test_a_malformed_request_is_refused(sent: bytes, parts: list[bytes], why: str) -> None:
+    with weight_servers(1) as servers, connected(servers[0]) as link:
         store = ServerStore([SPECS[1], SPECS[1]], servers)
         store.write(1, np.ones((5, 3), np.float32))
         store.flush()
-        path = f"/{weight_server_process.SERVICE}/{name}"
-        with pytest.raises(grpc.RpcError) as raised:
-            if name == "Write":
-                channel.stream_unary(path)(iter(sent), metadata=KEY, timeout=60)
-            elif name in ("Read", "Gather"):
-                list(channel.unary_stream(path)(sent, metadata=KEY, timeout=60))
-            else:
-                channel.unary_unary(path)(sent, metadata=KEY, timeout=60)
-        assert raised.value.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
-        if raised.value.code() is not grpc.StatusCode.DATA_LOSS:
-            np.testing.assert_array_equal(store.read(1), np.ones((5, 3)))
+        # Packed parts stand for the bytes of the request.
+        size = HEADER.unpack(sent)[4] - HEADER.unpack(sent)[3] if len(parts) == 1 and HEADER.unpack(sent)[6] else None
+        assert why in refusal(link, sent, *parts, size=size)
+        np.testing.assert_array_equal(store.read(1), np.ones((5, 3)))
         store.close()
 
 
-def test_a_large_message_without_a_token_is_refused() -> None:
-    options = gate.UNLIMITED
-    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target, options=options) as channel:
-        call = channel.unary_unary(f"/{weight_server_process.SERVICE}/Open")
-        with pytest.raises(grpc.RpcError) as raised:
-            call(bytes(65 << 20), timeout=120)
-        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-def test_an_idle_connection_is_closed_and_the_next_call_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(name, 500 if name == "grpc.max_connection_idle_ms" else value) for name, value in gate.LIMITS]
-    monkeypatch.setattr(weight_server_process, "LIMITS", limits)
-    monkeypatch.setattr(remote, "STAY_S", 3600.0)
-    with weight_servers(1) as servers, grpc.insecure_channel(servers[0].target) as stranger:
-        store = ServerStore(SPECS[1:], servers)
-        states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
-        stranger.subscribe(states.put, try_to_connect=True)
-        while states.get(timeout=30) is not grpc.ChannelConnectivity.READY:
-            pass
-        assert states.get(timeout=30) is grpc.ChannelConnectivity.IDLE
-        store.write(0, np.ones((5, 3), np.float32))
-        np.testing.assert_array_equal(store.read(0), np.ones((5, 3), np.float32))
-        store.close()
-
-
-def test_a_chief_calls_often_enough_to_stay_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle_ms = dict(gate.LIMITS)["grpc.max_connection_idle_ms"]
-    assert idle_ms > 2 * gate.STAY_S * 1000
-    monkeypatch.setattr(remote, "STAY_S", 0.01)
-    called = threading.Semaphore(0)
-    method = remote._Link._method
-
-    def seen(link: Any, kind: str, name: str) -> Any:
-        if name == "Stay":
-            called.release()
-        return method(link, kind, name)
-
-    monkeypatch.setattr(remote._Link, "_method", seen)
+def test_a_caller_without_the_secret_gets_nothing() -> None:
     with weight_servers(1) as servers:
-        store = ServerStore(SPECS[1:], servers)
-        assert called.acquire(timeout=30) and called.acquire(timeout=30)
+        with socket.create_connection(place(servers[0].target)) as link:
+            link.settimeout(60)
+            link.sendall(bytes(64))
+            assert len(link.makefile("rb").read()) == 64  # a random number and the server's own proof
+        with socket.create_connection(place(servers[0].target)) as link, suppress(LinkEndedError):
+            assert not links.prove(link, b"other", CHIEF, SERVER, time.monotonic() + 60)
+            assert link.recv(1) == b""
+
+
+def test_threads_use_one_server_at_the_same_time() -> None:
+    value = np.arange(ROWS * 1024, dtype=np.float32).reshape(ROWS, 1024)
+    with weight_servers(1) as servers, ThreadPoolExecutor(8) as threads:
+        store = ServerStore(SPECS, servers)
+        store.write(0, value)
+        for row, read in enumerate(threads.map(lambda row: store.read_slice(0, row, row + 1000), range(40))):
+            np.testing.assert_array_equal(read, value[row : row + 1000])
         store.close()
-        assert not [thread for thread in threading.enumerate() if thread.name == "weight-server-0-stay"]

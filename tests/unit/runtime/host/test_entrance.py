@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebras_tensorflow.runtime.collectives import entrance, launch, links, tcp
+from cerebras_tensorflow.runtime.collectives import launch, tcp
 from cerebras_tensorflow.runtime.csx.peers import Peers, Request, peer_file
+from cerebras_tensorflow.runtime.host import entrance, links
 from cerebras_tensorflow.runtime.host.announcement import read_announcement
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 
@@ -33,7 +34,7 @@ def test_a_stranger_that_sends_a_byte_now_and_then_cannot_prolong_the_proof(monk
     received = []
 
     class Dripping:
-        send, settimeout = link.send, link.settimeout
+        sendmsg, settimeout = link.sendmsg, link.settimeout
 
         def recv(self, _: int) -> bytes:
             received.append(link.recv(1))

@@ -1,4 +1,4 @@
-"""How connections between CSX begin: one side accepts, the other one calls, and both prove that they have the secret.
+"""How connections between processes of a run begin: one side accepts, the other one calls, both prove the secret.
 
 Whoever can reach the port may connect. A connection without proof is closed after PROOF_LIMIT_S, and few are open at a
 time; a caller that finds no place tries again.
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from cerebras_tensorflow.runtime.collectives import links
-from cerebras_tensorflow.runtime.collectives.links import LinkEndedError
+from cerebras_tensorflow.runtime.host import links
+from cerebras_tensorflow.runtime.host.links import LinkEndedError
 
 logger = logging.getLogger(__name__)
 
