@@ -61,15 +61,20 @@ def _from_zeros(
 def _checkerboard(
     _: str, weight: NDArray[np.generic], sparsity: np.float32, _balance: Balance | None, _seed: int
 ) -> Mask:
-    """Evenly distributed places: place i stays if floor((i + 1) d) > floor(i d), for d = 1 - s, shifted by row."""
+    """Evenly distributed places: place i stays if floor((i + 1) d) > floor(i d), for d = 1 - s, in float32.
+
+    As in the published implementation, each row is the one before, rolled by 1 / d places. The rows that roll have more
+    places than the weight, so that the end of a row has its share too.
+    """
     columns = weight.shape[-1]
     density = 1 - float(sparsity)
     if density <= 0:
         return np.zeros(weight.shape, bool)
-    rows = np.arange(weight.size // columns)[:, None]
-    places = np.arange(columns)[None, :] + rows * int(np.floor(1 / density - 1e-5)) + 1
-    steps = np.floor(places * density + 1e-5) != np.floor((places - 1) * density + 1e-5)
-    return np.asarray(steps).reshape(weight.shape)
+    padding = int(np.ceil(columns / density + 1e-5))
+    steps = np.floor(np.arange(columns + padding, dtype=np.float32) * np.float32(density) + np.float32(1e-5))
+    stays = steps[1:] != steps[:-1]
+    rolled = np.arange(weight.size // columns)[:, None] * int(np.floor(1 / density - 1e-5))
+    return np.asarray(stays[(np.arange(columns) + rolled) % stays.size]).reshape(weight.shape)
 
 
 InitMethod = Callable[[str, NDArray[np.generic], np.float32, Balance | None, int], Mask]

@@ -44,6 +44,13 @@ def test_first_masks_have_the_target_sparsity(method: str) -> None:
         assert (mask != Static(0.75, seed=2).first_mask("w", WEIGHT, seed=1)).any()
 
 
+def test_the_rows_of_a_checkerboard_wrap_as_in_the_published_package() -> None:
+    mask = Static(0.7, init_method="checkerboard").first_mask("w", np.ones((32, 16), np.float32))
+    rows = ["".join("x" if stays else "." for stays in row) for row in mask[17:21]]
+    assert rows == ["..x..x..x...x..x", "..x..x...x..x...", "..x...x..x.....x", "...x..x.....x..x"]  # of release 2.6
+    assert mask.sum() == 152
+
+
 def test_a_checkerboard_of_a_schedule_that_has_reached_1_keeps_nothing() -> None:
     algorithm = GMP({"type": "linear", "init": 0.5, "slope": 0.25}, init_method="checkerboard")
     assert not algorithm.first_mask("w", WEIGHT, step=9).any()
