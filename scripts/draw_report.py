@@ -31,7 +31,7 @@ def main() -> int:
         page = Path(folder) / "report.html"
         write_report(page, Content("BERT-large", simulate(network, Workload("pipelined", 256)), network))
         words = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000"]
-        size = [f"--user-data-dir={folder}/profile", "--window-size=1100,1020", f"--screenshot={picture}"]
+        size = [f"--user-data-dir={folder}/profile", "--window-size=1100,1290", f"--screenshot={picture}"]
         subprocess.run([browser, *words, *size, page.as_uri()], check=True, capture_output=True)
     return 0
 

@@ -110,6 +110,7 @@ def _simulated(content: Content) -> str:
         *(f"<p><b>Does not fit:</b> {html.escape(simulation.problem)}</p>" if simulation.problem else "",),
         "<h3>What limits it, and what to change</h3>",
         f"<p>{html.escape(_limits(simulation))}</p>",
+        f'<p class="how">{EXPLANATIONS["limits"]}</p>',
         "<ul>"
         + "".join(f"<li>{html.escape(text.removeprefix('Change: '))}</li>" for text in advice(simulation))
         + "</ul>",

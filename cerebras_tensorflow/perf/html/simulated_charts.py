@@ -179,7 +179,7 @@ def slowest_layers(simulation: Simulation) -> Any:
     parts = ("compute", "memory", "fabric", "io", "fill")
     bars = [
         go.Bar(
-            name={"io": "links", "fill": "fill and drain"}.get(part, part),
+            name={"io": "I/O", "fill": "fill and drain"}.get(part, part),
             orientation="h",
             y=[shown(placed.layer.name) for placed in slowest],
             x=[getattr(placed.time, f"{part}_s") * 1000 for placed in slowest],

@@ -1,14 +1,21 @@
 """How to read each chart of a report, for somebody who sees it for the first time."""
 
 EXPLANATIONS = {
+    "limits": (
+        "Compute: multiplications. Memory: reads and writes of the cores' own memory. Fabric: values on their way "
+        "between cores. I/O: weights, gradients and samples on the links between the wafer and the hosts. Fill and "
+        "drain: the first value on its way in, the last one on its way out. Step overhead: begin and end of a step, "
+        "and filling the pipeline."
+    ),
     "floorplan_pipelined": (
         "The wafer from above. In pipelined mode every layer has a rectangle of cores for the whole run; its cores "
         "hold its weights and activations. Layers with more work get more cores, so that all are equally fast. "
         "Samples flow through the layers strip by strip, from left to right."
     ),
     "floorplan_streaming": (
-        "In weight streaming each layer has the whole wafer in turn, so there is no fixed place for a layer. The "
-        "areas show what fills the memory of the cores when it is fullest. Weights only pass through."
+        "In weight streaming each layer has the whole wafer in turn, so there is no fixed place for a layer. Weights "
+        "are kept outside: they arrive over the links, every core uses them on its own rows (tokens), and they are "
+        "gone. The areas show what fills the memory of the cores when it is fullest: activations."
     ),
     "step_pipelined": (
         "The way of the first samples through the layers that hold a whole sample each. The pipeline fills from the "
@@ -28,9 +35,7 @@ EXPLANATIONS = {
         "Time in one step. Pipelined layers work at the same time, and the slowest sets the pace; streamed layers "
         "follow each other, and their times add up."
     ),
-    "slowest_parts": (
-        "Computing, memory, fabric and links work at the same time, so the longest bar of a layer decides."
-    ),
+    "slowest_parts": ("Compute, memory, fabric and I/O go on at the same time, so the longest bar of a layer decides."),
     "weights": (
         "In weight streaming these bytes cross the links in each pass; in pipelined mode they stay on the wafer."
     ),
