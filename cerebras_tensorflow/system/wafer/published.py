@@ -104,7 +104,7 @@ def _speeds() -> list[PublishedRun]:
             "",
             4.1 / 2.4,
             _speed_up_of_a_run,
-            "a check, fits nothing",
+            "fits the start of a run",
         ),
     ]
 
