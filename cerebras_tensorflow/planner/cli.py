@@ -257,6 +257,13 @@ def _print_plan(options: argparse.Namespace, planned: StepPlan, measured: Rates 
         picture.write_picture(Path(options.picture), *lines)
 
 
+def _title(options: argparse.Namespace) -> str:
+    """Return the model's name for people: run.py says little without its folder and its params."""
+    script = Path(options.model)
+    name = f"{script.resolve().parent.name}/{script.name}" if script.suffix == ".py" else options.model
+    return f"{name}, {Path(options.params).name}" if options.params else name
+
+
 def _write_report(options: argparse.Namespace, planned: StepPlan, line: Timeline | None) -> None:
     from cerebras_tensorflow.compiler.report import memory_plan_rows
     from cerebras_tensorflow.perf import chrome_trace
@@ -265,7 +272,7 @@ def _write_report(options: argparse.Namespace, planned: StepPlan, line: Timeline
 
     recorded = chrome_trace.read_chrome_trace(Path(options.beside)) if options.beside else []
     content = Content(
-        title=options.model,
+        title=_title(options),
         simulation=planned.cs2,
         network=planned.network,
         planned=line,

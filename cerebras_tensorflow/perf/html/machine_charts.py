@@ -65,7 +65,7 @@ def memory_curve(timeline: Timeline) -> Any:
     figure = chart([line])
     figure.update_layout(height=280)
     figure.update_xaxes(title=f"milliseconds, {shown(timeline.label)}")
-    figure.update_yaxes(title=f"MB: {shown(timeline.memory_label.split('[')[0].strip())}", rangemode="tozero")
+    figure.update_yaxes(title="MB", rangemode="tozero")
     return figure
 
 

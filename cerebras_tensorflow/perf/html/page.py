@@ -192,7 +192,9 @@ def _timeline(timeline: Timeline | None) -> list[str]:
 
     parts = [_chart(f"Timeline: {timeline.title}", EXPLANATIONS["machine_step"], charts.step_timeline(timeline))]
     if timeline.memory:
-        parts.append(_chart("Memory over that step", EXPLANATIONS["machine_memory"], charts.memory_curve(timeline)))
+        counted = html.escape(timeline.memory_label.removesuffix(" [bytes]"))
+        how = f"{EXPLANATIONS['machine_memory']} Counted: {counted}."
+        parts.append(_chart("Memory over that step", how, charts.memory_curve(timeline)))
     return parts
 
 
