@@ -128,7 +128,7 @@ def test_a_cluster_trains_evaluates_and_exports_though_a_worker_is_killed(tmp_pa
     assert [name for name in logs if "Saving checkpoints for" in logs[name]] == ["chief0"]
     assert len(list(model_dir.glob("events.*"))) == 1, "only the chief writes summaries"
     assert "not compiled for a simulated system" in logs["chief0"]
-    assert all(logs[task].count("listens on all interfaces") == 1 for task in ("chief0", "worker0", "ps0"))
+    assert not any("listens on all interfaces" in log for log in logs.values())  # all tasks are on this machine
 
 
 def test_synchronous_replicas_train(tmp_path: Path) -> None:

@@ -264,31 +264,57 @@ def test_workers_start_one_after_another(monkeypatch: pytest.MonkeyPatch) -> Non
     assert worker_delay_s(run_settings(RunConfig())) == 0
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.0.0.1"])
-def test_each_process_is_warned_once_of_its_server(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: str
+def test_each_process_is_warned_once_if_its_server_is_open(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """TensorFlow's server listens on all interfaces, whatever its address is."""
     started: list[Any] = []
+
+    class Server:
+        def __init__(self, *_: object, **settings: Any) -> None:
+            started.append(settings)
+
+        def start(self) -> None:
+            pass
+
     servers._warn_of_exposure.cache_clear()
-    monkeypatch.setattr(tf.distribute, "Server", lambda *_, **settings: started.append(settings))
-    set_task(monkeypatch, {"chief": [f"{host}:1"], "ps": [f"{host}:2"]}, "chief")
+    monkeypatch.setattr(tf.distribute, "Server", Server)
+    set_task(monkeypatch, {"chief": ["127.0.0.1:1"], "ps": ["203.0.113.1:2"]}, "chief")
     with caplog.at_level(logging.WARNING, "tensorflow"):
         servers.start_server(run_settings(RunConfig(protocol="grpc")))
         servers.start_server(run_settings(RunConfig()))
-    assert caplog.text.count("listens on all interfaces") == 1
+    assert caplog.text.count("the cluster has tasks on several machines") == 1
     assert (started[0]["job_name"], started[0]["task_index"], started[0]["protocol"]) == ("chief", 0, "grpc")
 
 
-def test_a_server_for_loopback_listens_on_all_interfaces() -> None:
-    """This is why the warning does not look at the address. If it fails, TensorFlow has mended this."""
+ATTACK = """
+import encodings.idna, socket, sys  # not readable as another user
+
+def attack():
+    for host in ("127.0.0.1", socket.gethostname()):
+        try:
+            with socket.create_connection((host, int(sys.argv[1])), timeout=2.5):
+                print("in")
+        except OSError as error:
+            print(type(error).__name__)
+"""
+
+
+def test_other_users_cannot_reach_the_server_of_a_cluster_on_one_machine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, as_nobody: Callable[..., Any]
+) -> None:
     address = free_address()
-    server = tf.distribute.Server({"worker": [address]}, job_name="worker", task_index=0)
-    port = int(address.rpartition(":")[2])
-    rows = [line.split() for path in ("tcp", "tcp6") for line in Path("/proc/net", path).read_text().splitlines()[1:]]
-    listening = [row[1] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"]
-    assert server is not None
-    assert listening and all(set(one.partition(":")[0]) == {"0"} for one in listening)
+    set_task(monkeypatch, {"master": [address], "ps": ["localhost:2"]}, "master")
+    servers._warn_of_exposure.cache_clear()
+    with caplog.at_level(logging.WARNING, "tensorflow"):
+        server = servers.start_server(run_settings(RunConfig()))
+    assert "listens on all interfaces" not in caplog.text
+    attack = as_nobody(ATTACK, address.rpartition(":")[2])
+    config = v1.ConfigProto(device_filters=["/job:master"])  # the other task does not exist
+    with tf.Graph().as_default(), v1.Session(f"grpc://{address}", config=config) as session:
+        assert session.run(tf.constant(3) + 4) == 7
+    output, errors = attack.communicate(timeout=60)
+    assert output.split() == ["TimeoutError"] * 2, errors
+    assert server.target
 
 
 def test_train_and_evaluate_gives_each_role_its_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

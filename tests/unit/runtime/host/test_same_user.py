@@ -1,0 +1,85 @@
+"""runtime.host.same_user: a server without a secret answers the processes of its own user only."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cerebras_tensorflow.runtime.host.same_user import SameUserDoor, is_of_this_machine
+
+ATTACK = """
+import encodings.idna, socket, sys  # not readable as another user
+
+def attack():
+    for address in ("127.0.0.1", "127.0.0.2"):
+        try:
+            with socket.create_connection((address, int(sys.argv[1])), timeout=2.5):
+                print("in")
+        except OSError as error:
+            print(type(error).__name__)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("0.0.0.0", 0)) as one:
+        one.settimeout(10)
+        yield one
+
+
+@pytest.fixture
+def port(server: socket.socket) -> int:
+    return int(server.getsockname()[1])
+
+
+def test_only_processes_of_this_user_come_in(server: socket.socket, port: int, as_nobody: Callable[..., Any]) -> None:
+    door = SameUserDoor(port)
+    attack = as_nobody(ATTACK, port)
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+            caller.sendall(b"mine")
+            link, address = server.accept()
+            with link:
+                assert link.recv(10) == b"mine"
+                assert address == caller.getsockname()
+    output, errors = attack.communicate(timeout=60)
+    assert output.split() == ["TimeoutError"] * 2, errors
+    server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        server.accept()
+    door.close()
+
+
+def test_a_connection_from_before_the_door_is_cut_off(server: socket.socket, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as early, server.accept()[0] as link:
+        early.sendall(b"in time")
+        assert link.recv(10) == b"in time"
+        door = SameUserDoor(port)
+        early.sendall(b"too late")
+        link.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            link.recv(10)
+        door.close()
+
+
+def test_a_closed_door_lets_nobody_in(server: socket.socket, port: int) -> None:
+    SameUserDoor(port).close()
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", port), timeout=1.5)
+
+
+def test_a_port_of_nobody_has_no_door() -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        with pytest.raises(OSError, match="does not listen at port"):
+            SameUserDoor(one.getsockname()[1])
+
+
+def test_addresses_of_this_machine_are_known() -> None:
+    assert is_of_this_machine(["127.0.0.1", "localhost", "::1"])
+    assert not is_of_this_machine(["127.0.0.1", "203.0.113.1"])
+    assert not is_of_this_machine(["0.0.0.0"])
+    assert not is_of_this_machine(["no.such.host.invalid"])
