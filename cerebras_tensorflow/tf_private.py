@@ -55,6 +55,11 @@ def object_graph(serialized: bytes) -> Any:
     return module.TrackableObjectGraph.FromString(serialized)
 
 
+def event_file(writer: Any) -> str:
+    """Return the path of the event file of a summary FileWriter, which may not have been created yet."""
+    return str(writer.event_writer._ev_writer.FileName())  # noqa: SLF001
+
+
 def dataset_options(serialized: bytes) -> Any:
     """Return the options message of an OptionsDataset op; tf.data.Options cannot be read back from a graph."""
     module = importlib.import_module("tensorflow.core.framework.dataset_options_pb2")

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.logs import run_log
 
 MOST_OPEN = 16
@@ -24,6 +25,7 @@ _lock = threading.Lock()
 _open: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # folder -> (writer, opened at [s]); last used is last
 _closed: dict[str, Any] = {}
 _told: set[str] = set()
+_made: set[str] = set()
 
 
 class EventFile:
@@ -46,7 +48,7 @@ class EventFile:
 
     def flush(self) -> None:
         """Write the events that were added so far."""
-        self._try(lambda writer: writer.flush())
+        self._try(_flush)
 
     def _try(self, write: Callable[[Any], None]) -> None:
         try:
@@ -58,6 +60,15 @@ class EventFile:
                     "The event file in %s cannot be written (%s). TensorBoard will lack values; the run goes on.",
                     *(self._folder, (str(error).splitlines() or [type(error).__name__])[0]),
                 )
+
+
+def _flush(writer: Any) -> None:
+    writer.flush()
+    path = tf_private.event_file(writer)
+    if path not in _made:  # TensorFlow drops events without an error while it cannot create the file
+        if not tf.io.gfile.exists(path):
+            raise OSError(f"{path} cannot be created")
+        _made.add(path)
 
 
 def event_writer(folder: str) -> Any:

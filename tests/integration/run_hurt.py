@@ -17,10 +17,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.runtime.weight_store.server import server_file
@@ -72,8 +73,16 @@ class Run:
         return status
 
 
-def start(store: str, form: str, model_dir: Path, home: Path, *more: str, num_csx: int = 1) -> Run:
-    """Start a run that trains to the last step; `more` settings are those of toy_run.py."""
+def start(
+    store: str,
+    form: str,
+    model_dir: Path,
+    home: Path,
+    *more: str,
+    num_csx: int = 1,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Run:
+    """Start a run that trains to the last step; `more` settings are those of toy_run.py, `environ` are variables."""
     log = home / "log"
     log.write_text("")
     begin = time.monotonic()
@@ -88,6 +97,7 @@ def start(store: str, form: str, model_dir: Path, home: Path, *more: str, num_cs
         if store == "servers":
             os.environ.update({env.INPUT_FOLDER: str(home), env.WEIGHT_SERVERS: str(SERVERS)})
         os.environ[env.NUM_CSX] = str(num_csx)
+        os.environ.update(environ)
         settings = (f"format={form}", f"save_every={SAVE_EVERY}", *STORES[store], *more)
         sys.argv = ["toy_run.py", str(model_dir), str(STEPS), *settings]
         toy_run.main()

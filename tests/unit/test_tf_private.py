@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,11 @@ def test_a_callable_runs_a_session_with_feeds() -> None:
         x = tf.compat.v1.placeholder(tf.float32, [], "x")
         run = tf_private.callable_of(session, [(2 * x).name], [tf.square(x).op.name], ["x:0"])
         assert run(np.float32(3.0)) == [6.0]
+
+
+def test_an_event_file_has_a_path(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        writer = tf.compat.v1.summary.FileWriter(str(tmp_path))
+    writer.flush()
+    assert [Path(tf_private.event_file(writer))] == list(tmp_path.iterdir())
+    writer.close()
