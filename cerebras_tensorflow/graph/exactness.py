@@ -20,6 +20,11 @@ _SAMPLERS = ("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUn
 _POOLS = ("FractionalMaxPool", "FractionalAvgPool")
 _GENERATORS = ("StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "StatefulStandardNormalV2",
                "StatefulTruncatedNormal", "StatefulRandomBinomial", "RngSkip", "RngReadAndSkip")  # fmt: skip
+_CONTAINERS = ("FIFOQueue", "FIFOQueueV2", "PaddingFIFOQueue", "PaddingFIFOQueueV2", "PriorityQueue",
+               "PriorityQueueV2", "RandomShuffleQueue", "RandomShuffleQueueV2", "Barrier", "Stage", "MapStage",
+               "OrderedMapStage", "ConditionalAccumulator", "ResourceConditionalAccumulator",
+               "SparseConditionalAccumulator", "RecordInput")  # fmt: skip
+_ITERATORS = ("Iterator", "IteratorV2", "OneShotIterator")
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ _RULES: Mapping[str, _Rule] = {
     "RandomCrop": _Rule(_DRAWS, "use tf.image.random_crop"),
     "NonDeterministicInts": _Rule(_DRAWS_ALWAYS, "use tf.random.uniform with an integer dtype"),
     "Skipgram": _Rule(_DRAWS, "make the pairs in the input pipeline"),
+    "Timestamp": _Rule("depends on the clock", "use the global step"),
+    **dict.fromkeys(_CONTAINERS, _Rule("is empty after a resume, because no checkpoint has it", "use a variable")),
+    **dict.fromkeys(_ITERATORS, _Rule("starts again with its first element after a resume", "use input_fn")),
     **dict.fromkeys(_POOLS, _POOL),
     "AddN": _Rule("adds its inputs in a timing-dependent order", _SUM_ADVICE, lambda _, node: node.attr["N"].i > 2),
     "AccumulateNV2": _Rule(

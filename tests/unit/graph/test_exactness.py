@@ -54,6 +54,10 @@ def sparse_adagrad() -> Any:
     return raw.ResourceSparseApplyAdagrad(var=weight.handle, accum=slot.handle, lr=0.1, grad=[[1.0]], indices=ids)
 
 
+def next_of_an_iterator() -> Any:
+    return v1.data.make_one_shot_iterator(tf.data.Dataset.range(9)).get_next()
+
+
 INEXACT: dict[str, tuple[Callable[[], Any], str, str]] = {
     "LogUniformCandidateSampler": (sampled, "after a resume", "sampled_values"),
     "FractionalMaxPool": (lambda: fractional_pool(0), "after a resume", "give it a seed"),
@@ -61,6 +65,9 @@ INEXACT: dict[str, tuple[Callable[[], Any], str, str]] = {
     "RngReadAndSkip": (two_draws_of_a_generator, "no fixed order", "a generator for each"),
     "ResourceScatterMul": (products_of_rows, "may repeat", "unique"),
     "ResourceSparseApplyAdagrad": (sparse_adagrad, "may repeat", "unique"),
+    "Timestamp": (tf.timestamp, "the clock", "the global step"),
+    "FIFOQueueV2": (lambda: v1.FIFOQueue(9, [tf.int32]).dequeue(), "empty after a resume", "a variable"),
+    "OneShotIterator": (next_of_an_iterator, "first element after a resume", "input_fn"),
     "NonDeterministicInts": (lambda: raw.NonDeterministicInts(shape=[2]), "in each run", "tf.random.uniform"),
 }
 
