@@ -15,6 +15,9 @@ from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver.model_dir import uploads
 from cerebras_tensorflow.saver.model_dir.state import read_state
 
+EXPORT_FOLDER = "export"
+"""Folder in a model_dir, with a folder for each exporter."""
+
 
 def check_steps(**given: int | None) -> None:
     """Check that at most one number of steps is given, and that it is positive.
@@ -73,16 +76,26 @@ def make_model_dir(path: str) -> None:
 
 
 def _check_links(folder: str) -> None:
-    """Check that the folders that a run writes are in its model_dir: it may come from somebody else.
+    """Check that what a run writes is in its model_dir: it may come from somebody else.
 
     Raises:
-        SettingsError: If one is a link that leads out of it.
+        SettingsError: If a folder or event file is a link that leads out of it, or a pipe or device.
     """
     root = os.path.realpath(folder)
-    for name in filter(uploads.is_written_folder, os.listdir(folder)):
-        real = os.path.realpath(os.path.join(root, name))
+    names = [name for name in os.listdir(root) if uploads.is_written(name) or name == EXPORT_FOLDER]
+    waiting, seen = [os.path.join(root, name) for name in names], set[str]()
+    while waiting:
+        path = waiting.pop()
+        real, shown = os.path.realpath(path), f"model_dir {folder}: {os.path.relpath(path, root)}"
         if os.path.commonpath([root, real]) != root:
             raise SettingsError(
-                f"model_dir {folder}: {name} is a link to {real}, and a run writes only inside its model_dir. "
-                "Remove the link, or put a folder in its place."
+                f"{shown} is a link to {real}, and a run writes only inside its model_dir. Remove the link, or put a "
+                "folder in its place."
             )
+        if os.path.isdir(real):
+            if real not in seen:
+                seen.add(real)
+                with contextlib.suppress(FileNotFoundError):  # another process of the run has removed it
+                    waiting += [item.path for item in os.scandir(real) if not item.is_file(follow_symlinks=False)]
+        elif os.path.exists(real) and not os.path.isfile(real):
+            raise SettingsError(f"{shown} is neither a file nor a folder, and writing to it could block. Remove it.")

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from cerebras_tensorflow.estimator.arguments import EXPORT_FOLDER
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import exists
 
@@ -92,7 +93,7 @@ class Evaluator:
         )
         _check_metrics(metrics)
         is_last = is_last or self.is_end(int(metrics["global_step"]))
-        folder = os.path.join(self._estimator.model_dir, "export")
+        folder = os.path.join(self._estimator.model_dir, EXPORT_FOLDER)
         exports = [
             exporter.export(self._estimator, os.path.join(folder, exporter.name), path, metrics, is_last)
             for exporter in spec.exporters

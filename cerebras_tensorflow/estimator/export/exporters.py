@@ -219,7 +219,10 @@ def _retire(folder: str, keep: int | None) -> None:
         return
     location = object_location(folder)
     bucket = None if location is None else Bucket(location)
-    entries = os.listdir(folder) if location is None or bucket is None else bucket.children(location.key)[0]
+    if location is None or bucket is None:
+        entries = [item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False)]
+    else:
+        entries = bucket.children(location.key)[0]
     for entry in sorted(entry for entry in entries if _TIMESTAMP.fullmatch(entry))[:-keep]:
         if location is None or bucket is None:
             shutil.rmtree(os.path.join(folder, entry))

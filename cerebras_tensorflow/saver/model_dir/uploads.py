@@ -22,7 +22,8 @@ from cerebras_tensorflow.config.work_folder import work_folder
 from cerebras_tensorflow.locations import ObjectLocation, object_location
 from cerebras_tensorflow.saver.objects.store import Bucket
 
-_FILES = ("*tfevents*", "graph.pbtxt", "*.html", "predictions.npz")  # at the top of the folder
+_EVENTS = "*tfevents*"
+_FILES = (_EVENTS, "graph.pbtxt", "*.html", "predictions.npz")  # at the top of the folder
 _FOLDERS = ("train", "eval", "eval_*", "performance", "plugins", "report", "trace")
 _LIST = ".uploaded.json"  # of a work folder: path in it -> its state when it was copied or first seen
 _MAX_LIST_BYTES = 64 << 20
@@ -95,9 +96,9 @@ def download(url: str, folder: str, pattern: str) -> None:
             bucket.get_file(item.key, os.path.join(folder, name))
 
 
-def is_written_folder(name: str) -> bool:
-    """Return whether a run writes a folder of this name in its model_dir."""
-    return _fits(name, _FOLDERS)
+def is_written(name: str) -> bool:
+    """Return whether a run writes a folder or an event file of this name in its model_dir."""
+    return _fits(name, (*_FOLDERS, _EVENTS))
 
 
 def _files(folder: str) -> Iterator[tuple[str, _Change]]:
