@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CorruptCheckpointError
@@ -111,14 +112,14 @@ def _within(folder: str, state: CheckpointState) -> CheckpointState | None:
     A copied folder may still name the original one. So a path outside the folder is replaced by the checkpoint of the
     same name inside; if that does not exist, the path is ignored.
     """
-    root = os.path.realpath(folder)
+    own_path = _Paths(folder)
     has_stamps = len(state.all_model_checkpoint_timestamps) == len(state.all_model_checkpoint_paths)
     kept: list[tuple[str, float]] = []
     for number, path in enumerate(state.all_model_checkpoint_paths):
-        own = _own_path(folder, root, path)
+        own = own_path(path)
         if own is not None:
             kept.append((own, state.all_model_checkpoint_timestamps[number] if has_stamps else 0.0))
-    newest = _own_path(folder, root, state.model_checkpoint_path) if state.model_checkpoint_path else None
+    newest = own_path(state.model_checkpoint_path) if state.model_checkpoint_path else None
     if newest is None and state.model_checkpoint_path and kept:
         newest = kept[-1][0]
     if newest is None:
@@ -127,17 +128,31 @@ def _within(folder: str, state: CheckpointState) -> CheckpointState | None:
     return CheckpointState(newest, tuple(path for path, _ in kept), stamps, state.last_preserved_timestamp)
 
 
-def _own_path(folder: str, root: str, path: str) -> str | None:
-    full = os.path.join(folder, path)
-    parent = os.path.realpath(os.path.dirname(full))
-    if parent == root or parent.startswith(root.rstrip(os.sep) + os.sep):
-        return full
-    own = os.path.join(folder, os.path.basename(full))
-    if os.path.basename(full) not in ("", ".", "..") and files_of(own):
-        logger.debug("%s/%s names %s; using %s instead", folder, STATE_NAME, full, own)
-        return own
-    logger.warning("%s/%s names %s, which is outside the folder; ignored", folder, STATE_NAME, full)
-    return None
+class _Paths:
+    """Maps the paths in a state file to paths in its folder. A hostile file has a million of them."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._root = os.path.realpath(folder)
+        self._real = cache(os.path.realpath)
+        self._has_warned = False
+
+    def __call__(self, path: str) -> str | None:
+        """Return a path in the folder; None if there is none, with a warning for the first one."""
+        full = os.path.join(self._folder, path)
+        parent = self._real(os.path.dirname(full))
+        if parent == self._root or parent.startswith(self._root.rstrip(os.sep) + os.sep):
+            return full
+        own = os.path.join(self._folder, os.path.basename(full))
+        if os.path.basename(full) not in ("", ".", "..") and files_of(own):
+            logger.debug("%s/%s names %s; using %s instead", self._folder, STATE_NAME, full, own)
+            return own
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%s/%s names %s, which is outside the folder; such paths are ignored", self._folder, STATE_NAME, full
+            )
+        return None
 
 
 def write_state(model_dir: str | os.PathLike[str], state: CheckpointState) -> None:
