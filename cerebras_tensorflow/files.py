@@ -123,7 +123,7 @@ def _draft(path: AnyPath, permissions: int, is_durable: bool) -> Iterator[tuple[
         yield draft, fd
         put_in_place(fd, draft, path, is_durable)
     except BaseException:
-        _remove(draft)
+        remove_if_possible(draft)
         raise
     finally:
         _drafts.discard((os.getpid(), draft))
@@ -233,7 +233,7 @@ def create_once(path: AnyPath, content: bytes, permissions: int = 0o600) -> None
             os.link(draft, path)
         sync_folder(os.path.dirname(os.path.abspath(path)))
     finally:
-        _remove(draft)
+        remove_if_possible(draft)
         _drafts.discard((os.getpid(), draft))
         os.close(fd)
 
@@ -398,9 +398,10 @@ def _remove_drafts() -> None:
     """Remove the drafts of background threads that the end of the process interrupts."""
     for process, draft in tuple(_drafts):
         if process == os.getpid():
-            _remove(draft)
+            remove_if_possible(draft)
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+def remove_if_possible(path: AnyPath) -> None:
+    """Remove a file in a clean-up. It stays if the file system refuses: that must not hide an error before it."""
+    with contextlib.suppress(OSError):
         os.unlink(path)

@@ -145,7 +145,7 @@ class BundleWriter(TensorWriter):
         except BaseException:
             if not index.is_placed:
                 for path in placed:
-                    os.unlink(path)
+                    files.remove_if_possible(path)
             raise
         with reporting(self.path):
             for path in replaced:

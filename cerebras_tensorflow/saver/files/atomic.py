@@ -63,16 +63,17 @@ class PartialFile:
         """
         target = self.target if target is None else target
         with reporting(target):
-            files.put_in_place(self.fd, self.path, target, is_durable)
-            self.is_placed = True
+            try:
+                files.put_in_place(self.fd, self.path, target, is_durable)
+            finally:  # it may be renamed, but not flushed
+                self.is_placed = _is_at(self.fd, target)
         self._close()
 
     def discard(self) -> None:
         """Remove the file. Does nothing after `commit`."""
         if self.fd >= 0:
             if not self.is_placed:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path)
+                files.remove_if_possible(self.path)
                 self._remove_made_folders()
             self._close()
 
@@ -124,6 +125,12 @@ class FolderLock:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _is_at(fd: int, path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    return False
 
 
 def partial_path(target: str) -> str:

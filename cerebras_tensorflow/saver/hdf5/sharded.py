@@ -85,7 +85,7 @@ class ShardedH5Writer(TensorWriter):
         except BaseException:
             if not self._index.is_placed:
                 for path in placed:
-                    os.unlink(path)
+                    files.remove_if_possible(path)
             raise
         finally:
             self.abort()
