@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,7 +220,7 @@ def _retire(folder: str, keep: int | None) -> None:
     location = object_location(folder)
     bucket = None if location is None else Bucket(location)
     if location is None or bucket is None:
-        entries = [item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False)]
+        entries: Sequence[str] = [item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False)]
     else:
         entries = bucket.children(location.key)[0]
     for entry in sorted(entry for entry in entries if _TIMESTAMP.fullmatch(entry))[:-keep]:
