@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from cerebras_tensorflow.graph.function_calls import called_functions, reachable_functions
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable
 from cerebras_tensorflow.graph.random_ops import is_replaceable, is_seeded
@@ -53,7 +55,13 @@ _ROWS = _Rule(
     "make the rows unique before (tf.unique and tf.math.unsorted_segment_sum)",
     lambda nodes, node: not has_distinct_rows(nodes, node),
 )
+_COUNTS = _Rule(
+    "adds floating-point weights in a timing-dependent order",
+    "use tf.math.unsorted_segment_sum(weights, values, size)",
+    lambda _, node: tf.as_dtype(node.attr["T"].type).is_floating,
+)
 _RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(("Bincount", "DenseBincount", "SparseBincount"), _COUNTS),
     **dict.fromkeys(_SAMPLERS, _Rule(_DRAWS, "give the loss sampled_values made from tf.random.uniform")),
     "RandomCrop": _Rule(_DRAWS, "use tf.image.random_crop"),
     "NonDeterministicInts": _Rule(_DRAWS_ALWAYS, "use tf.random.uniform with an integer dtype"),

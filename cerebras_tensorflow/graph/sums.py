@@ -3,6 +3,8 @@
 The kernel of AddN accumulates into the first input whose buffer is not in use elsewhere. Which input that is depends on
 timing, fetches and spilling, and so do the last bits of the result. AddV2 always computes `x + y`. AccumulateNV2 has no
 kernel: TensorFlow adds its inputs in the order of arrival. We replace it with the same chain.
+
+ParallelDynamicStitch writes rows that occur twice in any order. We replace it with DynamicStitch, which keeps the last.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ _ONLY_OF_SUMS = ("N", "shape")  # attributes that AddV2 does not have
 
 def fix_order_of_sums(graph_def: GraphDef) -> tuple[GraphDef, dict[str, str]]:
     """Return the graph with each AddN and AccumulateNV2 as a chain of additions, also in function bodies.
+
+    Each ParallelDynamicStitch becomes a DynamicStitch.
 
     `a + b + c` becomes `(a + b) + c`, in the order of the inputs. Each partial sum comes right after the later of its
     two inputs, so that memory is freed early. The last addition keeps the name, control edges and position of the AddN.
@@ -88,6 +92,8 @@ def _replace_sums(nodes: Iterable[NodeDef], refer: Callable[[str, str], str]) ->
     for position, node in enumerate(nodes):
         copy = NodeDef()
         copy.CopyFrom(chains[node.name][-1] if node.name in chains else node)
+        if copy.op == "ParallelDynamicStitch":
+            copy.op = "DynamicStitch"
         result.extend([copy, *following.get(position, ())])
     return result, {part.name: name for name, chain in chains.items() for part in chain[:-1]}
 

@@ -272,6 +272,19 @@ KERNELS: dict[str, Callable[[], Any]] = {
         input=segments(), size=SEGMENTS, weights=numbers(ROWS), binary_output=False
     ),
     "Bincount": lambda: raw.Bincount(arr=segments(), size=SEGMENTS, weights=numbers(ROWS)),
+    "SparseBincount": lambda: raw.SparseBincount(
+        indices=np.arange(ROWS)[:, None],
+        values=segments(),
+        dense_shape=np.array([ROWS]),
+        size=SEGMENTS,
+        weights=numbers(ROWS),
+    ),
+    "RaggedBincount": lambda: raw.RaggedBincount(
+        splits=np.arange(0, ROWS + 1, ROWS // 10), values=segments(), size=SEGMENTS, weights=numbers(ROWS)
+    ),
+    "ParallelDynamicStitch": lambda: raw.ParallelDynamicStitch(
+        indices=[segments(ROWS // 10) for _ in range(40)], data=[numbers(ROWS // 10, WIDTH) * n for n in range(40)]
+    ),
     "HistogramFixedWidth": lambda: tf.histogram_fixed_width(numbers(ROWS), [-1.0, 1.0]),
     "Gather gradient (IndexedSlices)": gradient(lambda x: tf.gather(x, segments()), SEGMENTS, WIDTH),
     "GatherNd gradient": gradient(lambda x: tf.gather_nd(x, segments()[:, None]), SEGMENTS, WIDTH),

@@ -15,6 +15,7 @@ from tests.numerics.cpu_load import cpu_load
 KNOWN = {
     "AddN", "AccumulateNV2", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterMul", "ResourceScatterDiv",
     "ResourceSparseApplyAdagrad", "ResourceSparseApplyAdagradV2",
+    "ParallelDynamicStitch", "Bincount", "DenseBincount", "SparseBincount",
 }  # fmt: skip
 REPEATS = 16
 

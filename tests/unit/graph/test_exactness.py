@@ -58,6 +58,10 @@ def next_of_an_iterator() -> Any:
     return v1.data.make_one_shot_iterator(tf.data.Dataset.range(9)).get_next()
 
 
+def weighted_count(kind: Any) -> Callable[[], Any]:
+    return lambda: raw.DenseBincount(input=[1, 1], size=2, weights=tf.ones([2], kind))
+
+
 INEXACT: dict[str, tuple[Callable[[], Any], str, str]] = {
     "LogUniformCandidateSampler": (sampled, "after a resume", "sampled_values"),
     "FractionalMaxPool": (lambda: fractional_pool(0), "after a resume", "give it a seed"),
@@ -65,6 +69,7 @@ INEXACT: dict[str, tuple[Callable[[], Any], str, str]] = {
     "RngReadAndSkip": (two_draws_of_a_generator, "no fixed order", "a generator for each"),
     "ResourceScatterMul": (products_of_rows, "may repeat", "unique"),
     "ResourceSparseApplyAdagrad": (sparse_adagrad, "may repeat", "unique"),
+    "DenseBincount": (weighted_count(tf.float32), "timing-dependent", "unsorted_segment_sum"),
     "Timestamp": (tf.timestamp, "the clock", "the global step"),
     "FIFOQueueV2": (lambda: v1.FIFOQueue(9, [tf.int32]).dequeue(), "empty after a resume", "a variable"),
     "OneShotIterator": (next_of_an_iterator, "first element after a resume", "input_fn"),
@@ -93,7 +98,8 @@ def test_an_op_in_a_function_is_named_with_the_call() -> None:
 
 
 @pytest.mark.parametrize(
-    "build", [one_draw_of_a_generator, lambda: fractional_pool(5), lambda: tf.random.gamma([2], 1.0)]
+    "build",
+    [weighted_count(tf.int32), one_draw_of_a_generator, lambda: fractional_pool(5), lambda: tf.random.gamma([2], 1.0)],
 )
 def test_an_exact_op_is_not_named(build: Callable[[], Any]) -> None:
     assert not warnings(build)

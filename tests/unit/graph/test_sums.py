@@ -147,6 +147,17 @@ def test_sums_are_replaced_in_functions_and_loops(build: Any) -> None:
     np.testing.assert_array_equal(total, chain_sum(values))
 
 
+def test_a_row_that_is_stitched_twice_has_its_last_value() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, X.shape, name="x")
+        rows = [np.arange(64, dtype=np.int32)] * 5
+        tf.identity(tf.raw_ops.ParallelDynamicStitch(indices=rows, data=parts(x)), name="stitched")
+    fixed, _ = fix_order_of_sums(graph.as_graph_def())
+    assert {node.op for node in fixed.node} >= {"DynamicStitch"}
+    last, stitched = run(fixed, ["part_4:0", "stitched:0"])
+    np.testing.assert_array_equal(stitched, last)
+
+
 def test_a_sum_of_tensor_lists_is_a_chain_of_sums_of_two() -> None:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, X.shape, name="x")
