@@ -210,8 +210,8 @@ def kill(store: str, reference: Reference, folder: Path, count: int, seed: int) 
     counts = {"kills": 0, "kills of a weight server": 0, "kills of a resumed run": 0, "whole runs": 0}
     with weight_servers(store, home) as servers:
         while counts["kills"] < count:
-            form, newest = rng.choice(FORMATS), -1
-            while newest < STEPS:
+            form, newest, status = rng.choice(FORMATS), -1, None
+            while newest < STEPS or status != 0:  # a run that was killed after its last step left its scratch files
                 processes = servers()
                 run = start(store, form, model_dir, home)
                 is_last = counts["kills"] >= count

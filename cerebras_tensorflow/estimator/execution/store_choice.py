@@ -14,6 +14,7 @@ from cerebras_tensorflow.runtime.host.heap import return_large_buffers
 from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.weight_store import remote as weight_servers
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
+from cerebras_tensorflow.runtime.weight_store.folder import remove_left_stores
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
 from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
@@ -82,13 +83,22 @@ def open_store(
             return weight_servers.ServerStore(specs, servers)
     if program.residence is Residence.MEMORY_STORE:
         return MemoryStore(specs)
-    # Follow a symbolic link that the user chose. The store refuses links inside a model_dir.
-    chosen = settings.weight_store_dir
-    folder = Path(chosen).resolve() if chosen else Path(model_dir).resolve() / "weight_store"
+    folder = _store_folder(settings, model_dir)
     folder = folder if is_training else folder / "other"
     stored_bytes = sum(spec.num_bytes for spec in program.stored)
     _tell([Need("the weight store", folder, stored_bytes, "weight_store_dir"), *needs])
     return _file_store(program, FIRST, folder, needs)
+
+
+def remove_left(settings: CSConfig, model_dir: str) -> None:
+    """Remove the file stores that killed runs left. A next run may have another store, or nothing to train."""
+    remove_left_stores(_store_folder(settings, model_dir))
+
+
+def _store_folder(settings: CSConfig, model_dir: str) -> Path:
+    # Follow a symbolic link that the user chose. The store refuses links inside a model_dir.
+    chosen = settings.weight_store_dir
+    return Path(chosen).resolve() if chosen else Path(model_dir).resolve() / "weight_store"
 
 
 def open_share(program: Program, rank: int, like: str, folder: Path) -> WeightStore | None:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import CollectiveError, CorruptCheckpointError
+from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.execution.run_report import write_run_report
 from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.training import checkpoints
@@ -36,6 +37,7 @@ def train(request: TrainingRequest, target: Target) -> None:
         NanLossError: If the loss is not finite; the last checkpoint stays.
         SystemExit: 130 or 143 after Ctrl-C or SIGTERM, after the run is saved.
     """
+    store_choice.remove_left(request.settings.cs, request.work_folder)
     start = checkpoints.newest_whole(request.model_dir)
     if start is not None and request.warm_start is not None:
         run_log.info("warm_start_from is not used: the run resumes from %s.", start)

@@ -89,7 +89,7 @@ class StoreFolder:
             self, _leave, lock, self._directory, self.folder, self._files, self._made, os.getpid()
         )
         try:
-            self._remove_stale(described(owner))
+            _remove_stale(self._directory, self.folder, described(owner))
             check_space([Need("the weight store", self.folder, num_bytes, "weight_store_dir"), *beside])
             write_owner(lock, num_bytes, bool(self._made))
             self.file, self.is_direct = self._make_file(is_direct, num_bytes if length is None else length)
@@ -141,20 +141,6 @@ class StoreFolder:
             os.close(self._directory)
             raise
 
-    def _remove_stale(self, owner: str) -> None:
-        try:
-            status = os.stat(SCRATCH, dir_fd=self._directory, follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        refuse_foreign(status, self.path)
-        os.unlink(SCRATCH, dir_fd=self._directory)
-        logger.warning(
-            "removed the stale weight store %s (%s), left by a run that was killed (%s)",
-            self.path,
-            format_bytes(status.st_size),
-            owner,
-        )
-
     def _make_file(self, is_direct: bool, length: int) -> tuple[int, bool]:
         """Make the file. Return its descriptor, and whether it bypasses the page cache."""
         file = -1
@@ -183,6 +169,44 @@ class StoreFolder:
         file = os.open(SCRATCH, SAFE_OPEN | os.O_CREAT | os.O_EXCL | flags, 0o600, dir_fd=self._directory)
         self._files.append(SCRATCH)
         return file
+
+
+def remove_left_stores(folder: Path) -> None:
+    """Remove what killed runs left in a folder of stores and in its subfolders. What a live run uses stays."""
+    for owner in [*folder.glob(OWNER), *folder.glob(f"*/{OWNER}")]:
+        with contextlib.suppress(OSError, StoreError):  # a live run uses it, or it is not ours
+            _remove_left_store(owner.parent)
+
+
+def _remove_left_store(folder: Path) -> None:
+    directory = _open_folder(folder)
+    try:
+        lock, owner = take_lock(directory, folder)
+    except BaseException:
+        os.close(directory)
+        raise
+    removed: list[str] = []
+    try:
+        _remove_stale(directory, folder, described(owner))
+        removed.append(OWNER)
+    finally:
+        _leave(lock, directory, folder, removed, [folder] if owner.get("made_folder") else [], os.getpid())
+
+
+def _remove_stale(directory: int, folder: Path, owner: str) -> None:
+    """Remove the scratch file of a killed run from an open folder that is locked."""
+    try:
+        status = os.stat(SCRATCH, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    refuse_foreign(status, folder / SCRATCH)
+    os.unlink(SCRATCH, dir_fd=directory)
+    logger.warning(
+        "removed the stale weight store %s (%s), left by a run that was killed (%s)",
+        folder / SCRATCH,
+        format_bytes(status.st_size),
+        owner,
+    )
 
 
 def _open_folder(folder: Path) -> int:

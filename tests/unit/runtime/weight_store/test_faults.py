@@ -24,6 +24,7 @@ from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.host.disk_space import Need
 from cerebras_tensorflow.runtime.weight_store import blocks
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
+from cerebras_tensorflow.runtime.weight_store.folder import remove_left_stores
 from cerebras_tensorflow.runtime.weight_store.interface import Move, WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
 from tests.unit.runtime.faulty_os import FaultyOs
@@ -175,12 +176,16 @@ def test_the_next_run_removes_the_store_of_a_killed_run(tmp_path: Path, caplog: 
     assert done.returncode == -signal.SIGKILL
     owner = json.loads((tmp_path / "owner.json").read_text())
     assert "not a checkpoint" in owner["about"] and "may be deleted" in owner["about"]
+    shutil.copytree(tmp_path, tmp_path / "other")
     with caplog.at_level(logging.WARNING):
         store = FileStore(SPECS, tmp_path)
     assert "removed the stale weight store" in caplog.text and f"process {owner['process']}" in caplog.text
+    remove_left_stores(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["other", "owner.json", "weights.scratch"]
     store.write(0, numbers())
     np.testing.assert_array_equal(store.read(0), numbers())
     store.close()
+    (tmp_path / "other").rmdir()
     assert list(tmp_path.iterdir()) == []
 
 
