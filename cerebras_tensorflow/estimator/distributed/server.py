@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -51,6 +52,8 @@ def _protect(distribution: Distribution) -> None:
         SameUserDoor(int(port))
     except OSError as error:
         _warn_of_exposure(f"this machine cannot keep others away from its port ({error})")
+        return
+    run_log.info("Only processes of user %d on this machine can connect to the server.", os.geteuid())
 
 
 @cache
