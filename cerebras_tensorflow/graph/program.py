@@ -168,6 +168,15 @@ class Program:
         return sum(event.num_bytes * (2 if event.kind == "update" else 1) for event in self.events)
 
     @property
+    def bytes_read_of_each(self) -> tuple[int, ...]:
+        """Bytes that one step reads of each of `stored`."""
+        read = [0] * len(self.stored)
+        for event in self.events:
+            if event.kind not in ("replace", "spill"):
+                read[event.weight] += event.num_bytes * self.repeats(event)
+        return tuple(read)
+
+    @property
     def value_bytes(self) -> int:
         """Peak bytes of live values; 0 if their sizes are unknown."""
         return max(self.value_curve, default=0)

@@ -126,7 +126,7 @@ def open_store(program: Any, folder: Path) -> Any:
     if program.residence is Residence.MAPPED_FILE:
         return MappedStore(program.stored, folder)
     return_large_buffers()
-    return FileStore(program.stored, folder)
+    return FileStore(program.stored, folder, reads=program.bytes_read_of_each)
 
 
 def file_bytes(store: Any) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from cerebras_tensorflow.runtime.weight_store.folder import remove_left_stores
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
 from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
+from cerebras_tensorflow.units import format_bytes
 
 MEMORY_SHARE = 0.25
 """If the weights take less than this share of free memory, "auto" means memory, and "file" a mapped file."""
@@ -132,7 +133,15 @@ def _file_store(program: Program, rank: int, folder: Path, needs: Sequence[Need]
     if program.residence is Residence.MAPPED_FILE:
         return MappedStore(specs, folder, needs)
     return_large_buffers()
-    return FileStore(specs, folder, beside=needs)
+    reads = program.bytes_read_of_each
+    held = [reads[index] for index in range(len(reads)) if program.is_held_by(rank, index)]
+    store = FileStore(specs, folder, beside=needs, reads=held)
+    if store.is_direct and store.cached_bytes >= _TOLD_FROM_BYTES:
+        run_log.info(
+            "Spare memory keeps up to %s of the weights, those that a step reads most. Other programs may take it.",
+            format_bytes(store.cached_bytes),
+        )
+    return store
 
 
 def _tell(needs: Sequence[Need]) -> None:

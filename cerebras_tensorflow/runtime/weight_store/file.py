@@ -46,21 +46,27 @@ logger = logging.getLogger(__name__)
 _READERS = 4  # reads at a time
 _WRITERS = 2
 _STRIPE_BYTES = 4 << 20  # read by one reader at a time
-_DIRECT_SHARE = 0.5  # of free memory; a larger store would evict itself from the page cache
+_CACHED_SHARE = 0.5  # of free memory; a larger part of the store would evict itself from the page cache
 
 
 class FileStore(WeightStore):
     """All weights in one file, each at a page boundary. The file is scratch: only checkpoints survive a run.
 
-    A store that fits into half of free memory uses the page cache. A larger store bypasses it (O_DIRECT): the cache
-    would evict each page before its next use, and would cost a copy and a page fault for each page.
+    A store that fits into half of free memory uses the page cache. Of a larger store, the cache would evict each page
+    before its next use, and would cost a copy and a page fault for each page. So only the weights that a step reads
+    most use it, as many as fit, and all others bypass it (O_DIRECT). The system takes this memory back if a program
+    needs it.
 
     Args:
         specs: The weights.
         folder: Folder of the file, see folder.py. It is made if it is missing.
         max_pending_bytes: Queued bytes beyond which a write waits.
-        is_direct: Whether to bypass the page cache. None: choose as above.
+        is_direct: Whether to bypass the page cache with all weights, or with none. None: choose as above.
+        reads: Bytes that a step reads of each weight. None: as many of all.
         beside: What else the run will write (checkpoints). The disk must have room for all of it.
+
+    Attributes:
+        cached_bytes: Bytes of the weights that use the page cache.
 
     Raises:
         StoreError: If the folder's disk has less space than the weights need, or another run uses the folder.
@@ -73,14 +79,17 @@ class FileStore(WeightStore):
         max_pending_bytes: int = MAX_PENDING_BYTES,
         is_direct: bool | None = None,
         beside: Sequence[Need] = (),
+        reads: Sequence[int] | None = None,
     ) -> None:
         super().__init__(specs)
         sizes = [up_to(spec.num_bytes, PAGE_BYTES) for spec in specs]
         total = sum(sizes)
-        if is_direct is None:
-            is_direct = total > _DIRECT_SHARE * _free_memory_bytes()
-        self._folder = StoreFolder(Path(folder), total, is_direct, beside)
-        file, path = self._folder.file, str(self._folder.path)
+        room = int(_CACHED_SHARE * _free_memory_bytes()) if is_direct is None else 0
+        self._folder = StoreFolder(Path(folder), total, total > room if is_direct is None else is_direct, beside)
+        path = str(self._folder.path)
+        cached = _most_read(sizes, sizes if reads is None else reads, room) if self._folder.is_direct else set()
+        self.cached_bytes = sum(sizes[index] for index in cached) if self._folder.is_direct else total
+        files = [self._folder.cached_file if index in cached else self._folder.file for index in range(len(specs))]
         starts = itertools.accumulate(sizes, initial=0)
         self._traffic = Traffic()
         self._blocks = [
@@ -90,7 +99,7 @@ class FileStore(WeightStore):
                 self._traffic,
                 dtype_from_name(spec.dtype).itemsize,
             )
-            for spec, start in zip(specs, starts, strict=False)
+            for spec, file, start in zip(specs, files, starts, strict=False)
         ]
         self._adopted: dict[str, int] = {}  # path of a checkpoint's file -> its descriptor
         self._buffers = Buffers()
@@ -104,7 +113,7 @@ class FileStore(WeightStore):
 
     @property
     def is_direct(self) -> bool:
-        """Whether reads and writes bypass the page cache."""
+        """Whether reads and writes bypass the page cache, except for `cached_bytes` of weights."""
         return self._folder.is_direct
 
     @property
@@ -294,6 +303,20 @@ class FileStore(WeightStore):
             "fault: look at its log (dmesg), choose another disk with weight_store_dir, and start again. The "
             "run goes on from the last checkpoint."
         )
+
+
+def _most_read(sizes: Sequence[int], reads: Sequence[int], room: int) -> set[int]:
+    """Return the weights of which a step reads most for each byte, as many as have room.
+
+    >>> sorted(_most_read([4, 4, 4, 2], [4, 8, 8, 2], 10))
+    [1, 2, 3]
+    """
+    chosen = set()
+    for index in sorted(range(len(sizes)), key=lambda index: -reads[index] / max(sizes[index], 1)):
+        if sizes[index] <= room:
+            chosen.add(index)
+            room -= sizes[index]
+    return chosen
 
 
 def _clusters(rows: np.ndarray, size: int) -> list[tuple[int, int]]:

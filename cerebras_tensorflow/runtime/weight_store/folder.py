@@ -50,7 +50,8 @@ class StoreFolder:
         folder: The folder.
         path: The file.
         file: Its descriptor.
-        is_direct: Whether reads and writes bypass the page cache.
+        is_direct: Whether reads and writes of `file` bypass the page cache.
+        cached_file: A descriptor of the file whose reads and writes use the page cache; perhaps the same one.
 
     Raises:
         StoreError: If another run uses the folder, it cannot be made, it holds files of another user, or the disk has
@@ -103,6 +104,10 @@ class StoreFolder:
             self._leave()
             raise
         self._close_file = weakref.finalize(self, os.close, self.file)
+        self.cached_file, self._close_cached = self.file, None
+        if self.is_direct:
+            self.cached_file = os.open(f"/proc/self/fd/{self.file}", os.O_RDWR | os.O_CLOEXEC)
+            self._close_cached = weakref.finalize(self, os.close, self.cached_file)
 
     def error(self, name: str, error: OSError, doing: str) -> StoreError:
         """Return the StoreError for an error of the file. `doing` completes a sentence, for example "written to"."""
@@ -132,6 +137,8 @@ class StoreFolder:
     def close(self) -> None:
         """Remove the file and release the folder."""
         self._close_file()
+        if self._close_cached is not None:
+            self._close_cached()
         self._leave()
 
     def _take_lock(self) -> tuple[int, dict[str, Any]]:

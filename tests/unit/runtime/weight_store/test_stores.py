@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,6 +14,7 @@ import pytest
 
 from cerebras_tensorflow.errors import StoreError
 from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.weight_store import file
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
@@ -29,8 +32,8 @@ SPECS = (
 )
 
 
-@pytest.fixture(params=["memory", "mapped", "file", "servers"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStore]:
+@pytest.fixture(params=["memory", "mapped", "file", "file in spare memory", "servers"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightStore]:
     with ExitStack() as stack:
         make: dict[str, Callable[[], WeightStore]] = {
             "memory": lambda: MemoryStore(SPECS),
@@ -38,7 +41,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WeightStor
             "file": lambda: FileStore(SPECS, tmp_path / "store"),
             "servers": lambda: ServerStore(SPECS, stack.enter_context(weight_servers(2))),
         }
-        opened = make[request.param]()
+        if request.param == "file in spare memory":
+            monkeypatch.setattr(file, "_free_memory_bytes", lambda: 2 << 20)  # not for the largest weight
+        opened = make[request.param.removesuffix(" in spare memory")]()
         yield opened
         opened.close()
 
@@ -178,3 +183,24 @@ def test_a_closed_file_store_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     FileStore(SPECS, tmp_path).close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_spare_memory_keeps_the_weights_that_a_step_reads_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "_free_memory_bytes", lambda: 4 << 20)
+    specs = [WeightSpec(name, "float32", (1 << 18,), 1 << 20) for name in "abcde"]
+    reads = [1 << 20, 2 << 20, 0, 3 << 20, 1 << 20]
+    store = FileStore(specs, tmp_path / "store", reads=reads)
+    if not store.is_direct:
+        store.close()
+        pytest.skip("this file system has no O_DIRECT")
+    assert store.cached_bytes == 2 << 20
+    flags = [fcntl.fcntl(blocks.slots[0].file, fcntl.F_GETFL) & os.O_DIRECT for blocks in store._blocks]
+    assert [not flag for flag in flags] == [False, True, False, True, False]
+    for turn in range(2):
+        for index in range(len(specs)):
+            store.write(index, np.full(1 << 18, 10 * turn + index, np.float32))
+        store.drop_cache()
+        for index in range(len(specs)):
+            np.testing.assert_array_equal(store.read(index), np.full(1 << 18, 10 * turn + index, np.float32))
+    store.close()
+    assert store._folder._close_cached is not None and not store._folder._close_cached.alive
