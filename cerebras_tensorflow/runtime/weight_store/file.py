@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _READERS = 4  # reads at a time
 _WRITERS = 2
 _STRIPE_BYTES = 4 << 20  # read by one reader at a time
-_CACHED_SHARE = 0.5  # of free memory; a larger part of the store would evict itself from the page cache
+CACHED_SHARE = 0.5  # of free memory; a larger part of the store would evict itself from the page cache
 
 
 class FileStore(WeightStore):
@@ -84,7 +84,7 @@ class FileStore(WeightStore):
         super().__init__(specs)
         sizes = [up_to(spec.num_bytes, PAGE_BYTES) for spec in specs]
         total = sum(sizes)
-        room = int(_CACHED_SHARE * _free_memory_bytes()) if is_direct is None else 0
+        room = int(CACHED_SHARE * _free_memory_bytes()) if is_direct is None else 0
         self._folder = StoreFolder(Path(folder), total, total > room if is_direct is None else is_direct, beside)
         path = str(self._folder.path)
         cached = _most_read(sizes, sizes if reads is None else reads, room) if self._folder.is_direct else set()
