@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -46,6 +45,7 @@ logger = logging.getLogger(__name__)
 _READERS = 4  # reads at a time
 _WRITERS = 2
 _STRIPE_BYTES = 4 << 20  # read by one reader at a time
+_APART_BYTES = 2 << 20  # the most that the page cache keeps as one, at a multiple of its size
 CACHED_SHARE = 0.5  # of free memory; a larger part of the store would evict itself from the page cache
 
 
@@ -85,12 +85,13 @@ class FileStore(WeightStore):
         sizes = [up_to(spec.num_bytes, PAGE_BYTES) for spec in specs]
         total = sum(sizes)
         room = int(CACHED_SHARE * _free_memory_bytes()) if is_direct is None else 0
-        self._folder = StoreFolder(Path(folder), total, total > room if is_direct is None else is_direct, beside)
+        is_direct = total > room if is_direct is None else is_direct
+        cached = _most_read(sizes, sizes if reads is None else reads, room) if is_direct else set()
+        starts, total = _places(sizes, cached)
+        self._folder = StoreFolder(Path(folder), total, is_direct, beside)
         path = str(self._folder.path)
-        cached = _most_read(sizes, sizes if reads is None else reads, room) if self._folder.is_direct else set()
         self.cached_bytes = sum(sizes[index] for index in cached) if self._folder.is_direct else total
         files = [self._folder.cached_file if index in cached else self._folder.file for index in range(len(specs))]
-        starts = itertools.accumulate(sizes, initial=0)
         self._traffic = Traffic()
         self._blocks = [
             Blocks(
@@ -99,7 +100,7 @@ class FileStore(WeightStore):
                 self._traffic,
                 dtype_from_name(spec.dtype).itemsize,
             )
-            for spec, file, start in zip(specs, files, starts, strict=False)
+            for spec, file, start in zip(specs, files, starts, strict=True)
         ]
         self._adopted: dict[str, int] = {}  # path of a checkpoint's file -> its descriptor
         self._buffers = Buffers()
@@ -317,6 +318,25 @@ def _most_read(sizes: Sequence[int], reads: Sequence[int], room: int) -> set[int
             chosen.add(index)
             room -= sizes[index]
     return chosen
+
+
+def _places(sizes: Sequence[int], cached: Set[int]) -> tuple[list[int], int]:
+    """Return the first byte of each weight in the file, and the bytes of all.
+
+    What is in the page cache is apart from what bypasses it: the system caches up to _APART_BYTES at a time, and must
+    not write old bytes of a neighbour back.
+
+    >>> _places([4096, 4096, 8192], {1})
+    ([2097152, 0, 2101248], 4194304)
+    """
+    starts, end = [0] * len(sizes), 0
+    others = [index for index in range(len(sizes)) if index not in cached]
+    apart = _APART_BYTES if cached and others else 1
+    for group in (sorted(cached), others):
+        end = up_to(end, apart)
+        for index in group:
+            starts[index], end = end, end + sizes[index]
+    return starts, up_to(end, apart)
 
 
 def _clusters(rows: np.ndarray, size: int) -> list[tuple[int, int]]:

@@ -196,6 +196,13 @@ def test_spare_memory_keeps_the_weights_that_a_step_reads_most(tmp_path: Path, m
     assert store.cached_bytes == 2 << 20
     flags = [fcntl.fcntl(blocks.slots[0].file, fcntl.F_GETFL) & os.O_DIRECT for blocks in store._blocks]
     assert [not flag for flag in flags] == [False, True, False, True, False]
+    places = [
+        {slot.offset >> 21, (slot.offset + spec.num_bytes - 1) >> 21}
+        for spec, blocks in zip(specs, store._blocks, strict=True)
+        for slot in blocks.slots
+    ]
+    cached = set().union(*places[2:4], *places[6:8])  # of both slots
+    assert not cached & set().union(*places[:2], *places[4:6], *places[8:])
     for turn in range(2):
         for index in range(len(specs)):
             store.write(index, np.full(1 << 18, 10 * turn + index, np.float32))
