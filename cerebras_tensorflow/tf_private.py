@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -168,3 +168,31 @@ def callable_of(session: Any, fetches: list[str], targets: list[str], feeds: lis
     )
     made = session._make_callable_from_options(options)  # noqa: SLF001
     return lambda *values: session._do_call(made, *values)  # noqa: SLF001
+
+
+def import_nodes(graph_def: Any, name: str = "", known: Mapping[str, Any] | None = None) -> None:
+    """Add the nodes of a GraphDef to the default graph, like tf.graph_util.import_graph_def in less than half the time.
+
+    The public function reads each new op again for its colocation and device, in Python. These GraphDefs have no
+    colocation constraints, and TensorFlow itself keeps their devices. A tf.device around the call has no effect.
+
+    Args:
+        graph_def: The nodes and their functions. It has no `_class` attributes.
+        name: Prefix of the new names, without a slash.
+        known: Name of an input of the nodes -> the tensor of the default graph that it means.
+    """
+    importer: Any = importlib.import_module("tensorflow.python.framework.importer")
+    own = importlib.import_module("tensorflow.python.framework.ops").get_default_graph()
+    public = importer._ProcessNewOps  # noqa: SLF001 - no public name for it
+
+    def make_ops(graph: Any) -> None:
+        if graph is own:
+            graph._add_new_tf_operations(compute_devices=False)  # noqa: SLF001
+        else:  # another thread
+            public(graph)
+
+    importer._ProcessNewOps = make_ops  # noqa: SLF001
+    try:
+        importer.import_graph_def(graph_def, dict(known or {}), name=name)
+    finally:
+        importer._ProcessNewOps = public  # noqa: SLF001

@@ -39,7 +39,7 @@ def add_metrics(estimator: Any, metric_fn: Callable[..., Any]) -> Estimator:
         given = {"features": features, "labels": labels, "predictions": spec.predictions, "config": config}
         return spec._replace(eval_metric_ops={**spec.eval_metric_ops, **(call_with(metric_fn, given) or {})})
 
-    warm_start = estimator._warm_start  # noqa: SLF001 - the new Estimator starts from the same weights
+    warm_start = estimator._warm_start_settings  # noqa: SLF001 - the new Estimator starts from the same weights
     return Estimator(model_fn, estimator.model_dir, estimator.config, warm_start_from=warm_start)
 
 

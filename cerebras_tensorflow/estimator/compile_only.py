@@ -58,7 +58,7 @@ def compile_only(request: CompileRequest) -> Compiled:
         SettingsError: If the batches cannot be cut into micro-batches of the requested size.
     """
     compiled = _compile_with_input(request)
-    run_log.info("Estimated samples/sec on the CS-2 (simulated): %.4g.", compiled.simulation.samples_per_s)
+    run_log.info("Estimated samples/sec on the CS-2 (simulated): %.4g.", compiled.estimate.simulation.samples_per_s)
     if compiled.folder is not None:
         write_run_report(str(compiled.folder), compiled)
     return compiled
@@ -100,7 +100,7 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
             error = error or found
             run_log.info("micro_batch_size %d: does not fit into memory_budget", size)
             continue
-        speeds[size] = compiled.simulation.samples_per_s
+        speeds[size] = compiled.estimate.simulation.samples_per_s
         run_log.info(
             "micro_batch_size %d: the step takes %s; %.4g samples/sec (simulated)",
             *(size, format_bytes(plan_memory(compiled.program).peak_bytes), speeds[size]),

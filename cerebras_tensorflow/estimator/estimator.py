@@ -43,7 +43,7 @@ from cerebras_tensorflow.saver.model_dir.uploads import upload_export
 
 
 class CerebrasEstimator:
-    """Runs a model_fn.
+    """Runs a model_fn. Private members begin with `_cs_`, unless tf.estimator has them, so that subclasses keep theirs.
 
     The interpreter decides the execution mode: `python-ws` means weight streaming, `python` pipelined. The config's
     cs_ip decides the system. In tf.nn.sparse_softmax_cross_entropy_with_logits and losses built on it, a label of -1
@@ -94,11 +94,11 @@ class CerebrasEstimator:
             )
         self._model_dir = given or config.model_dir or tempfile.mkdtemp(prefix="cs_model_dir_")
         self._config = config if config.model_dir == self._model_dir else config.replace(model_dir=self._model_dir)
-        self._settings = run_settings(self._config)
-        self._compile_dir = local_path(compile_dir) if compile_dir is not None else work_folder(self._model_dir)
+        self._cs_settings = run_settings(self._config)
+        self._cs_compile_dir = local_path(compile_dir) if compile_dir is not None else work_folder(self._model_dir)
         self._model_fn = model_fn
         self._params = copy.deepcopy(params or {})
-        self._warm_start = warm_start_settings(warm_start_from, is_lenient=self._is_cerebras)
+        self._warm_start_settings = warm_start_settings(warm_start_from, is_lenient=self._is_cerebras)
 
     @property
     def model_dir(self) -> str:
@@ -119,10 +119,10 @@ class CerebrasEstimator:
     def model_fn(self) -> Callable[..., Any]:
         """The model_fn as a function of features, labels, mode and config; it has the params already."""
 
-        def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+        def public_model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
             return call_for_spec(self._model_fn, features, labels, mode, self._params, config)
 
-        return model_fn
+        return public_model_fn
 
     def train(
         self,
@@ -154,23 +154,23 @@ class CerebrasEstimator:
         """
         check_training(steps, max_steps, hooks, saving_listeners)
         show_run_lines()
-        target = self._target(use_cs, ModeKeys.TRAIN)
+        target = self._cs_target(use_cs, ModeKeys.TRAIN)
         sparsity = choice_of(self._params if self._is_cerebras else None, sparsifier)
-        is_distributed = distributed_training.is_distributed(self._settings)
+        is_distributed = distributed_training.is_distributed(self._cs_settings)
         if is_distributed:
-            check_no_system("train_distribute", target.is_cs or num_csx_of(self._settings.cs) > 1)
+            check_no_system("train_distribute", target.is_cs or num_csx_of(self._cs_settings.cs) > 1)
         else:
-            check_settings(self._settings.cs, self._params)
+            check_settings(self._cs_settings.cs, self._params)
         make_model_dir(self._model_dir)
         tell_where_results_are(self._model_dir)
         request = TrainingRequest(
             model_fn=self._model_fn,
             input_fn=input_fn,
             params=self._params,
-            settings=self._settings,
+            settings=self._cs_settings,
             model_dir=self._model_dir,
-            compile_dir=self._compile_dir,
-            warm_start=self._warm_start,
+            compile_dir=self._cs_compile_dir,
+            warm_start=self._warm_start_settings,
             hooks=tuple(hooks or ()),
             listeners=tuple(saving_listeners or ()),
             steps=steps,
@@ -181,7 +181,7 @@ class CerebrasEstimator:
         if is_distributed:
             distributed_training.train(request)
             return self
-        with held(target, f"train {self._model_dir}", num_csx_of(self._settings.cs)):
+        with held(target, f"train {self._model_dir}", num_csx_of(self._cs_settings.cs)):
             training_run.train(request, target)
         return self
 
@@ -210,18 +210,18 @@ class CerebrasEstimator:
         check_steps(steps=steps)
         check_hooks(hooks)
         show_run_lines()
-        target = self._target(use_cs, ModeKeys.EVAL)
-        restrictions.check_evaluation_steps(self._settings, target.is_cs, steps)
-        check_inference(self._settings.cs, self._params, ModeKeys.EVAL)
+        target = self._cs_target(use_cs, ModeKeys.EVAL)
+        restrictions.check_evaluation_steps(self._cs_settings, target.is_cs, steps)
+        check_inference(self._cs_settings.cs, self._params, ModeKeys.EVAL)
         make_model_dir(self._model_dir)
-        request = self._inference(input_fn, hooks, steps, checkpoint_path, name)
-        if distributed_evaluation.is_distributed(self._settings):
+        request = self._cs_inference(input_fn, hooks, steps, checkpoint_path, name)
+        if distributed_evaluation.is_distributed(self._cs_settings):
             check_no_system("eval_distribute", target.is_cs)
             return distributed_evaluation.evaluate(request)
-        with held(target, f"evaluate {self._model_dir}", num_csx_of(self._settings.cs)):
+        with held(target, f"evaluate {self._model_dir}", num_csx_of(self._cs_settings.cs)):
             return evaluation_run.evaluate(request, target)
 
-    def _evaluate_values(
+    def _cs_evaluate_values(
         self,
         input_fn: Callable[..., Any],
         steps: int | None,
@@ -230,8 +230,8 @@ class CerebrasEstimator:
         load: Callable[[Any, Any], None],
     ) -> dict[str, Any]:
         """Like `evaluate`, but load(model, session) sets the variables."""
-        target = self._target(False, ModeKeys.EVAL)
-        request = replace(self._inference(input_fn, hooks, steps, None, name), load=load)
+        target = self._cs_target(False, ModeKeys.EVAL)
+        request = replace(self._cs_inference(input_fn, hooks, steps, None, name), load=load)
         with held(target, f"evaluate {self._model_dir}"):
             return evaluation_run.evaluate(request, target)
 
@@ -257,10 +257,10 @@ class CerebrasEstimator:
             use_cs: Whether to use the config's cs_ip.
         """
         check_hooks(hooks)
-        target = self._target(use_cs, ModeKeys.PREDICT)
-        check_inference(self._settings.cs, self._params, ModeKeys.PREDICT)
-        request = self._inference(input_fn, hooks, None, checkpoint_path, None)
-        with held(target, f"predict {self._model_dir}", num_csx_of(self._settings.cs)):
+        target = self._cs_target(use_cs, ModeKeys.PREDICT)
+        check_inference(self._cs_settings.cs, self._params, ModeKeys.PREDICT)
+        request = self._cs_inference(input_fn, hooks, None, checkpoint_path, None)
+        with held(target, f"predict {self._model_dir}", num_csx_of(self._cs_settings.cs)):
             yield from prediction_run.predict(request, target, predict_keys, yield_single_examples, num_samples)
 
     def compile(
@@ -275,16 +275,16 @@ class CerebrasEstimator:
             validate_only: Compile only to check the model; write nothing.
             mode: One of ModeKeys.
         """
-        target = self._target(True, mode)
+        target = self._cs_target(True, mode)
         compiled = compile_only(
             CompileRequest(
                 model_fn=self._model_fn,
                 input_fn=input_fn,
                 params=self.params,
-                settings=self._settings,
+                settings=self._cs_settings,
                 mode=mode,
                 execution_mode=target.mode,
-                compile_dir=None if validate_only else self._compile_dir,
+                compile_dir=None if validate_only else self._cs_compile_dir,
                 is_cerebras=self._is_cerebras,
                 sparsity=choice_of(self._params if self._is_cerebras else None, None),
             )
@@ -293,7 +293,7 @@ class CerebrasEstimator:
             run_log.info("Validation passed: the model compiles for %s.", target.mode)
         elif compiled.folder is None:
             raise CompileError(
-                f"the model compiles, but the result could not be saved in {self._compile_dir}: see the warning above"
+                f"the model compiles, but was not saved in {self._cs_compile_dir}: see the warning above"
             )
         elif compiled.compile_s:
             run_log.info("Compiled for %s in %.2f seconds: %s", target.mode, compiled.compile_s, compiled.folder)
@@ -350,9 +350,9 @@ class CerebrasEstimator:
         Raises:
             ValueError: If there is no checkpoint, or no receiver function.
         """
-        return self._export(export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path)
+        return self._cs_export(export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path)
 
-    def _export(
+    def _cs_export(
         self,
         export_dir_base: str | os.PathLike[str],
         receiver_fns: Mapping[str, Callable[[], Any]],
@@ -362,14 +362,14 @@ class CerebrasEstimator:
         strips_defaults: bool = True,
     ) -> bytes:
         checkpoint = checkpoint_path or self.latest_checkpoint()
-        if checkpoint is None and self._warm_start is not None:
-            checkpoint = checkpoint_of(self._warm_start)
+        if checkpoint is None and self._warm_start_settings is not None:
+            checkpoint = checkpoint_of(self._warm_start_settings)
         if checkpoint is None:
             raise ValueError(f"Couldn't find trained model at {self._model_dir}.")
         request = export.ExportRequest(
             model_fn=self._model_fn,
             params=self._params,
-            settings=self._settings,
+            settings=self._cs_settings,
             checkpoint=checkpoint_location(checkpoint),
             receiver_fns=receiver_fns,
             folder=work_folder(export_dir_base),
@@ -395,7 +395,7 @@ class CerebrasEstimator:
         Raises:
             ValueError: If nothing has been trained.
         """
-        with open_checkpoint(self._trained()) as reader:
+        with open_checkpoint(self._cs_trained()) as reader:
             return list(reader.names())
 
     def get_variable_value(self, name: str) -> np.ndarray:
@@ -406,27 +406,27 @@ class CerebrasEstimator:
             tf.errors.NotFoundError: If there is no such variable.
         """
         name = name.removesuffix(":0")
-        with open_checkpoint(self._trained()) as reader:
+        with open_checkpoint(self._cs_trained()) as reader:
             if name not in reader:
                 raise tf.errors.NotFoundError(
                     None, None, f"Key {name} not found in checkpoint; it has {', '.join(reader.names())}"
                 )
             return reader.read(name)
 
-    def _target(self, use_cs: bool, mode: str) -> Target:
-        target = choose_target(self._settings, use_cs)
-        restrictions.check_settings(self._settings, mode, target.is_cs, target.mode)
+    def _cs_target(self, use_cs: bool, mode: str) -> Target:
+        target = choose_target(self._cs_settings, use_cs)
+        restrictions.check_settings(self._cs_settings, mode, target.is_cs, target.mode)
         if self._is_cerebras:
             restrictions.note_params(self._params)
         return target
 
-    def _trained(self) -> str:
+    def _cs_trained(self) -> str:
         path = self.latest_checkpoint()
         if path is None:
             raise ValueError(f"Could not find trained model in model_dir: {self._model_dir}.")
         return path
 
-    def _inference(
+    def _cs_inference(
         self,
         input_fn: Callable[..., Any],
         hooks: Sequence[Any] | None,
@@ -438,10 +438,10 @@ class CerebrasEstimator:
             model_fn=self._model_fn,
             input_fn=input_fn,
             params=self._params,
-            settings=self._settings,
+            settings=self._cs_settings,
             model_dir=self._model_dir,
-            compile_dir=self._compile_dir,
-            warm_start=self._warm_start,
+            compile_dir=self._cs_compile_dir,
+            warm_start=self._warm_start_settings,
             hooks=tuple(hooks or ()),
             steps=steps,
             checkpoint_path=checkpoint_location(checkpoint_path) if checkpoint_path else None,

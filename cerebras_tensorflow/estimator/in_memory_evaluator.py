@@ -90,5 +90,5 @@ class InMemoryEvaluatorHook(SessionRunHook):
             for name in sorted(own & trained):
                 session.load(name, training.read(name))
 
-        evaluate = self._estimator._evaluate_values  # noqa: SLF001 - shared by these two classes only
+        evaluate = self._estimator._cs_evaluate_values  # noqa: SLF001 - shared by these two classes only
         evaluate(self._input_fn, self._steps, self._hooks, self._name, take_over)

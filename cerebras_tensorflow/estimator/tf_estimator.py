@@ -10,10 +10,23 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.config.cluster import EVALUATOR
-from cerebras_tensorflow.estimator.config.run_config import RunConfig
+from cerebras_tensorflow.estimator.config.run_config import RunConfig, default_session_config
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.user_functions import parameters_of
+
+_PRIVATE_MEMBERS = frozenset(
+    {
+        *("_actual_eval", "_actual_train_model_distributed", "_add_meta_graph_for_mode", "_call_input_fn"),
+        *("_assert_members_are_not_overridden", "_call_model_fn", "_call_model_fn_eval", "_create_global_step"),
+        *("_call_model_fn_eval_distributed", "_convert_eval_steps_to_hooks", "_convert_train_steps_to_hooks"),
+        *("_evaluate_build_graph", "_evaluate_run", "_extract_batch_length", "_extract_keys", "_maybe_warm_start"),
+        *("_get_features_and_labels_from_input_fn", "_get_features_from_input_fn", "_get_iterator_from_input_fn"),
+        *("_train_model", "_train_model_default", "_train_model_distributed", "_train_with_estimator_spec"),
+        *("_train_with_estimator_spec_distributed", "_validate_features_in_predict_input"),
+    }
+)
+"""Private methods of tf.estimator 2.15. A subclass that replaced one would expect a run to call it."""
 
 
 class _Kind(type):
@@ -39,8 +52,9 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         warm_start_from: Path or WarmStartSettings.
 
     Raises:
-        ValueError: If a subclass overrides a public member other than latest_checkpoint, if model_fn does not take
-            features or has an unknown parameter, or for the reasons of CerebrasEstimator.
+        ValueError: If a subclass overrides a member other than latest_checkpoint, if model_fn does not take features or
+            has an unknown parameter, or for the reasons of CerebrasEstimator.
+        TypeError: If model_fn cannot be called.
     """
 
     _counts_all = True
@@ -59,10 +73,15 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
             _check_arguments(model_fn)
         config = config if config is not None else RunConfig()
         super().__init__(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start_from)
-        self._settings = replace(self._settings, make_global_step=self._create_and_assert_global_step)
+        if self._config.session_config is None:  # model_fn may read it; sessions without it have our own settings
+            self._config = self._config.replace(session_config=default_session_config())
+        self._session_config = self._config.session_config
+        self._cs_settings = replace(
+            self._cs_settings, config=self._config, make_global_step=self._create_and_assert_global_step
+        )
         # Subclasses in tensorflow_estimator read these two.
-        self._train_distribution = self._settings.distribution.train_distribute
-        self._eval_distribution = self._settings.distribution.eval_distribute
+        self._train_distribution = self._cs_settings.distribution.train_distribute
+        self._eval_distribution = self._cs_settings.distribution.eval_distribute
 
     def train(  # type: ignore[override]
         self,
@@ -121,7 +140,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         if serving_input_receiver_fn is None:
             raise ValueError("An input_receiver_fn must be defined.")
         receiver_fns = {ModeKeys.PREDICT: serving_input_receiver_fn}
-        return self._export(
+        return self._cs_export(
             export_dir_base, receiver_fns, assets_extra, as_text, checkpoint_path, strips_defaults=strip_default_attrs
         )
 
@@ -131,15 +150,16 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
 
     def _assert_members_are_not_overridden(self) -> None:
         """Raise an error if a subclass overrides a public member that tf.estimator protects."""
-        for kind in type(self).__mro__:
-            if kind in (Estimator, EstimatorV2):
-                return
-            public = {name for name in vars(kind) if not name.startswith("_") and hasattr(Estimator, name)}
-            overridden = sorted(public - {"model_fn", "latest_checkpoint"})
-            if overridden:
-                raise ValueError(
-                    f"Subclasses of Estimator cannot override members of Estimator. {kind} does override {overridden}"
-                )
+        kind = type(self)
+        if kind in (Estimator, EstimatorV2) or kind.__name__ == "TPUEstimator":
+            return
+        public = {name for name in dir(Estimator) if not name.startswith("_")}
+        protected = (public | _PRIVATE_MEMBERS) - {"model_fn", "latest_checkpoint", "compile"}
+        overridden = sorted(protected & set(vars(kind)))
+        if overridden:
+            raise ValueError(
+                f"Subclasses of Estimator cannot override members of Estimator. {kind} does override {overridden}"
+            )
 
 
 class EstimatorV2(Estimator):
@@ -161,6 +181,8 @@ def _check_arguments(model_fn: Callable[..., Any]) -> None:
     Raises:
         ValueError: If it does not take features, or has an unknown parameter.
     """
+    if not callable(model_fn):
+        raise TypeError(f"unsupported callable: model_fn must be a function, given: {model_fn!r}")
     taken = parameters_of(model_fn)
     if "features" not in taken:
         raise ValueError(f"model_fn ({model_fn}) must include features argument.")

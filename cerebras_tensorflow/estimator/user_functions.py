@@ -25,7 +25,13 @@ def parameters_of(function: Callable[..., Any]) -> set[str]:
 
 
 def call_with(function: Callable[..., Any], offered: Mapping[str, Any], *positional: Any) -> Any:
-    """Call a function with the offered keyword arguments that it takes."""
+    """Call a function with the offered keyword arguments that it takes.
+
+    Raises:
+        TypeError: If it cannot be called.
+    """
+    if not callable(function):
+        raise TypeError(f"unsupported callable: expected a function, given: {function!r}")
     taken, bound = parameters_of(function), _bound(function)
     words = {name: value for name, value in offered.items() if name in taken or ("**" in taken and name not in bound)}
     return function(*positional, **words)
@@ -34,3 +40,9 @@ def call_with(function: Callable[..., Any], offered: Mapping[str, Any], *positio
 def _bound(function: Callable[..., Any]) -> set[str]:
     """Names of the keyword arguments that a functools.partial has."""
     return set(function.keywords) if isinstance(function, functools.partial) else set()
+
+
+def call_input_fn(input_fn: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
+    """Call an input_fn with the offered arguments that it names. As in tf.estimator, **kwargs gets none of them."""
+    named = parameters_of(input_fn)
+    return call_with(input_fn, {name: value for name, value in offered.items() if name in named})

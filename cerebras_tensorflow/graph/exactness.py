@@ -112,13 +112,14 @@ def find_inexact_ops(graph_def: GraphDef) -> list[InexactOp]:
     Args:
         graph_def: The step after all passes.
     """
-    table = NodeTable(graph_def)
+    nodes = {node.name: node for node in graph_def.node}
     result = [
         InexactOp(name, node.op, *problem, ops=(name,))
-        for name, node in table.nodes.items()
-        if (problem := _problem(table.nodes, node)) is not None
+        for name, node in nodes.items()
+        if (problem := _problem(nodes, node)) is not None
     ]
-    result += _shared_generators(table)
+    if any(node.op in _GENERATORS for node in nodes.values()):
+        result += _shared_generators(NodeTable(graph_def))
     functions = reachable_functions(graph_def)
     for name, function in functions.items():
         inner = {node.name: node for node in function.node_def}

@@ -89,7 +89,8 @@ def reachable_functions(graph_def: GraphDef) -> dict[str, FunctionDef]:
     library = {function.signature.name: function for function in graph_def.library.function}
     gradients = {gradient.function_name: gradient.gradient_func for gradient in graph_def.library.gradient}
     reached: dict[str, FunctionDef] = {}
-    pending = [name for node in graph_def.node for name in called_functions(node, library)]
+    nodes = graph_def.node if library else ()
+    pending = [name for node in nodes for name in called_functions(node, library)]
     while pending:
         name = pending.pop()
         if name in reached or name not in library:

@@ -130,12 +130,17 @@ def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
     Raises:
         CompileError: If a root is not in the graph.
     """
-    table = NodeTable(graph_def)
+    nodes = {node.name: node for node in graph_def.node}
     roots = list(roots)
-    missing = [root for root in roots if root not in table.nodes]
+    missing = [root for root in roots if root not in nodes]
     if missing:
         raise CompileError(f"the step asks for {', '.join(missing[:3])}, which the graph does not have")
-    keep = table.ancestors(roots)
+    keep: set[str] = set()
+    while roots:
+        name = roots.pop()
+        if name not in keep:
+            keep.add(name)
+            roots.extend(parse_input(text).node for text in nodes[name].input)
     pruned = GraphDef(versions=graph_def.versions, library=graph_def.library)
     pruned.node.extend(node for node in graph_def.node if node.name in keep)
     for node in pruned.node:

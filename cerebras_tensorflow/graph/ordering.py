@@ -135,6 +135,8 @@ def _writing_calls(graph_def: GraphDef, table: NodeTable) -> set[str]:
     library = {function.signature.name: function for function in graph_def.library.function}
     own = [name for name, function in library.items() if any(is_write(node.op) for node in function.node_def)]
     writing = functions_with(library, own)
+    if not writing:
+        return set()
     return {name for name, node in table.nodes.items() if writing.intersection(called_functions(node, library))}
 
 

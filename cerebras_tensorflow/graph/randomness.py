@@ -74,6 +74,9 @@ def make_stateless(graph_def: GraphDef) -> GraphDef:
         ]
     )
     functions = _Functions({function.signature.name: function for function in graph_def.library.function})
+    if not any(is_replaceable(node) or functions.may_draw(node) for node in graph_def.node):
+        result.node.extend(graph_def.node)
+        return result
     root = _Scope(None, SEEDED_COUNTER, UNSEEDED_COUNTER, _ALGORITHM)
     result.node.extend(_rewritten(graph_def.node, NodeTable(graph_def), Body(False), root, functions))
     result.library.function.extend(functions.variants.values())
@@ -143,7 +146,7 @@ def _rewritten(
     loops = _Loops({node.name: node for node in nodes}, find_loops(table, frames), body, outside)
     for node in nodes:
         draws = is_replaceable(node)
-        calls = not draws and is_plain_call(node, functions.library) and functions.draws(node)
+        calls = not draws and functions.may_draw(node)
         if not draws and not calls:
             body.nodes.append(node)
             continue
@@ -274,6 +277,10 @@ class _Functions:
         self.variants: dict[str, FunctionDef] = {}
         own = [name for name, function in library.items() if any(map(is_replaceable, function.node_def))]
         self._drawing = functions_with(library, own)
+
+    def may_draw(self, node: NodeDef) -> bool:
+        """Whether a node may call a function that reaches a random op."""
+        return bool(self._drawing) and is_plain_call(node, self.library) and self.draws(node)
 
     def draws(self, node: NodeDef) -> bool:
         """Whether a plain call reaches a random op."""

@@ -41,7 +41,10 @@ def add_rows_in_order(graph_def: GraphDef, outputs: Mapping[str, Sequence[Output
             does not take, so they are broadcast to the shape of their rows.
     """
     result = GraphDef(versions=graph_def.versions, library=graph_def.library)
-    result.node.extend(_in_order(graph_def.node, NodeTable(graph_def), Body(False), outputs))
+    if any(node.op in _IN_ORDER for node in graph_def.node):
+        result.node.extend(_in_order(graph_def.node, NodeTable(graph_def), Body(False), outputs))
+    else:
+        result.node.extend(graph_def.node)
     for function in result.library.function:
         if any(node.op in _IN_ORDER for node in function.node_def):
             nodes = _in_order(list(function.node_def), table_of_function(function), Body(True), {})

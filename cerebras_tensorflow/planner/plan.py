@@ -158,7 +158,7 @@ def _plan_micro_batch(
     outputs = {name: made for name, made in op_outputs(model.graph).items() if name in names}
     op_flops = flops_of_ops(model.graph, names).of_op
     num_parameters = sum(variable.shape.num_elements() for variable in _trained(model))
-    network = network_of(model, step)
+    network = network_of(model, [node.name for node in step.graph_def.node], step.train_node is not None)
     num_flops = model.inputs.micro_batches * sum(op_flops.values())
     # The batch of a plan is that of one system.
     num_csx = settings.num_csx or 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.graph.micro_batches import BATCH, CARRIED, TOTAL, Carried
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, parse_input, prune
 from cerebras_tensorflow.graph.program import Program, read_name
@@ -51,7 +52,7 @@ class FetchedGraph:
     ) -> None:
         self.graph = tf.Graph()
         with self.graph.as_default():
-            tf.graph_util.import_graph_def(graph_def, name="")
+            tf_private.import_nodes(graph_def)
         self.extensions: list[GraphDef] = []
         self._original = original
         self._resident = {spec.name: index for index, spec in enumerate(program.variables)}

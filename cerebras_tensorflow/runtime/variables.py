@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
+from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.graph.nodes import GraphDef, prune
 from cerebras_tensorflow.graph.program import Program, assign_name, dtype_from_name, read_name, value_name
 from cerebras_tensorflow.runtime.fetches import FetchedGraph
@@ -15,7 +15,7 @@ from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, Session
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 _TOGETHER_BYTES = 64 << 20  # values up to this size are set in one run
-_ASSIGNMENT = "cs_assign"
+_ASSIGNMENT, _HANDLE = "cs_assign_", "cs_handle_"
 _INITIAL = "cs_initial"  # scope of the ops of `assign`
 
 
@@ -81,19 +81,19 @@ class SessionVariables:
             roots = [tensors[name].split(":")[0] for name in held]
             wanted = graph_def if len(held) == len(tensors) else prune(graph_def, roots)
             present = {f"{node.name}:0" for node in wanted.node}
-            with self._graph.graph.as_default():
-                tf.graph_util.import_graph_def(wanted, name=_INITIAL)
-            # A name scope of ours: the op names must not collide with names in the original graph.
-            with self._graph.graph.as_default(), tf.name_scope(_ASSIGNMENT):
-                ops = [
-                    tf.raw_ops.AssignVariableOp(
-                        resource=self._graph.operation(assign_name(index)).inputs[0],
-                        value=self._graph.tensor(f"{_INITIAL}/{tensors[name]}"),
-                    )
-                    for name, index in held.items()
-                ]
+            added = GraphDef(versions=wanted.versions, library=wanted.library)
+            added.node.extend(wanted.node)
+            handles = {}
+            for name, index in held.items():
+                assign = self._graph.operation(assign_name(index))
+                handles[f"{_HANDLE}{index}"] = assign.inputs[0]
+                node = added.node.add(name=f"{_ASSIGNMENT}{index}", op="AssignVariableOp")
+                node.input.extend([f"{_HANDLE}{index}", tensors[name]])
+                node.attr["dtype"].type = assign.get_attr("dtype").as_datatype_enum
+            with self._graph.graph.as_default():  # _INITIAL: the names must not collide with those of the original
+                tf_private.import_nodes(added, _INITIAL, handles)
             fed = {f"{_INITIAL}/{name}": value for name, value in feeds.items() if name in present}
-            self._session.run(ops, fed)
+            self._session.run([self._graph.operation(f"{_INITIAL}/{_ASSIGNMENT}{i}") for i in held.values()], fed)
         return tuple(name for name in tensors if name not in held)
 
     def adopt(self, name: str, path: str, offset: int, checksum: int) -> bool:

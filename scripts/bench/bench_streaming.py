@@ -146,7 +146,7 @@ def print_plan(model: Any, step: Any, program: Any, plan: Any, batch: int) -> No
     from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 
     print(report.memory_plan_text(program, plan))
-    network = network_of(model, step)
+    network = network_of(model, [node.name for node in step.graph_def.node], step.train_node is not None)
     print(report.compile_report_text(simulate(network, Workload(program.mode, batch, allow_oversize=True))))
 
 

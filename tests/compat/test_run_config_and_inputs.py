@@ -176,6 +176,11 @@ def test_numpy_inputs_keep_their_form(x: Any, y: Any) -> None:
         assert np.array_equal(one, other)
 
 
+def test_numpy_inputs_have_their_keys_in_order() -> None:
+    (batch,) = rows(numpy_input_fn({"b": X, "a": Y}, None, 8, shuffle=False))
+    assert list(batch) == ["a", "b"]
+
+
 @pytest.mark.parametrize("size, epochs, lengths", [(2, 1, [2, 2, 1]), (5, 1, [5]), (4, 2, [4, 4, 2]), (10, 3, [10, 5])])
 def test_batches_continue_across_epochs(size: int, epochs: int, lengths: list[int]) -> None:
     assert [len(batch) for batch in rows(numpy_input_fn(X, None, size, epochs, False))] == lengths

@@ -147,6 +147,31 @@ def test_the_body_of_a_function_is_a_graph_with_the_shapes_of_a_call() -> None:
     assert result.shape == [2, 4]
 
 
+def test_nodes_are_imported_as_by_the_public_function() -> None:
+    with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        x = tf.compat.v1.placeholder(tf.float32, [2], "x")
+        variable = tf.compat.v1.get_variable("v", [2], use_resource=True)
+        tf.function(lambda value: tf.square(value) + variable)(x)
+    graph_def = graph.as_graph_def()
+
+    def imported(function: Any) -> Any:
+        with tf.Graph().as_default() as new:
+            given = tf.constant([1.0, 2.0], name="given")
+            function(given)
+        return new
+
+    nodes = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    nodes.node.extend(node for node in graph_def.node if node.name != "x")
+    for node in nodes.node:
+        node.attr.pop("_class", None)
+    ours = imported(lambda given: tf_private.import_nodes(nodes, "part", {"x": given}))
+    theirs = imported(lambda given: tf.graph_util.import_graph_def(nodes, {"x": given}, name="part"))
+    assert ours.as_graph_def() == theirs.as_graph_def()
+    assert [op.name for op in ours.get_operations()] == [op.name for op in theirs.get_operations()]
+    (call,) = [op for op in ours.get_operations() if "PartitionedCall" in op.type]
+    assert call.inputs[0].op.name == "given" and call.outputs[0].shape == [2]
+
+
 def test_a_callable_runs_a_session_with_feeds() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [], "x")

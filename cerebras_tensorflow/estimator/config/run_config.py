@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -219,11 +219,7 @@ class RunConfig:
         jobs, filters = self._task.jobs, self._task.device_filters
         if not jobs or not filters or (self._settings["train_distribute"] is not None and "master" not in jobs):
             return None
-        import tensorflow as tf
-
-        result = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=filters)
-        result.graph_options.rewrite_options.meta_optimizer_iterations = 1  # the enum value ONE of RewriterConfig
-        return result
+        return default_session_config(filters)
 
     def _change(self, changes: Mapping[str, Any]) -> None:
         session_config = copy.deepcopy(self._settings["session_config"])
@@ -254,6 +250,19 @@ def _save_intervals(steps: Any, seconds: Any) -> tuple[Any, Any]:
     if steps is not None and seconds is not None:
         raise ValueError("`save_checkpoints_steps` and `save_checkpoints_secs` cannot be both set.")
     return steps, seconds
+
+
+def default_session_config(device_filters: Sequence[str] = ()) -> Any:
+    """Return the ConfigProto that tf.estimator 2.15 uses if the caller gives none.
+
+    Args:
+        device_filters: The devices that the task sees; empty: all.
+    """
+    import tensorflow as tf
+
+    result = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=device_filters)
+    result.graph_options.rewrite_options.meta_optimizer_iterations = 1  # the enum value ONE of RewriterConfig
+    return result
 
 
 def _check_ranges(settings: Mapping[str, Any]) -> None:

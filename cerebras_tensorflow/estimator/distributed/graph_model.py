@@ -19,7 +19,7 @@ from cerebras_tensorflow.estimator.model.dataset_reader import OPTIONS_WARNING, 
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics
 from cerebras_tensorflow.estimator.model.inputs import features_and_labels
 from cerebras_tensorflow.estimator.model.model_call import call_for_spec
-from cerebras_tensorflow.estimator.user_functions import call_with
+from cerebras_tensorflow.estimator.user_functions import call_input_fn
 
 
 class Request(Protocol):
@@ -162,7 +162,7 @@ def _call_input_fn(request: Request, mode: str, context: Any) -> Any:
         "input_context": context,
     }
     with tf.device("/cpu:0"):
-        return call_with(request.input_fn, offered)
+        return call_input_fn(request.input_fn, offered)
 
 
 class _InputHook(tf.compat.v1.train.SessionRunHook):

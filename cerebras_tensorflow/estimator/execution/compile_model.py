@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,40 @@ _LATE_STEP = 1_000_000  # of a schedule without an end
 _ROUNDED_TO = 64_000_000  # [B] round up the memory of the process, so that runs of one model share a Program
 
 
+class Estimate:
+    """The simulated step on a CS-2, made on first use.
+
+    Args:
+        make: Returns its layers and the simulation.
+        workload: What the run asks of the simulated systems.
+    """
+
+    def __init__(self, make: Callable[[Workload], tuple[Network, Simulation]], workload: Workload) -> None:
+        self._make = make
+        self.workload = workload
+
+    @functools.cached_property
+    def _made(self) -> tuple[Network, Simulation]:
+        return self._make(self.workload)
+
+    @property
+    def network(self) -> Network:
+        """The layers, for the model of the wafer."""
+        return self._made[0]
+
+    @property
+    def simulation(self) -> Simulation:
+        """The simulated step."""
+        return self._made[1]
+
+    def texts(self) -> dict[str, str]:
+        """Return file name -> text of the reports."""
+        return {
+            "compile_report.txt": report.compile_report_text(self.simulation),
+            "model_summary.txt": summary_text(self.network, self.workload.mode),
+        }
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A compiled step.
@@ -43,22 +78,29 @@ class Compiled:
         others: The Programs of the CSX after the first one, if the CSX share the weights.
         compile_s: Time it took [s]; 0 if it came from the cache.
         folder: Its tfcs_<checksum> folder; None if nothing was written.
-        network: Its layers, for the model of the wafer.
-        workload: What the run asks of the simulated systems.
-        simulation: The simulated step on a CS-2.
+        estimate: The simulated step on a CS-2.
     """
 
     program: Program
     compile_s: float
     folder: Path | None
-    network: Network
-    workload: Workload
-    simulation: Simulation
+    estimate: Estimate
     others: tuple[Program, ...] = ()
+
+    def write_estimate(self) -> None:
+        """Write the reports of the simulated step to the folder of the Program."""
+        if self.folder is not None:
+            cache.renew_texts(self.folder, self.estimate.texts())
 
 
 def compile_model(
-    model: Model, step: Step, mode: str, settings: CSConfig, compile_dir: str | None, is_for_cs: bool = False
+    model: Model,
+    step: Step,
+    mode: str,
+    settings: CSConfig,
+    compile_dir: str | None,
+    is_for_cs: bool = False,
+    estimates_later: bool = False,
 ) -> Compiled:
     """Compile a step, or take it from the cache.
 
@@ -69,30 +111,27 @@ def compile_model(
         settings: The run's CSConfig.
         compile_dir: Parent of the tfcs_<checksum> folder; None: compile in memory and write nothing.
         is_for_cs: Whether to refuse a model that does not fit on the wafer. A run on the CPU alone is not refused.
+        estimates_later: Whether the caller writes the reports of the simulated step at the end of its run, so that the
+            run starts sooner. A run on a CS does not wait with them.
 
     Raises:
         PlacementError: If the model does not fit on the wafer, is_for_cs, and csconfig has no allow_oversize.
     """
-    workload = workload_of(model, mode, settings)
-    workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
-    network, simulation = _simulated(model, step, workload)
+    estimate = _estimate_of(model, step, mode, settings, is_for_cs)
+    estimates = {} if estimates_later and not is_for_cs else estimate.texts()
     step = replace(step, is_shared=mode == WEIGHT_STREAMING and step.num_csx > 1 and step.train_node is not None)
     options = streaming_options(model, mode, settings, step.is_shared)
     begin = time.perf_counter()
     folder = cache.folder(compile_dir, cache.checksum(step, mode, options)) if compile_dir else None
     cached = _cached(folder, step) if folder else None
-    estimates = {
-        "compile_report.txt": report.compile_report_text(simulation),
-        "model_summary.txt": summary_text(network, mode),
-    }
     if settings.model_summary:
-        run_log.info("%s", estimates["model_summary.txt"])
+        run_log.info("%s", estimate.texts()["model_summary.txt"])
     if folder is not None and cached is not None:
         program, *others = cached
         cache.renew_texts(folder, estimates)  # the model of the machine may have changed since
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
-        return Compiled(program, 0.0, folder, network, workload, simulation, tuple(others))
+        return Compiled(program, 0.0, folder, estimate, tuple(others))
     with run_progress("Compiling"):
         program, *others = compile_for_each_csx(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
@@ -112,7 +151,15 @@ def compile_model(
         if not is_saved:
             folder = None
     own = tuple(others) if step.is_shared else ()
-    return Compiled(program, compiled_s, folder, network, workload, simulation, own)
+    return Compiled(program, compiled_s, folder, estimate, own)
+
+
+def _estimate_of(model: Model, step: Step, mode: str, settings: CSConfig, is_for_cs: bool) -> Estimate:
+    """Return the estimate of a step. It keeps the names of the step's ops, not its graph."""
+    workload = workload_of(model, mode, settings)
+    workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
+    names = frozenset(node.name for node in step.graph_def.node)
+    return Estimate(functools.partial(_simulated, model, names, step.train_node is not None), workload)
 
 
 def _cached(folder: Path, step: Step) -> list[Program] | None:
@@ -132,16 +179,18 @@ def _folder_of(folder: Path, rank: int) -> Path:
     return folder.with_name(f"{folder.name}_csx{rank}")
 
 
-def _simulated(model: Model, step: Step, workload: Workload) -> tuple[Network, Simulation]:
+def _simulated(
+    model: Model, names: Collection[str], is_training: bool, workload: Workload
+) -> tuple[Network, Simulation]:
     """Return the layers of a step, and its simulation. An estimate that fails does not cost a run."""
     try:
-        network = network_of(model, step)
+        network = network_of(model, names, is_training)
         return network, simulate(network, workload)
     except CerebrasError:
         raise
     except Exception as exc:  # noqa: BLE001 (any fault of the estimate)
         run_log.warning("The simulated speed of this step is unknown (%s: %s).", type(exc).__name__, exc)
-        unknown = Network((), step.train_node is not None, 0.0)
+        unknown = Network((), is_training, 0.0)
         return unknown, simulate(unknown, workload)
 
 
@@ -196,13 +245,18 @@ def workload_of(model: Model, mode: str, settings: CSConfig) -> Workload:
     )
 
 
-def network_of(model: Model, step: Step) -> Network:
-    """Return the layers of a step, for the model of the wafer."""
+def network_of(model: Model, names: Collection[str], is_training: bool) -> Network:
+    """Return the layers of a step, for the model of the wafer.
+
+    Args:
+        model: The model.
+        names: Names of the step's ops.
+        is_training: Whether the step has a train op.
+    """
     batch_size = _batch_size(model)
     inputs = {tensor.name: tensor for tensor in model.inputs.tensors if tensor.shape.is_fully_defined()}
     batch_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in inputs.values())
-    names = {node.name for node in step.graph_def.node}
-    network = find_network(model.graph, names, batch_size, batch_bytes, step.train_node is not None)
+    network = find_network(model.graph, names, batch_size, batch_bytes, is_training)
     return replace(network, sparsity=_target_sparsity(model.sparse))
 
 

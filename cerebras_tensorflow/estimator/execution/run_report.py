@@ -43,12 +43,12 @@ def write_run_report(
     path = Path(folder) / page.NAME
     content = Content(
         title=os.path.basename(os.path.abspath(folder)),
-        simulation=compiled.simulation,
-        network=compiled.network,
+        simulation=compiled.estimate.simulation,
+        network=compiled.estimate.network,
         measured=timelines[-1] if timelines else None,
         memory=memory_plan_rows(compiled.program, plan_memory(compiled.program)),
         record=record,
-        scaling=scaling(compiled.network, compiled.workload),
+        scaling=scaling(compiled.estimate.network, compiled.estimate.workload),
     )
     try:
         page.write_report(path, content)

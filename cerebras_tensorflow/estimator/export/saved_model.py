@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections import namedtuple
 from collections.abc import Callable, Mapping
@@ -21,9 +20,11 @@ from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn,
 from cerebras_tensorflow.estimator.model.partitions import read_key
 from cerebras_tensorflow.estimator.model.scaffold import acting_saver, checkpoint_layout
 from cerebras_tensorflow.estimator.training import checkpoints
+from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import TensorReader
+from cerebras_tensorflow.saver.objects.store import Bucket
 
 _TRAIN_OP = "saved_model_train_op"  # collection of a SavedModel that names its train op
 SINGLE_FEATURE = "feature"
@@ -194,10 +195,24 @@ def export(request: ExportRequest) -> str:
     for place, file in request.assets.items():
         target = os.path.join(partial, "assets.extra", place)
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        shutil.copyfile(file, target)
+        _copy_asset(file, target)
     os.rename(partial, final)
     run_log.info("SavedModel written to: %s", final)
     return final
+
+
+def _copy_asset(file: Any, target: str) -> None:
+    """Copy a file of the caller: a local one, one of our URLs, or one of a file system that TensorFlow has loaded.
+
+    Raises:
+        tf.errors.NotFoundError: If a file that is not one of our URLs is missing.
+        CheckpointError: If an object cannot be read.
+    """
+    location = object_location(file)
+    if location is None:
+        tf.io.gfile.copy(os.fspath(file), target)
+    else:
+        Bucket(location).get_file(location.key, target)
 
 
 def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -> None:

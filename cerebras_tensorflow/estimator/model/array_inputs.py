@@ -40,7 +40,10 @@ def numpy_input_fn(
 
     def input_fn() -> Any:
         _check_arguments(x, y)
-        arrays: Any = x if y is None else (x, y)
+        given = (
+            dict(sorted(x.items())) if isinstance(x, dict) else x
+        )  # model_fn sees the keys in this order, as in 2.15
+        arrays: Any = given if y is None else (given, y)
         flat = tf.nest.flatten(arrays)
         _check_lengths(x, y)
         tensors = _batches(flat, batch_size, num_epochs and num_epochs * num_threads, bool(shuffle))

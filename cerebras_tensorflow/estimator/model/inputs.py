@@ -23,7 +23,7 @@ from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.config.streaming_batch import sharing
 from cerebras_tensorflow.estimator.model.dataset_reader import DatasetReader, untuned
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph
-from cerebras_tensorflow.estimator.user_functions import call_with
+from cerebras_tensorflow.estimator.user_functions import call_input_fn
 from cerebras_tensorflow.graph.micro_batches import BATCH
 from cerebras_tensorflow.runtime.input_workers.chief import WorkersOfCsx
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
@@ -95,7 +95,7 @@ class InputPipeline:
         shared = sharing(workers.num_csx, workers.per_csx or 1)
         with graph.as_default(), graph_semantics(), as_worker, shared:
             with tf.device("/cpu:0"):
-                result = call_with(input_fn, offered)
+                result = call_input_fn(input_fn, offered)
             if isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
                 if known.is_apart(graph):
                     self._reader = DatasetReader(result, should_stop, workers)

@@ -65,7 +65,7 @@ def make_stop_at_checkpoint_step_hook(
     """
     if getattr(estimator.config, "is_chief", True):
         return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
-    return _StopAtCheckpoint(estimator.model_dir, last_step, wait_after_file_check_secs)
+    return _StopAtCheckpointStepHook(estimator.model_dir, last_step, wait_after_file_check_secs)
 
 
 # TensorFlow's signatures.
@@ -220,7 +220,7 @@ class _StopOnPredicateHook(tf.compat.v1.train.SessionRunHook):
     ) -> None:
         if not callable(should_stop_fn):
             raise TypeError(f"`should_stop_fn` must be callable. Got: {should_stop_fn}")
-        self._should_stop = should_stop_fn
+        self._should_stop_fn = should_stop_fn
         self._timer = tf.compat.v1.train.SecondOrStepTimer(every_secs=run_every_secs, every_steps=run_every_steps)
 
     def begin(self) -> None:
@@ -235,7 +235,7 @@ class _StopOnPredicateHook(tf.compat.v1.train.SessionRunHook):
         step = int(run_values.results)
         if self._timer.should_trigger_for_step(step):
             self._timer.update_last_triggered_step(step)
-            if self._should_stop():
+            if self._should_stop_fn():
                 run_log.info("Requesting early stopping at global step %d", step)
                 run_context.session.run(self._stop)
                 run_context.request_stop()
@@ -268,7 +268,7 @@ def _get_or_create_stop_var() -> Any:
         )
 
 
-class _StopAtCheckpoint(tf.compat.v1.train.SessionRunHook):
+class _StopAtCheckpointStepHook(tf.compat.v1.train.SessionRunHook):
     """Hook of a cluster's worker: stops when the chief has saved a given step."""
 
     def __init__(self, model_dir: str, last_step: int, wait_s: float) -> None:

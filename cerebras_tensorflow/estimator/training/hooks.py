@@ -189,6 +189,8 @@ class CheckpointHook(SessionRunHook):
         self._last_due = step
         if self._saver.saved_step != step:
             self._save(session, step)
+            if self._run.request.hooks and not self._run.request.is_cerebras:
+                self._saver.wait()  # as in tf.estimator, the caller's hooks find a checkpoint from the first step on
         else:  # tf.estimator saves again when a run resumes, so listeners expect these calls
             for listener in self._listeners:
                 listener.before_save(session, step)

@@ -156,7 +156,15 @@ def _compile(
         return (
             model,
             ops,
-            compile_model(model, ops.step, target.mode, cs, request.compile_dir, is_for_cs=target.system is not None),
+            compile_model(
+                model,
+                ops.step,
+                target.mode,
+                cs,
+                request.compile_dir,
+                is_for_cs=target.system is not None,
+                estimates_later=not request.is_cerebras,
+            ),
         )
 
     several_csx.share_batches(pipeline, cs, request.params)

@@ -164,6 +164,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
             ("bytes that a CSX receives in a step", f"{received:,.0f} B (planned {planned.received:,.0f} B)"),
         )
     record = RunRecord(watch.record.steps, watch.record.losses, watch.record.samples_per_s, figures, watch.sparsity)
+    creator.compiled.write_estimate()
     write_run_report(run.request.work_folder, creator.compiled, record, watch.timelines)
     performance.write(
         run.request.work_folder,
@@ -173,7 +174,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
             samples_per_sec=overall.samples_per_s,
             total_samples=meter.samples,
             total_time=meter.elapsed_s,
-            est_samples_per_sec=creator.compiled.simulation.samples_per_s,
+            est_samples_per_sec=creator.compiled.estimate.simulation.samples_per_s,
             suspected_input_bottleneck=performance.is_input_bound(meter.input_wait_share),
             num_csx=num_csx,
             wire_bytes_sent_per_step=sent,

@@ -119,3 +119,32 @@ def estimators(run):
         "config": _text(lambda: est.Estimator(None, config="x")),
         "other model": _text(lambda: est.Estimator(other, run.path("model")).evaluate(once, steps=1)),
     }
+
+
+def members(run):
+    """What a subclass may replace, what may be called, and what model_fn and input_fn see."""
+    run.ignore_files()
+    seen = {}
+
+    def model(features, labels, mode, config):
+        seen["session_config"] = str(config.session_config)
+        return _counting(mode)
+
+    def with_words(**words):
+        seen["words"] = sorted(words)
+        return once()
+
+    def subclass(name):
+        kind = type("Mine", (est.Estimator,), {name: lambda self: None})
+        return _text(lambda: kind(model, run.path("model")))
+
+    names = "predict _call_input_fn _train_model _create_and_assert_global_step latest_checkpoint own _own".split()
+    result = {name: type(subclass(name)).__name__ for name in names}
+    kind = type("Base", (est.Estimator,), {"train": lambda self: None})
+    result["of a base class"] = _text(lambda: type("Mine", (kind,), {})(model, run.path("model")))
+    result["model_fn"] = _text(lambda: est.Estimator(5))
+    estimator = est.Estimator(model, run.path("model"))
+    result["input_fn"] = _text(lambda: estimator.train(None, steps=1))
+    result["name"] = estimator.model_fn.__name__
+    estimator.train(with_words, steps=1)
+    return [result, seen, str(estimator.config.session_config)]

@@ -76,8 +76,10 @@ def test_a_run_in_a_bucket_saves_resumes_evaluates_and_exports_as_in_a_folder(
     np.testing.assert_array_equal(tf.train.load_variable(URL, "w"), resumed.get_variable_value("w"))
     warm = tiny.estimator(tmp_path / "warm", warm_start_from=URL)
     assert warm.evaluate(tiny.input_fn(epochs=1))["loss"] == local.evaluate(tiny.input_fn(epochs=1))["loss"]
-    exported = os.fsdecode(resumed.export_saved_model(f"{URL}/export", receiver_fn))
+    assets = {"of/a/bucket.json": f"{URL}/performance/performance.json", "of/a/folder.py": __file__}
+    exported = os.fsdecode(resumed.export_saved_model(f"{URL}/export", receiver_fn, assets))
     assert exported.startswith(f"{URL}/export/") and "saved_model.pb" in keys(exported)
+    assert {f"assets.extra/{place}" for place in assets} <= {*keys(exported)}
     found = keys()
     assert "checkpoint" in found and "performance/performance.json" in found
     assert any(name.startswith("events.") for name in found) and any(name.startswith("eval/events.") for name in found)
