@@ -11,9 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
+from cerebras_tensorflow.config import env
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime.host import entrance
 from cerebras_tensorflow.runtime.host.gate import MAX_CONNECTIONS
+from cerebras_tensorflow.runtime.host.network import listen_address
 from cerebras_tensorflow.runtime.input_workers import process as input_worker
 from cerebras_tensorflow.runtime.input_workers import protocol
 from cerebras_tensorflow.runtime.weight_store.remote import ServerAddress, ServerStore
@@ -75,3 +77,26 @@ def test_silent_strangers_keep_the_chief_out_of_a_weight_server_only_for_a_time(
                     pass
         np.testing.assert_array_equal(store.read(0), value)
         store.close()
+
+
+@pytest.fixture
+def own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("203.0.113.1", 9))  # sends no packet
+        return str(probe.getsockname()[0])
+    pytest.skip("this machine has no network")
+
+
+def test_under_slurm_servers_listen_on_the_interface_of_the_launch_only(
+    own_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(env.SLURM_JOB_ID, "7")
+    monkeypatch.setenv(env.SLURM_LAUNCH_ADDRESS, own_address)
+    address = listen_address()
+    worker, port = input_worker.start(address, "secret")
+    with closing(WeightServer(address, "secret")) as server:
+        for place in (port, server.port):
+            socket.create_connection((own_address, place), timeout=TIMEOUT_S).close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", place), timeout=TIMEOUT_S)
+    worker.stop(None)
