@@ -27,6 +27,8 @@ _CONTAINERS = ("FIFOQueue", "FIFOQueueV2", "PaddingFIFOQueue", "PaddingFIFOQueue
                "OrderedMapStage", "ConditionalAccumulator", "ResourceConditionalAccumulator",
                "SparseConditionalAccumulator", "RecordInput")  # fmt: skip
 _ITERATORS = ("Iterator", "IteratorV2", "OneShotIterator")
+OPS_OF_INPUTS = {*_CONTAINERS, *_ITERATORS}
+"""Ops that an input_fn of tensors may have: how its data continue after a resume is up to it."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
 from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.graph.cost import op_outputs
-from cerebras_tensorflow.graph.exactness import InexactOp, find_inexact_ops
+from cerebras_tensorflow.graph.exactness import OPS_OF_INPUTS, InexactOp, find_inexact_ops
 from cerebras_tensorflow.graph.layers import find_network
 from cerebras_tensorflow.graph.program import Note, Program, Residence
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
+from cerebras_tensorflow.runtime.input_workers.order import upstream
 from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.simulation import Simulation
@@ -195,7 +196,12 @@ def _simulated(
 
 
 def _warn_of_notes(program: Program, model: Model) -> None:
-    notes: list[Note | InexactOp] = [*program.notes, *find_inexact_ops(program.graph_def)]
+    of_input = {above.name for tensor in model.inputs.tensors for above in upstream(tensor.op)}
+    inexact = find_inexact_ops(program.graph_def)
+    notes: list[Note | InexactOp] = [
+        *program.notes,
+        *(one for one in inexact if one.op not in OPS_OF_INPUTS or one.name not in of_input),
+    ]
     for note in notes:
         run_log.warning("%s.", with_source_line(note, model.graph))
 

@@ -51,3 +51,20 @@ def test_a_cached_compilation_shows_the_summary_and_gets_a_new_report(
         assert "Samples/s: " in report.read_text()
         report.write_text("as another release left it")
     assert "Cached compilation found" in caplog.text
+
+
+def test_an_iterator_in_the_model_is_named_but_not_one_in_the_input(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def batch() -> Any:
+        return tf.compat.v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors([1.0]).repeat()).get_next()
+
+    def model_fn(features: Any, mode: str, params: dict[str, Any]) -> Any:
+        step = tf.compat.v1.train.get_global_step()
+        loss = tf.reduce_sum(features + batch() if params["has_iterator"] else features)
+        return EstimatorSpec(mode, loss=loss, train_op=tf.compat.v1.assign_add(step, 1))
+
+    for has_iterator in (False, True):
+        estimator = Estimator(model_fn, str(tmp_path), params={"has_iterator": has_iterator})
+        estimator.train(batch, steps=1)
+        assert ("starts again with its first element" in caplog.text) == has_iterator
