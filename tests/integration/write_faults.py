@@ -75,7 +75,8 @@ class Faults:
         written = [path.removeprefix(str(self.folder)) for path in log.read_text().splitlines()]
         self._late = next(path for path in written if path.endswith(("-4.index", "-4.h5")))
         shutil.rmtree(self.folder)
-        return sorted({case_of(path) for path in written if path.startswith(("/model", "/home"))})
+        cases = {case_of(path) for path in written if path.startswith(("/model", "/home"))}
+        return sorted(cases - {"/home"})  # which has the log of the run
 
     def hurt(self, case: str, number: int, is_late: bool) -> str:
         """Run with one fault, then without; return how the first one ended."""
