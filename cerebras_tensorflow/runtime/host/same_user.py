@@ -67,6 +67,7 @@ class SameUserDoor:
         if not self._listeners:
             raise OSError(f"this process does not listen at port {port}")
         for descriptor in self._listeners:
+            _drops(descriptor)  # a kernel that does not count them could let nobody in
             _attach(descriptor, _program(()))
         # The server may have accepted connections already; the filter cuts these off as well.
         mine = _sockets_of_this_process()
