@@ -106,6 +106,7 @@ class Event:
         first: Position of the first use in the order of ops. Slices of one op have fractional positions.
         last: Position of the last use.
         finishers: Ops that end its use, with their positions. The memory is free after the last one.
+        row_bytes: Bytes of the rows that a gather reads, if none repeats; 0 if it is no gather, or they are unknown.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class Event:
     first: float
     last: float
     finishers: tuple[tuple[str, float], ...] = ()
+    row_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,10 @@ class ProgramSession(tf.compat.v1.Session):
         bind = self._calls.bind if self._calls else lambda part: part
         plan = program.micro_batches
         self._csx = csx or (Orders(Share.of(plan, 0)) if plan is not None else None)
-        self._sums = GradientSums(plan, store, self._csx.share) if plan is not None and self._csx is not None else None
+        self._sums: GradientSums | None = None
+        if plan is not None and self._csx is not None:
+            across = self._csx.across
+            self._sums = GradientSums(plan, store, self._csx.share, None if across is None else across.buffers)
         if self._sums is not None:
             graph_def = self._sums.bind(graph_def)
         self._ops = FetchedGraph(program, graph_def, graph, streamed_names(program), bind)

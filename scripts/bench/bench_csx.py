@@ -315,6 +315,7 @@ def run(options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for name, way in ways.items():
             times[name].append(way())
+            print(name, *(round(value, 3) for value in times[name][-1]), file=sys.stderr, flush=True)
     medians = {name: Times(*map(statistics.median, zip(*values, strict=True))) for name, values in times.items()}
     bases = {name: f"{name[:-1]}1" if is_training else next(iter(ways)) for name in ways}
     print(

@@ -21,6 +21,7 @@ from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.micro_batches import EVERY
 from cerebras_tensorflow.graph.program import Program, Residence
+from cerebras_tensorflow.runtime.collectives import totals
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
@@ -42,6 +43,11 @@ from tests.unit.runtime.weight_store.test_remote import weight_servers
 
 v1 = tf.compat.v1
 COUNT, WHOLE = 8, 24  # micro-batches and samples of a step
+
+
+@pytest.fixture(autouse=True)
+def large_sums_are_read_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "_SHARED_FROM_BYTES", 1000)
 
 
 def train_on(

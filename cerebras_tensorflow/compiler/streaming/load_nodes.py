@@ -86,7 +86,9 @@ class LoadNodes:
         position = self._emission.position[name]
         for write in uses.variable.writes:
             self._emission.wait_for(write.node, [self._emission.deadness.alive(name)])
-        self._emission.record(Event("gather", uses.index, name, 0, position, position, ((name, position),)))
+        rows = self._emission.outputs.get(name)
+        row_bytes = rows[0].num_bytes if rows and rows[0].shape is not None else 0
+        self._emission.record(Event("gather", uses.index, name, 0, position, position, ((name, position),), row_bytes))
 
     def _groups(self, members: Sequence[_Member]) -> list[list[_Member]]:
         """Split the uses of a weight into those that share a load, in the step's order."""

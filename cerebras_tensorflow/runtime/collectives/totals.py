@@ -9,6 +9,7 @@ import numpy as np
 
 from cerebras_tensorflow.graph.micro_batches import EVERY
 from cerebras_tensorflow.runtime.collectives.interface import Bytes, Collectives, split_evenly
+from cerebras_tensorflow.runtime.collectives.shared_sums import SharedBuffers, SharedSums
 from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.sums import divided, merged_rows
@@ -17,7 +18,7 @@ from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 
 _TOGETHER_BYTES = 16 << 20  # small values up to this size travel together, larger ones in pieces
 _SMALL_BYTES = 64 << 10
-_MAX_IDLE_BYTES = 1 << 40  # keep the memory of one step's sums for the next step
+_SHARED_FROM_BYTES = 4 << 20  # from this size on, ranks of one machine read each other's sums in shared memory
 
 
 class Totals(Across):
@@ -30,7 +31,10 @@ class Totals(Across):
 
     def __init__(self, ranks: Collectives, share: Share) -> None:
         self._ranks = ranks
-        self._buffers = Buffers(_MAX_IDLE_BYTES)
+        self._buffers = SharedBuffers()
+        self._share = share
+        self._shared: SharedSums | None = None
+        self._has_joined = False
         self._groups = share.groups
         self._absorbed = absorbed([group for groups in self._groups for group in groups])
 
@@ -38,6 +42,11 @@ class Totals(Across):
     def rank(self) -> int:
         """Number of this CSX."""
         return self._ranks.rank
+
+    @property
+    def buffers(self) -> Buffers:
+        """Memory for sums. On one machine the other ranks can read it."""
+        return self._buffers
 
     @property
     def num_csx(self) -> int:
@@ -54,6 +63,12 @@ class Totals(Across):
 
     def dense(self, sums: Sequence[Sequence[np.ndarray]], divisor: int) -> list[np.ndarray]:
         """Return the mean of each value: flat arrays, with the dtype of the sums."""
+        if sum(value[0].nbytes for value in sums) >= _SHARED_FROM_BYTES:
+            if not self._has_joined:
+                self._shared = SharedSums.join(self._ranks, self._share, self._buffers)
+                self._has_joined = True
+            if self._shared is not None:
+                return self._shared.means(sums, divisor)
         totals: list[np.ndarray] = []
         for together in _together(sums):
             own = [_flat([value[group] for value in together]) for group in range(len(together[0]))]

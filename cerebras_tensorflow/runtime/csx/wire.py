@@ -49,10 +49,11 @@ def _weights(program: Program, plan: MicroBatches, rank: int) -> WireBytes:
     for event in program.events:
         if event.first >= plan.num_first or program.is_on_every_csx(event.weight):
             continue
+        num_bytes = event.row_bytes if event.kind == "gather" else event.num_bytes
         if program.owners[event.weight] == rank:
-            sent += event.num_bytes * (plan.count - own)
+            sent += num_bytes * (plan.count - own)
         else:
-            received += event.num_bytes * own
+            received += num_bytes * own
     return WireBytes(sent, received)
 
 
@@ -89,7 +90,7 @@ def _sum_bytes(program: Program, gradient: Gradient) -> int:
     name = gradient.mark.variable
     if gradient.mark.rows is not None:
         index = next((number for number, spec in enumerate(program.streamed) if spec.name == name), None)
-        gathers = [event.num_bytes for event in program.events if event.kind == "gather" and event.weight == index]
+        gathers = [event.row_bytes for event in program.events if event.kind == "gather" and event.weight == index]
         return int(sum(gathers) * scale)
     sizes = [spec.num_bytes for spec in (*program.resident, *program.streamed) if spec.name == name]
     return int(sum(sizes) * scale)

@@ -10,6 +10,7 @@ import numpy as np
 
 from cerebras_tensorflow.graph.micro_batches import MicroBatches, bounds_of
 from cerebras_tensorflow.runtime.micro_batches.tree import Group, absorbed, single, summed
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ class Across(Protocol):
     @property
     def rank(self) -> int:
         """Number of this CSX."""
+
+    @property
+    def buffers(self) -> Buffers:
+        """Memory for sums."""
 
     @property
     def num_csx(self) -> int:

@@ -46,14 +46,17 @@ class GradientSums:
         plan: The gradients and the number of micro-batches.
         store: The weight store, which may hold totals.
         share: The micro-batches that this CSX computes.
+        buffers: Memory for sums; None: that of this process alone.
     """
 
-    def __init__(self, plan: MicroBatches, store: WeightStore | None, share: Share) -> None:
+    def __init__(
+        self, plan: MicroBatches, store: WeightStore | None, share: Share, buffers: Buffers | None = None
+    ) -> None:
         self._gradients = plan.gradients
         self._count = plan.count
         self._share = share
         self._absorbed = share.absorbed
-        self._buffers = Buffers(_MAX_IDLE_BYTES)
+        self._buffers = buffers or Buffers(_MAX_IDLE_BYTES)
         self._sender = store.sums if isinstance(store, HasSums) else None
         self._sums = [self._sum_of(gradient, store) for gradient in plan.gradients]
         self._taken = [0] * len(plan.gradients)  # number of micro-batches added in this step, by gradient

@@ -28,13 +28,13 @@ class MemoryStore(WeightStore):
         specs: The weights. The memory of each is taken at its first write.
 
     Attributes:
-        memory: The memory of the weights, which CSX on the same machine can read.
+        memory: The memory of the weights, which CSX on the same machine can read. None: the system refuses it.
     """
 
     def __init__(self, specs: Sequence[WeightSpec]) -> None:
         super().__init__(specs)
         needed = sum(spec.num_bytes + LARGEST_ELEMENT_BYTES + PAGE_BYTES for spec in specs)
-        self.memory = SharedMemory(_COPIES * needed + _SENT_BYTES)
+        self.memory = SharedMemory.create(_COPIES * needed + _SENT_BYTES)
         self._values: dict[int, Bytes] = {}  # each with room for one more element
         self._held: dict[int, Bytes] = {}  # of the snapshot
         self._written = WrittenRows(specs)
@@ -94,7 +94,7 @@ class MemoryStore(WeightStore):
         place = self._values.get(index)
         if place is None or self._held.get(index) is place:
             size = self.specs[index].num_bytes + LARGEST_ELEMENT_BYTES
-            fresh = self.memory.take(size)
+            fresh = None if self.memory is None else self.memory.take(size)
             if fresh is None:
                 fresh = aligned_buffer(size)
             if place is not None:

@@ -8,6 +8,7 @@ with the same number on another machine or in another container.
 from __future__ import annotations
 
 import hmac
+import logging
 import mmap
 import os
 import secrets
@@ -22,8 +23,9 @@ import numpy as np
 
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, up_to
 
+logger = logging.getLogger(__name__)
+
 _TOKEN_BYTES = 32
-_MAX_IDLE_BYTES = 64 << 20
 
 
 class SharedMemory:
@@ -31,9 +33,11 @@ class SharedMemory:
 
     Args:
         max_bytes: Most bytes to hand out at a time. A page of memory is taken at its first write.
+        max_idle_bytes: Most bytes of free parts whose pages are kept.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_idle_bytes: int = 64 << 20) -> None:
+        self._max_idle_bytes = max_idle_bytes
         self._fd = os.memfd_create("cs_shared", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
         self._size = PAGE_BYTES + up_to(max_bytes, PAGE_BYTES)
@@ -48,6 +52,15 @@ class SharedMemory:
         # A finalizer may run at any point, even inside `take`, so it must not take the lock.
         self._returned: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, max_bytes: int, max_idle_bytes: int = 64 << 20) -> SharedMemory | None:
+        """Return new memory; None if the system refuses it, for example because of a limit of addresses (ulimit -v)."""
+        try:
+            return cls(max_bytes, max_idle_bytes)
+        except OSError as error:
+            logger.info("no memory that other processes can read: %s", error)
+            return None
 
     def take(self, num_bytes: int) -> Bytes | None:
         """Return uninitialised bytes that start at a page boundary: shape (num_bytes,). None if all are taken."""
@@ -79,7 +92,7 @@ class SharedMemory:
     def _sort_in(self) -> None:
         while self._returned:
             offset, size = self._returned.popleft()
-            is_kept = self._idle_bytes + size <= _MAX_IDLE_BYTES
+            is_kept = self._idle_bytes + size <= self._max_idle_bytes
             if not is_kept:
                 self._map.madvise(mmap.MADV_REMOVE, offset, size)  # the system gets its pages back
             self._idle.setdefault(size, []).append((offset, is_kept))

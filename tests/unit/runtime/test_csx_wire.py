@@ -53,6 +53,18 @@ def test_totals_that_every_csx_needs_take_an_all_reduce(num_csx: int) -> None:
     assert planned.sent == planned.received == pytest.approx(2 * (num_csx - 1) / num_csx * gradients)
 
 
+def test_rows_of_an_embedding_count_in_each_micro_batch() -> None:
+    one = program(2, has_owners=True)
+    assert one.micro_batches is not None
+    gather = Event("gather", 0, "rows", 0, 0, 0, row_bytes=40)
+    assert plan_wire(replace(one, events=(*one.events, gather)), 0).sent == plan_wire(one, 0).sent + 2 * 40
+    plan = MicroBatches(
+        4, (Gradient(Mark("w0", "g0", "rows0"), "sink0", "float32", (), owner=0),), (), num_first=5, num_csx=2
+    )
+    sparse = replace(one, events=(gather,), micro_batches=plan)
+    assert [plan_wire(sparse, rank).sent for rank in (0, 1)] == [2 * 40, 40]  # rows; the sum of two micro-batches
+
+
 def test_one_csx_sends_nothing() -> None:
     one = program(1, has_owners=True)
     assert plan_wire(replace(one, owners=(0,) * 3), 0).sent == 0

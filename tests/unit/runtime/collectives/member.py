@@ -24,8 +24,6 @@ def main(ranks: Collectives, folder: Path) -> None:
     behaviour = (folder / "behaviour").read_text()
     if ranks.rank == 1 and behaviour == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if ranks.rank == 1 and behaviour == "stopped":
-        os.kill(os.getpid(), signal.SIGSTOP)
     if ranks.rank == 1 and behaviour == "full":
         raise OSError(28, "No space left on device")
     if behaviour != "orderly":

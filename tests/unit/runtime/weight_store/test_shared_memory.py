@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 
-from cerebras_tensorflow.runtime.weight_store import shared_memory
 from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory, Window
 
 READER = """
@@ -60,9 +59,8 @@ def test_memory_that_is_not_the_announced_one_is_not_opened(other: dict[str, obj
     assert Window.open(memory.about() | other) is None
 
 
-def test_what_no_array_refers_to_is_handed_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_MAX_IDLE_BYTES", 8192)
-    memory = SharedMemory(3 * 8192)
+def test_what_no_array_refers_to_is_handed_out_again() -> None:
+    memory = SharedMemory(3 * 8192, max_idle_bytes=8192)
     kept = [place(memory, np.full(8000, number, np.uint8)) for number in range(3)]
     offsets = [memory.offset_of(part) for part in kept]
     assert memory.take(1) is None
@@ -78,6 +76,10 @@ def test_what_no_array_refers_to_is_handed_out_again(monkeypatch: pytest.MonkeyP
     freed = [bytes(part[:4]) for part in both if part is not None]
     assert bytes(4) in freed  # beyond the idle bytes, the system got the pages back
     assert memory.offset_of(np.zeros(3)) is None
+
+
+def test_memory_that_the_system_refuses_is_none() -> None:
+    assert SharedMemory.create(1 << 60) is None
 
 
 def test_no_file_and_no_descriptor_is_left() -> None:
