@@ -105,6 +105,7 @@ def copy(
     selection = selection or Selection()
     num_bytes = 0
     names = selection.names(reader)
+    reader.will_read(names)
     with RangeCopier(jobs, progress) as copier:
         for name in names:
             entry = reader.entry(name)

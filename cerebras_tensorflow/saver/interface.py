@@ -102,6 +102,9 @@ class TensorReader(ABC):
         """
         return None
 
+    def will_read(self, names: Iterable[str]) -> None:  # noqa: B027 (only some readers use it)
+        """Tell the reader which tensors it will be asked for next, in this order, so that it can read ahead."""
+
     @abstractmethod
     def read(self, name: str) -> np.ndarray[Any, Any]:
         """Return the value of a tensor, checked against its checksum.

@@ -132,6 +132,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         if missing:
             raise MissingVariableError(_other_model(path, missing, [*reader.names()], set(keys.values())))
         progress = stack.enter_context(run_progress("Loading weights", _num_bytes(specs.values())))
+        reader.will_read(key for name, key in present.items() if key is not None and not owners.has(name))
         for name, key in present.items():
             assert key is not None
             part = keys[name]

@@ -108,6 +108,10 @@ class OwnersRead(OwnerThreads):
         self._close = close
         self._reading: dict[Future[object], str] = {}
 
+    def has(self, name: str) -> bool:
+        """Whether an owner elsewhere may read a weight."""
+        return self._owner_of(name) is not None
+
     def start(self, name: str, source: Source) -> bool:
         """Let the owner read a weight in the background. Return False if it must be set from here."""
         owner = self._owner_of(name)

@@ -68,6 +68,7 @@ class Maps:
             KeyError, CorruptCheckpointError: As `TensorReader.read`.
         """
         places = {name: self._find(reader, name) for name in names}
+        reader.will_read(name for name, one in places.items() if one is None)
         pool = ThreadPoolExecutor(_THREADS, "checkpoint-reader")
         try:
             sums = {

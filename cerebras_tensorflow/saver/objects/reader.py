@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,17 @@ from cerebras_tensorflow.saver.objects.store import Bucket, sizes_of
 
 
 class Orders:
-    """Guesses what is read next: callers read in the order in which the tensors were saved, or by name.
+    """Guesses what is read next: callers read in an order that they have told, by name, or in the order of the save.
 
     Args:
         records: The tensors, in the order in which they were saved.
+        told: The order in which the caller will read; None: it has told none.
     """
 
-    def __init__(self, records: Mapping[str, H5Record]) -> None:
+    def __init__(self, records: Mapping[str, H5Record], told: Sequence[str] | None = None) -> None:
         self._records = records
-        self._orders: list[Sequence[str]] = [list(records), sorted(records)]
+        self._is_told = told is not None
+        self._orders: list[Sequence[str]] = [sorted(records), list(records)] if told is None else [told]
         self._places = [{name: place for place, name in enumerate(order)} for order in self._orders]
         self._order = 0
         self._last: str | None = None
@@ -45,21 +47,22 @@ class Orders:
     def after(self, name: str) -> Iterator[H5Record]:
         """Return the tensors that follow one that is read now; none if it does not follow the one before.
 
-        A small first one, such as the step, may be the only one: nothing is read ahead for it.
+        A small first one, such as the step, may be the only one: nothing is read ahead for it, unless the caller has
+        told that it will read more.
         """
         last, self._last = self._last, name
         if last is None:
-            is_large = self._records[name].num_bytes >= manifests.PIECE_BYTES
-            first = [is_large and place[name] == 0 for place in self._places]
-            order = first.index(True) if any(first) else None
+            is_large = self._is_told or self._records[name].num_bytes >= manifests.PIECE_BYTES
+            fits = [is_large and place.get(name) == 0 for place in self._places]
         else:
-            follows = [place[name] == place[last] + 1 for place in self._places]
-            order = self._order if follows[self._order] else (follows.index(True) if any(follows) else None)
+            fits = [last in place and place.get(name) == place[last] + 1 for place in self._places]
+        order = self._order if fits[self._order] else (fits.index(True) if any(fits) else None)
         if order is None:
             return iter(())
         self._order = order
         start = self._places[order][name] + 1
-        return (self._records[one] for one in itertools.islice(self._orders[order], start, None))
+        following = itertools.islice(self._orders[order], start, None)
+        return (self._records[one] for one in following if one in self._records)
 
 
 class NoManifestError(CheckpointError):
@@ -103,6 +106,9 @@ class ObjectReader(TensorReader):
     def entry(self, name: str) -> TensorEntry:
         return self._record(name).entry()
 
+    def will_read(self, names: Iterable[str]) -> None:
+        self._orders = Orders(self.manifest.records, list(names))
+
     def read(self, name: str) -> np.ndarray[Any, Any]:
         record = self._record(name)
         stored = np.empty(record.num_bytes, np.uint8)
@@ -144,6 +150,7 @@ class ObjectReader(TensorReader):
 
     def verify(self) -> int:
         self.check_complete()
+        self.will_read(self.manifest.records)
         for name, record in self.manifest.records.items():
             for _ in self._checked(name, record):
                 pass

@@ -130,6 +130,23 @@ def test_pieces_are_read_ahead_and_in_any_order(proxy: FaultyProxy, monkeypatch:
         assert reader.verify() == sum(value.nbytes for value in values.values())
 
 
+@pytest.mark.parametrize("order", ["names", "told", "saved"])
+def test_what_is_read_ahead_is_used(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    for name in ("_ALONE_BYTES", "_SMALLEST_BYTES"):
+        monkeypatch.setattr(writer_module, name, 2000)
+    monkeypatch.setattr(manifests, "PIECE_BYTES", 1000)
+    values = {f"w{k}": np.full(2000, k, np.uint8) for k in range(30)}  # w10 follows w1 by name, w2 in the save
+    tf_h5_saver.save("s3://bucket/run/c", values)
+    before = proxy.num_requests
+    with open_checkpoint("s3://bucket/run/c") as reader:
+        names = {"names": reader.names(), "told": [f"w{k}" for k in range(29, -1, -2)], "saved": list(values)}[order]
+        if order != "names":
+            reader.will_read(names)
+        for name in names:
+            assert reader.read(name).tolist() == values[name].tolist()
+    assert proxy.num_requests - before == 1 + len(names)  # the manifest, and one object for each tensor
+
+
 def test_object_storage_refuses_shards_and_compression(proxy: FaultyProxy) -> None:
     for words in ({"sharding": 100}, {"compression": "lz4"}):
         with pytest.raises(ValueError, match="compression, shard size and layout are for files"):

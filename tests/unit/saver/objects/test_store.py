@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver.objects import store as store_module
-from cerebras_tensorflow.saver.objects.store import Bucket, ConflictError, without_credentials
+from cerebras_tensorflow.saver.objects.store import Bucket, without_credentials
+from tests.unit.gcs_server import GcsServer
 
 obstore = pytest.importorskip("obstore")
 
@@ -25,67 +22,12 @@ def bucket_of(url: str) -> Bucket:
     return Bucket(location)
 
 
-class _Gcs(BaseHTTPRequestHandler):
-    """One object of the XML interface of gs, whose conditional writes compare the generation."""
-
-    protocol_version = "HTTP/1.1"
-    content = b""
-    generation = 0
-
-    def do_GET(self) -> None:
-        self._answer(200 if _Gcs.generation else 404, _Gcs.content)
-
-    def do_PUT(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers["x-goog-if-generation-match"] != str(_Gcs.generation):
-            self._answer(412)
-            return
-        _Gcs.content, _Gcs.generation = content, _Gcs.generation + 1
-        self._answer(200)
-
-    def _answer(self, status: int, content: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Last-Modified", "Sun, 22 Nov 2026 12:00:00 GMT")
-        self.send_header("ETag", '"tag"')
-        self.send_header("x-goog-generation", str(_Gcs.generation))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *words: object) -> None:
-        pass
-
-
 @pytest.fixture
 def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A bucket of gs on loopback, empty."""
-    _Gcs.content, _Gcs.generation = b"", 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Gcs)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    key = {
-        **{"gcs_base_url": f"http://127.0.0.1:{server.server_address[1]}", "disable_oauth": True},
-        **{"client_email": "", "private_key": "", "private_key_id": ""},
-    }
-    monkeypatch.setattr(
-        env, "object_storage", lambda scheme: {"allow_http": "1", "service_account_key": json.dumps(key)}
-    )
-    yield bucket_of("gs://bucket/run")
-    server.shutdown()
-    server.server_close()
-
-
-def test_an_object_of_gs_is_replaced_by_its_generation(gcs: Bucket) -> None:
-    assert gcs.get("run/manifest.json") is None
-    gcs.put_if("run/manifest.json", b"1", None)
-    first = gcs.get("run/manifest.json")
-    assert first is not None and first[0] == b"1"
-    gcs.put_if("run/manifest.json", b"2", first[1])
-    second = gcs.get("run/manifest.json")
-    assert second is not None and second[0] == b"2"
-    for replaced in (None, first[1]):
-        with pytest.raises(ConflictError):
-            gcs.put_if("run/manifest.json", b"3", replaced)
-    assert _Gcs.content == b"2"
+    with GcsServer() as server:
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.service_account)
+        yield bucket_of("gs://bucket/run")
 
 
 def test_an_az_url_names_account_and_container(monkeypatch: pytest.MonkeyPatch) -> None:
