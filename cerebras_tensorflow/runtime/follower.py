@@ -12,6 +12,7 @@ from cerebras_tensorflow.graph.nodes import GraphDef
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.checkpoint_files import READ, CheckpointFiles
+from cerebras_tensorflow.runtime.csx.copy_shares import COPY, HeldCopies
 from cerebras_tensorflow.runtime.csx.messages import Message, receive
 from cerebras_tensorflow.runtime.csx.orders import END, EXTEND, STEP, OtherCsx
 from cerebras_tensorflow.runtime.csx.variables import VARIABLE, VARIABLES, received
@@ -27,6 +28,7 @@ def follow(
     session_config: Any = None,
     setup: str | None = None,
     checkpoints: CheckpointFiles | None = None,
+    held: HeldCopies | None = None,
 ) -> None:
     """Do what the first CSX says until it ends the run.
 
@@ -38,6 +40,7 @@ def follow(
         session_config: ConfigProto of the session.
         setup: Name of the op that initializes tables; None: there is none.
         checkpoints: Reads checkpoints; None: the first CSX sends all values.
+        held: Holds copies of variables for checkpoints; None: the first CSX copies all.
 
     Raises:
         CollectiveError: If another CSX failed.
@@ -50,6 +53,9 @@ def follow(
             if message.kind == STEP:
                 csx.use(message)
                 session.run(session.graph.get_operation_by_name(train_node))
+            elif message.kind == COPY:
+                assert held is not None, "the first CSX was told that this one copies variables"
+                held.hold(message, *session.copy(message.values["names"]))
             else:
                 take_change(message, session, ranks, checkpoints)
 

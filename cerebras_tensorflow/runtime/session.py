@@ -259,15 +259,24 @@ class ProgramSession(tf.compat.v1.Session):
         Raises:
             StoreError: If the store has no room for a snapshot, or its last snapshot is still open.
         """
-        return self._variables.snapshot(names)
+        names = set(names)
+        return self._variables.snapshot(names, self._csx.copies_elsewhere(names) if self._csx is not None else None)
+
+    def copy(self, names: Iterable[str]) -> tuple[Mapping[str, np.ndarray], Callable[[], object]]:
+        """Return copies of resident variables for a snapshot of the first CSX, and what frees them."""
+        copies = self._variables.copy(set(names))
+        return copies, functools.partial(self._variables.recycle, copies)
 
     def prepare_snapshot(self, names: Iterable[str]) -> None:
         """Allocate the memory for a snapshot of these variables. Call it in any thread, before the first snapshot."""
-        self._variables.prepare_snapshot(names)
+        self._variables.prepare_snapshot(self._copied_here(names, is_kept=False))
 
     def snapshot_bytes(self, names: Iterable[str]) -> int:
         """Return the most host memory that a snapshot allocates [B]. It uses the memory of the last one again."""
-        return self._variables.snapshot_bytes(names)
+        return self._variables.snapshot_bytes(self._copied_here(names, is_kept=True))
+
+    def _copied_here(self, names: Iterable[str], is_kept: bool) -> Iterable[str]:
+        return set(names) - (self._csx.copied_elsewhere(is_kept) if self._csx is not None else frozenset())
 
     def weights(self) -> Iterator[WeightSpec]:
         """Yield the variables of the Program."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -98,11 +99,26 @@ def _num_elements(value: tf.Tensor) -> int:
     return int(value.shape.num_elements() or 1)
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Resident variables whose copies other CSX have.
+
+    Attributes:
+        values: Name -> the copy.
+        close: Called once, when none of them is needed any more.
+    """
+
+    values: Mapping[str, OwnedElsewhere] = field(default_factory=dict)
+    close: Callable[[], object] = lambda: None
+
+
 class SessionSnapshot:
     """Copies of the resident variables, and the store's snapshot of the streamed ones.
 
     Args:
-        resident: Name -> a copy of the value.
+        resident: The resident variables, in order.
+        copies: Name -> a copy of the value, unless it is elsewhere.
+        elsewhere: The other copies.
         streamed: The streamed variables, by their index in the store.
         store: The store's snapshot; None if nothing is streamed.
         recycle: Called with the copies when they are no longer needed.
@@ -110,12 +126,16 @@ class SessionSnapshot:
 
     def __init__(
         self,
-        resident: Mapping[str, np.ndarray],
+        resident: Iterable[WeightSpec],
+        copies: Mapping[str, np.ndarray],
+        elsewhere: Elsewhere,
         streamed: Mapping[int, WeightSpec],
         store: StoreSnapshot | None,
         recycle: Callable[[Mapping[str, np.ndarray]], object],
     ) -> None:
-        self._resident: Mapping[str, np.ndarray] | None = dict(resident)
+        self._resident = tuple(resident)
+        self._copies: Mapping[str, np.ndarray] | None = dict(copies)
+        self._elsewhere = elsewhere
         self._streamed = dict(streamed)
         self._store = store
         self._recycle = recycle
@@ -130,8 +150,13 @@ class SessionSnapshot:
         Raises:
             StoreError: If the store cannot be read.
         """
-        for name, value in (self._resident or {}).items():
-            yield name, value.dtype, value.shape, value
+        for spec in self._resident:
+            other = self._elsewhere.values.get(spec.name)
+            if other is not None:
+                yield spec.name, dtype_from_name(spec.dtype), spec.shape, other
+            else:
+                value = (self._copies or {})[spec.name]
+                yield spec.name, value.dtype, value.shape, value
         if self._store is not None:
             for index, spec in self._streamed.items():
                 pieces = self._store.pieces(index)
@@ -141,9 +166,13 @@ class SessionSnapshot:
 
     def close(self) -> None:
         """Recycle the copies and close the store's snapshot."""
-        resident, self._resident = self._resident, None
-        if resident:
-            self._recycle(resident)
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        copies, self._copies = self._copies, None
+        if copies is None:
+            return
+        if copies:
+            self._recycle(copies)
+        try:
+            self._elsewhere.close()
+        finally:
+            if self._store is not None:
+                self._store.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.graph.nodes import GraphDef, prune
 from cerebras_tensorflow.graph.program import Program, assign_name, dtype_from_name, read_name, value_name
 from cerebras_tensorflow.runtime.fetches import FetchedGraph
-from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
+from cerebras_tensorflow.runtime.session_snapshot import Elsewhere, ResidentCopies, SessionSnapshot
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 
 _TOGETHER_BYTES = 64 << 20  # values up to this size are set in one run
@@ -113,34 +113,47 @@ class SessionVariables:
         self.flush()
         return np.asarray(self._session.run(f"{read_name(self._resident[name])}:0"))
 
-    def snapshot(self, names: Iterable[str]) -> SessionSnapshot:
+    def snapshot(self, names: Iterable[str], elsewhere: Elsewhere | None = None) -> SessionSnapshot:
         """Return a snapshot of variables. Another thread can read it during later steps.
 
         Resident variables are copied. The copies use the memory of the last snapshot if that is closed. For streamed
         variables see weight_store/snapshot.py.
+
+        Args:
+            names: The variables.
+            elsewhere: Those of them that other CSX have copied.
 
         Raises:
             StoreError: If the store has no room for a snapshot, or its last snapshot is still open.
         """
         wanted = set(names)
         streamed = {index: self._program.streamed[index] for name, index in self._streamed.items() if name in wanted}
-        held = self._opened().snapshot() if streamed else None
-        if held is not None:
-            for index in set(range(len(self._program.stored))) - set(streamed):
-                held.release(index)  # spilled values and sums of gradients: the step that needed them is over
+        elsewhere, held = elsewhere or Elsewhere(), None
         try:
-            self.flush()
-            values = {
-                name: self._graph.tensor(f"{read_name(index)}:0")
-                for name, index in self._resident.items()
-                if name in wanted
-            }
-            resident = self._copies.take(self._session, values)
+            held = self._opened().snapshot() if streamed else None
+            if held is not None:
+                for index in set(range(len(self._program.stored))) - set(streamed):
+                    held.release(index)  # spilled values and sums of gradients: the step that needed them is over
+            copies = self.copy(wanted - elsewhere.values.keys())
         except BaseException:
+            elsewhere.close()
             if held is not None:
                 held.close()
             raise
-        return SessionSnapshot(resident, streamed, held, self._copies.recycle)
+        resident = [spec for spec in self._program.variables if spec.name in wanted]
+        return SessionSnapshot(resident, copies, elsewhere, streamed, held, self.recycle)
+
+    def copy(self, names: Container[str]) -> Mapping[str, np.ndarray]:
+        """Return copies of the resident ones among some variables. They do not change until `recycle`."""
+        self.flush()
+        values = {
+            name: self._graph.tensor(f"{read_name(index)}:0") for name, index in self._resident.items() if name in names
+        }
+        return self._copies.take(self._session, values)
+
+    def recycle(self, copies: Mapping[str, np.ndarray]) -> None:
+        """Keep the memory of finished copies for the next ones, unless memory is scarce."""
+        self._copies.recycle(copies)
 
     def prepare_snapshot(self, names: Iterable[str]) -> None:
         """Allocate the memory for a snapshot of these variables. Call it in any thread, before the first snapshot."""

@@ -24,8 +24,9 @@ from cerebras_tensorflow.graph.program import Program, Residence
 from cerebras_tensorflow.runtime.collectives import totals
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.copy_shares import CopyShares, HeldCopies
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
-from cerebras_tensorflow.runtime.csx.peers import Peers
+from cerebras_tensorflow.runtime.csx.peers import Answer, Peers
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.follower import follow
 from cerebras_tensorflow.runtime.session import ProgramSession
@@ -62,6 +63,7 @@ def train_on(
     later: Callable[[], dict[str, Any]] | None = None,
     shared: str | None = None,
     servers: Sequence[ServerAddress] = (),
+    copies: Path | None = None,
 ) -> Result:
     """Train on several CSX; with a folder, each streams its weights from a file there.
 
@@ -77,6 +79,7 @@ def train_on(
         later: Makes more tensors after compiling, as a hook may.
         shared: The kind of store in which the CSX hold the weights once; None: each holds all of them.
         servers: The weight servers of this kind.
+        copies: Folder of the connections through which the CSX share the copies for checkpoints; None: they do not.
     """
     step = replace(cut.step, num_csx=num_csx, is_shared=shared is not None)
     outputs, chosen = op_outputs(cut.graph), options(folder, shared == "mapped")
@@ -93,17 +96,28 @@ def train_on(
     ]
     errors: list[BaseException] = []
 
+    def connect(ranks: Collectives, answer: Answer, counted: Any) -> Peers:
+        assert copies is not None
+        return Peers(ranks.rank, copies, b"secret", answer, ranks.check)
+
     def other(ranks: Collectives) -> None:
+        files = OwnedParts()
+        held = HeldCopies(ranks.rank, partial(connect, ranks), files) if copies is not None else None
         try:
-            follow(ranks, programs[ranks.rank], str(cut.step.train_node), stores[ranks.rank])
+            program = programs[ranks.rank]
+            follow(ranks, program, str(cut.step.train_node), stores[ranks.rank], checkpoints=files, held=held)
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             errors.append(error)
             ranks.abort(repr(error))
+        finally:
+            if held is not None:
+                held.close()
 
     threads = [threading.Thread(target=other, args=(ranks,)) for ranks in group[1:]]
     for thread in threads:
         thread.start()
-    first = FirstCsx(group[0], program, 1, stores[0] if isinstance(stores[0], SharedStore) else None)
+    shares = CopyShares(group[0], partial(connect, group[0])) if copies is not None else None
+    first = FirstCsx(group[0], program, 1, stores[0] if isinstance(stores[0], SharedStore) else None, shares=shares)
     session = ProgramSession(program, cut.graph, cut.step.train_node, stores[0], None, lambda: next(source), first)
     with cut.graph.as_default():
         added = later() if later is not None else {}
@@ -117,6 +131,8 @@ def train_on(
         result = Result(program, fetched, {name: session.read(name).copy() for name in cut.values})
     finally:
         session.close()
+        if shares is not None:
+            shares.close()
         for thread in threads:
             thread.join()
     assert not errors

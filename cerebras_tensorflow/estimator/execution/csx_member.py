@@ -16,6 +16,7 @@ from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.estimator.execution.several_csx import SETTINGS_FILE, connect, program_folder
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.csx.copy_shares import HeldCopies
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.follower import follow
 from cerebras_tensorflow.runtime.inference_follower import follow_inference
@@ -48,11 +49,16 @@ def main(ranks: Collectives, folder: Path) -> None:
         store = SharedStore(program, ranks.rank, store, partial(connect, ranks, folder), checkpoints)
     logger.info("rank %d of %d follows", ranks.rank, ranks.size)
     train_node, setup = described["train_node"], described["setup"]
+    held = None
+    if train_node is not None and not program.owners:
+        held = HeldCopies(ranks.rank, partial(connect, ranks, folder), checkpoints)
     try:
         if train_node is None:
             follow_inference(ranks, program, store, config, setup, checkpoints)
         else:
-            follow(ranks, program, train_node, store, config, setup, checkpoints)
+            follow(ranks, program, train_node, store, config, setup, checkpoints, held)
     finally:
+        if held is not None:
+            held.close()
         if store is not None:
             store.close()

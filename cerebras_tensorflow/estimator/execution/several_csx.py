@@ -28,6 +28,7 @@ from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.placement import check_mpi
 from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE
+from cerebras_tensorflow.runtime.csx.copy_shares import CopyShares
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
@@ -201,7 +202,11 @@ def start(request: CsxRequest, cleanup: ExitStack) -> FirstCsx | None:
     if request.store is not None and program.owners:
         store = SharedStore(program, ranks.rank, request.store, partial(connect, ranks, folder))
         cleanup.callback(store.close)
-    first = FirstCsx(ranks, program, request.batches_per_step, store, request.settings.read_once)
+    shares = None
+    if not program.owners:
+        shares = CopyShares(ranks, partial(connect, ranks, folder))
+        cleanup.callback(shares.close)
+    first = FirstCsx(ranks, program, request.batches_per_step, store, request.settings.read_once, shares)
     cleanup.callback(first.close)
     return first
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,14 @@ from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.collectives.totals import Totals
 from cerebras_tensorflow.runtime.csx.checkpoint_files import OwnersRead, Source, Sources
+from cerebras_tensorflow.runtime.csx.copy_shares import CopyShares
 from cerebras_tensorflow.runtime.csx.messages import FIRST, Message, send
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.csx.variables import VariableSender
 from cerebras_tensorflow.runtime.csx.wire import plan_wire
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.steps import Wanted
+from cerebras_tensorflow.runtime.session_snapshot import Elsewhere
 
 STEP, EXTEND, END = "step", "extend", "end"  # kinds of messages
 _FEED = "feed"  # scope of the arrays that the caller feeds; those of micro-batches have their number
@@ -100,6 +102,18 @@ class Orders:
         """Return what lets the owners of weights read a checkpoint themselves."""
         return OwnersRead()
 
+    def copies_elsewhere(self, names: Container[str]) -> Elsewhere:  # noqa: ARG002 (overrides use it)
+        """Have other CSX copy some of these variables for a checkpoint; return which."""
+        return Elsewhere()
+
+    def copied_elsewhere(self, is_kept: bool) -> frozenset[str]:  # noqa: ARG002 (overrides use it)
+        """Return the variables that other CSX copy for a checkpoint.
+
+        Args:
+            is_kept: Only if they keep memory for the copies already.
+        """
+        return frozenset()
+
     def close(self) -> None:
         """End the other CSX."""
 
@@ -113,6 +127,7 @@ class FirstCsx(Orders):
         batches_per_step: Batches of the input in a step.
         store: The store whose weights the CSX share; None: each CSX holds all weights.
         read_once: Whether this CSX alone reads checkpoints, and sends the values to the others.
+        shares: Has the others copy and write variables that all CSX hold; None: this one does.
 
     Attributes:
         planned_wire_bytes: What `wire_bytes` should be, from the Program.
@@ -125,12 +140,15 @@ class FirstCsx(Orders):
         batches_per_step: int,
         store: SharedStore | None = None,
         read_once: bool = True,
+        shares: CopyShares | None = None,
     ) -> None:
         assert program.micro_batches is not None
         share = Share.of(program.micro_batches, FIRST)
         super().__init__(share, Totals(ranks, share) if ranks.size > 1 else None, batches_per_step)
         self._ranks = ranks
         self._store = store
+        self._shares = shares
+        self._specs = program.variables
         self._read_once = read_once
         self._sources = Sources(not read_once)
         on_every = [spec for index, spec in enumerate(program.streamed) if program.is_on_every_csx(index)]
@@ -219,6 +237,18 @@ class FirstCsx(Orders):
             return OwnersRead()
         return OwnersRead(self._store.owner_elsewhere, self._store.read_by_owner, self._store.end_reading)
 
+    def copies_elsewhere(self, names: Container[str]) -> Elsewhere:
+        """Have other CSX copy their shares of these variables; not those that they do not have yet."""
+        if self._shares is None:
+            return Elsewhere()
+        return self._shares.copy([one for one in self._specs if one.name in names and one.name not in self._changed])
+
+    def copied_elsewhere(self, is_kept: bool) -> frozenset[str]:
+        """Return the variables that other CSX copy for a checkpoint, as `Orders.copied_elsewhere`."""
+        if self._shares is None or (is_kept and not self._shares.has_copied):
+            return frozenset()
+        return frozenset(itertools.chain.from_iterable(self._shares.of_others(self._specs)))
+
     def run_ended(self, is_step: bool, may_write: bool) -> None:
         """Note the end of a run. After a write outside of a step, the next step sends all variables."""
         if is_step:
@@ -233,6 +263,8 @@ class FirstCsx(Orders):
         """End the others: orderly between two steps, else at once."""
         if self._store is not None and not self._is_in_step:
             self._store.wait_for_snapshot()
+        if self._shares is not None and not self._is_in_step:
+            self._shares.wait()
         if self._is_in_step:
             self._ranks.abort("the step failed on the first CSX")
         else:

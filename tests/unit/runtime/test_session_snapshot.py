@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.graph.program import WeightSpec
 from cerebras_tensorflow.runtime import session_snapshot
-from cerebras_tensorflow.runtime.session_snapshot import ResidentCopies, SessionSnapshot
+from cerebras_tensorflow.runtime.session_snapshot import Elsewhere, ResidentCopies, SessionSnapshot
 
 VALUES: dict[str, np.ndarray] = {
     "kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -16,6 +16,7 @@ VALUES: dict[str, np.ndarray] = {
     "empty": np.zeros((0, 4), np.float16),
     "global_step": np.array(3, np.int64),
 }
+SPECS = [WeightSpec(name, value.dtype.name, value.shape, value.nbytes) for name, value in VALUES.items()]
 
 
 class Variables:
@@ -54,7 +55,7 @@ def test_the_next_copies_reuse_recycled_memory() -> None:
     np.testing.assert_array_equal(first["kernel"], VALUES["kernel"])
     np.testing.assert_array_equal(second["kernel"], VALUES["kernel"] + 1)
     place = first["kernel"].ctypes.data
-    snapshot = SessionSnapshot(first, {}, None, copies.recycle)
+    snapshot = SessionSnapshot(SPECS, first, Elsewhere(), {}, None, copies.recycle)
     assert {name for name, *_ in snapshot.take()} == set(VALUES)
     snapshot.close()
     assert copies.kept_bytes == sum(value.nbytes for value in VALUES.values())

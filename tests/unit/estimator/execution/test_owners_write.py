@@ -14,6 +14,7 @@ from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
 from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.runtime.csx import copy_shares
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.objects import writer as object_writer
@@ -45,35 +46,58 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     return asked
 
 
-def save(model_dir: str, cut: Cut, num_csx: int, stores: Path, checkpoint_format: str = "tensorflow") -> None:
-    """Train, and save before the second step."""
+def save(
+    model_dir: str,
+    cut: Cut,
+    num_csx: int,
+    stores: Path,
+    checkpoint_format: str = "tensorflow",
+    mode: str = "weight_streaming",
+) -> None:
+    """Train, and save before the second step and the third."""
     settings = RunSettings(None, CSConfig(), checkpoint_format=checkpoint_format)
-    saver = CheckpointSaver(model_dir, "weight_streaming", {name: name for name in cut.values}, settings)
+    saver = CheckpointSaver(model_dir, mode, {name: name for name in cut.values}, settings)
 
-    def save_at_step_1(session: ProgramSession, step: int) -> None:
-        if step == 1:
-            saver.save(session, 1)
-        if step == 2:
+    def save_between(session: ProgramSession, step: int) -> None:
+        if step == 2:  # set outside of a step: the others do not have this value yet
+            session.load("w", session.read("w") + 1)
+        if step in (1, 2):
+            saver.save(session, step)
             saver.wait()
 
     stores.mkdir()
-    shared = "memory" if num_csx > 1 else None
-    train_on(num_csx, cut, "weight_streaming", 3, stores, batches(3, WHOLE), between=save_at_step_1, shared=shared)
+    data, is_streamed = batches(3, WHOLE), mode == "weight_streaming"
+    shared = "memory" if num_csx > 1 and is_streamed else None
+    copies = None if num_csx == 1 or is_streamed else stores
+    train_on(
+        num_csx, cut, mode, 3, stores if is_streamed else None, data, between=save_between, shared=shared, copies=copies
+    )
 
 
-@pytest.mark.parametrize(("checkpoint_format", "num_files"), [("tensorflow", 2), ("h5", 1)])
+@pytest.mark.parametrize(
+    ("checkpoint_format", "num_files", "mode"),
+    [("tensorflow", 2, "weight_streaming"), ("h5", 1, "weight_streaming"), ("tensorflow", 2, "pipelined")],
+)
 def test_files_have_the_bytes_of_one_csx(
-    cut: Cut, tmp_path: Path, parts: list[Part], checkpoint_format: str, num_files: int
+    cut: Cut,
+    tmp_path: Path,
+    parts: list[Part],
+    checkpoint_format: str,
+    num_files: int,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(copy_shares, "_MIN_BYTES", 100)
     contents = []
     for num_csx in (1, 2, 3):
         folder = tmp_path / str(num_csx)
-        save(str(folder), cut, num_csx, tmp_path / f"stores-{num_csx}", checkpoint_format)
-        contents.append({path.name: path.read_bytes() for path in folder.glob("model-ckpt-1*")})
-        assert len({part.offset for part in parts if str(folder) in part.path}) >= 3 * (num_csx > 1)
+        save(str(folder), cut, num_csx, tmp_path / f"stores-{num_csx}", checkpoint_format, mode)
+        contents.append({path.name: path.read_bytes() for path in folder.glob("model?ckpt-[12]*")})
+        others = [part for part in parts if str(folder) in part.path]
+        assert len({part.offset for part in others}) >= (3 if mode == "weight_streaming" else 2) * (num_csx > 1)
         assert [path.name for path in folder.glob(".*")] == []
     assert contents[0] == contents[1] == contents[2]
-    assert len(contents[0]) == num_files
+    assert len(contents[0]) == 2 * num_files
 
 
 def test_objects_have_the_names_sizes_and_bytes_of_one_csx(
@@ -97,9 +121,11 @@ def test_objects_have_the_names_sizes_and_bytes_of_one_csx(
     assert {len(part.objects) for part in parts} == {2}  # w and its slots, 1024 bytes each
 
 
+@pytest.mark.parametrize("mode", ["weight_streaming", "pipelined"])
 def test_without_a_shared_folder_the_first_csx_writes_all(
-    cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
+    monkeypatch.setattr(copy_shares, "_MIN_BYTES", 100)
     opened = PartWriter._file  # type: ignore[attr-defined]
     tries: list[str] = []
 
@@ -109,24 +135,27 @@ def test_without_a_shared_folder_the_first_csx_writes_all(
             raise OtherFileError(f"{part.path}: cannot be opened here")
         return opened(self, part)
 
-    save(str(tmp_path / "one"), cut, 1, tmp_path / "stores-1")
+    save(str(tmp_path / "one"), cut, 1, tmp_path / "stores-1", mode=mode)
     monkeypatch.setattr(PartWriter, "_file", missing_elsewhere)
-    save(str(tmp_path / "two"), cut, 2, tmp_path / "stores-2")
-    assert len(tries) >= 6
-    one, two = ([path.read_bytes() for path in sorted((tmp_path / n).glob("model-ckpt-1*"))] for n in ("one", "two"))
-    assert one == two
+    save(str(tmp_path / "two"), cut, 2, tmp_path / "stores-2", mode=mode)
+    assert len(tries) >= 4
+    one, two = ([path.read_bytes() for path in sorted((tmp_path / n).glob("model?ckpt-1*"))] for n in ("one", "two"))
+    assert one == two and len(one) == 2
 
 
+@pytest.mark.parametrize("mode", ["weight_streaming", "pipelined"])
 def test_an_owner_that_fails_leaves_no_half_checkpoint(
-    cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
+    monkeypatch.setattr(copy_shares, "_MIN_BYTES", 100)
+
     def full(self: PartWriter, part: Part, chunks: Iterator[np.ndarray]) -> Any:
         next(chunks)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(PartWriter, "write", full)
     with pytest.raises(CerebrasError, match=r"rank 1 .*failed: .*No space left"):
-        save(str(tmp_path / "run"), cut, 2, tmp_path / "stores")
+        save(str(tmp_path / "run"), cut, 2, tmp_path / "stores", mode=mode)
     assert not (tmp_path / "run").exists() or [*(tmp_path / "run").iterdir()] == []
 
 
