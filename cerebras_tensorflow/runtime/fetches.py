@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
+from cerebras_tensorflow.graph.function_calls import called_functions, functions_with
 from cerebras_tensorflow.graph.micro_batches import BATCH, CARRIED, TOTAL, Carried
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, parse_input, prune
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, parse_input, prune
 from cerebras_tensorflow.graph.program import Program, read_name
 from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
@@ -18,7 +19,7 @@ from cerebras_tensorflow.graph.variables import is_write
 from cerebras_tensorflow.runtime.added_ops import AddedOps
 from cerebras_tensorflow.runtime.stored_ops import assigned_weights, call_store
 
-_CALLS = ("PyFunc", "EagerPyFunc", "StatefulPartitionedCall", "If", "While", "Case")  # may change variables
+_PYTHON = ("PyFunc", "EagerPyFunc")  # may change variables
 _SHARED_OPS = ("VarHandleOp", "Const", "NoOp")  # ops of the Program that an op beside the step may depend on
 
 
@@ -72,6 +73,8 @@ class FetchedGraph:
         self._assigns: dict[frozenset[str], bool] = {}
         self._beside: dict[str, bool] = {}
         self._added_writes: set[str] = set()
+        self._library = {function.signature.name: function for function in graph_def.library.function}
+        self._writing_functions = _writing_functions(self._library)
         self._writing: dict[tuple[frozenset[str], bool], bool] = {}
         self._placeholders: dict[frozenset[str], frozenset[str]] = {}
 
@@ -174,7 +177,7 @@ class FetchedGraph:
             self._writing[key] = any(
                 operation.name in self._added_writes
                 if operation.name in self._added or is_step
-                else _may_write(operation.type)
+                else self._may_write(operation.node_def)
                 for operation in ancestors(map(self.operation, names))
             )
         return self._writing[key]
@@ -246,7 +249,11 @@ class FetchedGraph:
         extension = GraphDef(versions=wanted.versions, library=wanted.library)
         extension.node.extend(missing)
         self.extensions.append(extension)
-        writes = {node.name for node in missing if _may_write(node.op)}
+        new_functions = {function.signature.name: function for function in wanted.library.function}
+        if not new_functions.keys() <= self._library.keys():
+            self._library |= new_functions
+            self._writing_functions = _writing_functions(self._library)
+        writes = {node.name for node in missing if self._may_write(node)}
         missing = call_store(list(missing), self._streamed, self._specs)
         new = {node.name for node in missing}
         known: dict[str, Any] = {}
@@ -273,6 +280,9 @@ class FetchedGraph:
             one.name: order[weights[name]] for name, one in zip(names, made, strict=True) if name in weights
         }
 
+    def _may_write(self, node: NodeDef) -> bool:
+        return _writes(node) or not self._writing_functions.isdisjoint(called_functions(node, self._library))
+
     def _after(self, operation: Any) -> Any:
         """Return a tensor that exists after an op ran: import_graph_def maps a control input only to a tensor."""
         if operation.outputs:
@@ -281,8 +291,13 @@ class FetchedGraph:
             return tf.constant(0, name=f"cs_after/{operation.name}")
 
 
-def _may_write(op: str) -> bool:
-    return is_write(op) or op in _CALLS
+def _writes(node: NodeDef) -> bool:
+    return is_write(node.op) or node.op in _PYTHON
+
+
+def _writing_functions(library: Mapping[str, FunctionDef]) -> set[str]:
+    """Return the names of the functions that may change a variable, themselves or by a call."""
+    return functions_with(library, [name for name, one in library.items() if any(map(_writes, one.node_def))])
 
 
 def has_node(graph: tf.Graph, name: str) -> bool:

@@ -20,6 +20,7 @@ from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CollectiveError, CompileError, SettingsError, StoreError
 from cerebras_tensorflow.estimator.execution import several_csx
+from cerebras_tensorflow.estimator.execution.owners_write import OwnersWrite
 from cerebras_tensorflow.graph.micro_batches import MicroBatches
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives import launch
@@ -39,6 +40,8 @@ def model_fn(features: Any, labels: Any, mode: str, params: dict[str, Any]) -> A
         x.set_shape(features.shape)
     w = v1.get_variable("w", [8, 4], initializer=v1.random_normal_initializer(seed=1))
     x = v1.nn.dropout(tf.tanh(x @ w), rate=0.1)
+    if params.get("large"):
+        x *= tf.reduce_mean(v1.get_variable("large", [512, 1024], initializer=v1.ones_initializer()))
     average = v1.get_variable("average", [4], initializer=v1.zeros_initializer(), trainable=False)
     v1.add_to_collection("update_ops", average.assign_sub(0.1 * (average - tf.reduce_mean(x, 0))))
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x))
@@ -162,6 +165,25 @@ def test_a_second_run_leaves_the_folder_of_a_living_one_and_replaces_that_of_a_d
     with ExitStack() as second:  # what the first run left has no lock, as after a kill
         several_csx.start(request, second)
         assert not mine.exists()
+
+
+@pytest.mark.slow
+def test_the_processes_share_the_writing_of_a_pipelined_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    place = OwnersWrite.place
+
+    def recorded(self: OwnersWrite, name: str, *words: Any) -> bool:
+        asked.append(name)
+        return place(self, name, *words)
+
+    monkeypatch.setattr(OwnersWrite, "place", recorded)
+    for num_csx in (1, 3):
+        run = estimator(tmp_path / str(num_csx), num_csx, GLOBAL_BATCH // num_csx, large=True)
+        run.train(input_fn, steps=2).train(input_fn, steps=2)
+        assert len(asked) == (0 if num_csx == 1 else 4)  # two of "large" and its two slots, in each run
+    assert weights(tmp_path / "1") == weights(tmp_path / "3")
 
 
 @pytest.mark.slow

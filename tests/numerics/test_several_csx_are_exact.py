@@ -28,6 +28,7 @@ from cerebras_tensorflow.runtime.csx.copy_shares import CopyShares, HeldCopies
 from cerebras_tensorflow.runtime.csx.orders import FirstCsx
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers
 from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
+from cerebras_tensorflow.runtime.csx.variables import VariableSender
 from cerebras_tensorflow.runtime.follower import follow
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
@@ -178,6 +179,29 @@ def assert_same_bits(cut: Cut, folder: Path, numbers: Sequence[int], data: Any =
 
 def cut_of(trainer: Callable[[Any, Any], Any], loss: Any = tied_loss, count: int = COUNT) -> Cut:
     return build(trainer, loss, count, WHOLE)
+
+
+@pytest.mark.parametrize("is_write", [False, True])
+def test_only_a_fetch_that_may_write_makes_the_first_csx_send_its_variables_again(
+    is_write: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    add = VariableSender.add
+
+    def recorded(self: VariableSender, name: str, value: np.ndarray) -> None:
+        sent.append(name)
+        add(self, name, value)
+
+    def later() -> dict[str, Any]:  # as the read of the global step that every MonitoredSession fetches
+        with tf.name_scope("later"):
+            w = next(one for one in v1.global_variables() if one.op.name == "w")
+            change = tf.zeros_like(w)
+            return {"w": tf.cond(tf.constant(True), lambda: w.assign_add(change) if is_write else w + 0.0, lambda: w)}
+
+    monkeypatch.setattr(VariableSender, "add", recorded)
+    cut = cut_of(adam)
+    train_on(2, cut, steps=3, later=later)
+    assert sent.count("w") == (3 if is_write else 1)
 
 
 @pytest.mark.parametrize("shared", ["memory", "file", "mapped", "servers"])

@@ -238,14 +238,17 @@ class FirstCsx(Orders):
         return OwnersRead(self._store.owner_elsewhere, self._store.read_by_owner, self._store.end_reading)
 
     def copies_elsewhere(self, names: Container[str]) -> Elsewhere:
-        """Have other CSX copy their shares of these variables; not those that they do not have yet."""
-        if self._shares is None:
+        """Have other CSX copy their shares of these variables; not those that they do not have yet.
+
+        In a step that has not ended, one of the others may hang: then they copy nothing.
+        """
+        if self._shares is None or self._is_in_step:
             return Elsewhere()
         return self._shares.copy([one for one in self._specs if one.name in names and one.name not in self._changed])
 
     def copied_elsewhere(self, is_kept: bool) -> frozenset[str]:
         """Return the variables that other CSX copy for a checkpoint, as `Orders.copied_elsewhere`."""
-        if self._shares is None or (is_kept and not self._shares.has_copied):
+        if self._shares is None or self._is_in_step or (is_kept and not self._shares.has_copied):
             return frozenset()
         return frozenset(itertools.chain.from_iterable(self._shares.of_others(self._specs)))
 
