@@ -227,7 +227,7 @@ class ProgramSession(tf.compat.v1.Session):
             self._step = int(value)
 
     def owners_read(self) -> OwnersRead:
-        """Return what lets other CSX read the weights that they own from a checkpoint."""
+        """Return what sets the weights that other CSX own from a checkpoint."""
         return self._csx.owners_read() if self._csx is not None else OwnersRead()
 
     def assign(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -132,7 +133,7 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
         if missing:
             raise MissingVariableError(_other_model(path, missing, [*reader.names()], set(keys.values())))
         progress = stack.enter_context(run_progress("Loading weights", _num_bytes(specs.values())))
-        reader.will_read(key for name, key in present.items() if key is not None and not owners.has(name))
+        reader.will_read(key for name, key in present.items() if key is not None and not owners.may_read(name))
         for name, key in present.items():
             assert key is not None
             part = keys[name]
@@ -150,7 +151,11 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
             where = reader.extent(key)
             is_same_type = reader.entry(key).dtype == dtype_from_name(specs[name].dtype)
             if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
-                session.load(name, reader.read(key), source)
+                owners.make_room(specs[name].num_bytes)
+                load = functools.partial(session.load, name, reader.read(key), source)
+                if owners.send(name, specs[name].num_bytes, load):
+                    continue
+                load()
             progress.advance(specs[name].num_bytes)
         for name in owners.finish():
             progress.advance(specs[name].num_bytes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future, as_completed, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 from cerebras_tensorflow.runtime.csx.messages import Message
 from cerebras_tensorflow.runtime.csx.owner_threads import OwnerThreads
 
+_SENDING_BYTES = 256 << 20  # values that are on their way to other CSX
 READ = "read"  # kind of a message: read a variable from a checkpoint; without a name, close the checkpoint
 
 
@@ -88,36 +90,62 @@ class Sources:
 
 
 class OwnersRead(OwnerThreads):
-    """Lets the owners of weights read them from a checkpoint, at the same time. A context manager.
+    """Sets the weights that other CSX own, in the background. A context manager.
+
+    The owner reads a weight from the checkpoint, or gets its value from here.
 
     Args:
-        owner_of: Returns the owner of a weight if it may read it; otherwise None.
-        read: read(owner, name, source) has an owner read a weight.
+        owner_of: Returns the other CSX that owns a weight; None if there is none.
+        read: read(owner, name, source) has an owner read a weight; None: no owner may.
         close: close(owner) has an owner close the checkpoint.
     """
 
     def __init__(
         self,
         owner_of: Callable[[str], int | None] = lambda _: None,
-        read: Callable[[int, str, Source], object] = lambda *_: None,
+        read: Callable[[int, str, Source], object] | None = None,
         close: Callable[[int], object] = lambda _: None,
     ) -> None:
         super().__init__("csx-reads")
         self._owner_of = owner_of
         self._read = read
         self._close = close
-        self._reading: dict[Future[object], str] = {}
+        self._setting: dict[Future[object], str] = {}
+        self._readers: set[int] = set()
+        self._sending: deque[tuple[Future[object], int]] = deque()  # and sizes [B]
 
-    def has(self, name: str) -> bool:
-        """Whether an owner elsewhere may read a weight."""
-        return self._owner_of(name) is not None
+    def may_read(self, name: str) -> bool:
+        """Whether another CSX may read a weight from the checkpoint itself."""
+        return self._read is not None and self._owner_of(name) is not None
 
     def start(self, name: str, source: Source) -> bool:
-        """Let the owner read a weight in the background. Return False if it must be set from here."""
+        """Let the owner read a weight. Return False if it needs the value from here."""
         owner = self._owner_of(name)
-        if owner is None or source.is_gone:
+        if owner is None or self._read is None or source.is_gone:
             return False
-        self._reading[self._submit(owner, self._read, owner, name, source)] = name
+        self._readers.add(owner)
+        self._setting[self._submit(owner, self._read, owner, name, source)] = name
+        return True
+
+    def make_room(self, num_bytes: int) -> None:
+        """Wait until memory has room for a value of this size, beside those that are being sent."""
+        while self._sending and sum(size for _, size in self._sending) + num_bytes > _SENDING_BYTES:
+            wait([self._sending.popleft()[0]])
+
+    def send(self, name: str, num_bytes: int, load: Callable[[], object]) -> bool:
+        """Set a weight that another CSX owns from here. Return False if none owns it.
+
+        Args:
+            name: The weight.
+            num_bytes: Its size.
+            load: Sets it.
+        """
+        owner = self._owner_of(name)
+        if owner is None:
+            return False
+        future = self._submit(owner, load)
+        self._setting[future] = name
+        self._sending.append((future, num_bytes))
         return True
 
     def finish(self) -> Iterator[str]:
@@ -126,8 +154,8 @@ class OwnersRead(OwnerThreads):
         Raises:
             CollectiveError: If an owner failed.
         """
-        for future in as_completed(self._reading):
+        for future in as_completed(self._setting):
             future.result()
-            yield self._reading[future]
-        for owner in self._threads:
+            yield self._setting[future]
+        for owner in self._readers:
             self._close(owner)

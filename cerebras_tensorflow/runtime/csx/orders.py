@@ -99,7 +99,7 @@ class Orders:
         """Note that a variable has its value from a checkpoint, where the others may read it."""
 
     def owners_read(self) -> OwnersRead:
-        """Return what lets the owners of weights read a checkpoint themselves."""
+        """Return what sets the weights that other CSX own from a checkpoint."""
         return OwnersRead()
 
     def copies_elsewhere(self, names: Container[str]) -> Elsewhere:  # noqa: ARG002 (overrides use it)
@@ -232,10 +232,11 @@ class FirstCsx(Orders):
         self._sources.note(name, source)
 
     def owners_read(self) -> OwnersRead:
-        """Return what lets the owners of weights read a checkpoint themselves."""
-        if self._store is None or self._read_once:
+        """Return what sets the weights that other CSX own from a checkpoint."""
+        if self._store is None:
             return OwnersRead()
-        return OwnersRead(self._store.owner_elsewhere, self._store.read_by_owner, self._store.end_reading)
+        read = None if self._read_once else self._store.read_by_owner
+        return OwnersRead(self._store.owner_elsewhere, read, self._store.end_reading)
 
     def copies_elsewhere(self, names: Container[str]) -> Elsewhere:
         """Have other CSX copy their shares of these variables; not those that they do not have yet.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
-from cerebras_tensorflow.errors import CheckpointError
+from cerebras_tensorflow.errors import CheckpointError, CollectiveError
 from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.runtime.csx.checkpoint_files import OwnersRead, Source
 from cerebras_tensorflow.runtime.inference.shared import SharedInference
@@ -80,10 +82,41 @@ def test_the_values_of_a_checkpoint_that_is_removed_meanwhile_are_sent(
 def test_an_owner_does_not_open_a_checkpoint_that_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "model.ckpt-1.index"
     source = Source(str(tmp_path / "model.ckpt-1"), "w", str(file))
-    with OwnersRead(lambda _: 1) as owners:
+    with OwnersRead(lambda _: 1, lambda *_: None) as owners:
         assert not owners.start("w", source)
         file.touch()
         assert owners.start("w", source)
+
+
+def test_values_for_owners_are_sent_in_the_background_and_few_at_a_time() -> None:
+    may_end, ended = threading.Event(), []
+
+    def load(name: str) -> None:
+        may_end.wait()
+        ended.append(name)
+
+    owner_of = {"mine": None, "a": 1, "b": 1, "c": 2}.get
+    with OwnersRead(owner_of) as owners:
+        assert not owners.send("mine", 8, lambda: load("mine"))
+        for name in "abc":
+            owners.make_room(100 << 20)
+            if name == "c":
+                assert "a" in ended
+            assert owners.send(name, 100 << 20, partial(load, name))
+            if name == "b":
+                assert ended == []
+                may_end.set()
+        assert sorted(owners.finish()) == ["a", "b", "c"]
+
+
+def test_an_error_of_a_value_that_is_sent_is_not_lost() -> None:
+    def fail() -> None:
+        raise CollectiveError("rank 1 has ended")
+
+    with OwnersRead(lambda _: 1) as owners:
+        owners.send("w", 8, fail)
+        with pytest.raises(CollectiveError, match="rank 1 has ended"):
+            list(owners.finish())
 
 
 def test_a_checkpoint_that_a_csx_cannot_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
