@@ -97,7 +97,7 @@ def train_on(
     ]
     errors: list[BaseException] = []
 
-    def connect(ranks: Collectives, answer: Answer, counted: Any) -> Peers:
+    def connect(ranks: Collectives, answer: Answer, *_: Any) -> Peers:
         assert copies is not None
         return Peers(ranks.rank, copies, b"secret", answer, ranks.check)
 

@@ -22,13 +22,14 @@ from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
 from cerebras_tensorflow.runtime.session_snapshot import Elsewhere
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 from cerebras_tensorflow.runtime.weight_store.interface import as_bytes
+from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory
 from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, OwnedElsewhere
 
 COPY = "copy"  # kind of a message: copy these variables, and keep the copies until they are written
 _MIN_BYTES = 1 << 20  # smaller variables take the first CSX less time than asking
 
 Copies = Mapping[str, np.ndarray]
-Connect = Callable[[Answer, Iterable[int]], Peers]
+Connect = Callable[[Answer, Iterable[int], SharedMemory | None], Peers]
 
 
 class Kind(IntEnum):
@@ -45,12 +46,12 @@ class CopyShares:
 
     Args:
         ranks: The group of all CSX.
-        connect: Makes the connections to the others, given what answers their requests and the kinds to count.
+        connect: Makes the connections to the others, as for SharedStore.
     """
 
     def __init__(self, ranks: Collectives, connect: Connect) -> None:
         self._ranks = ranks
-        self._peers = connect(_refused, ())
+        self._peers = connect(_refused, (), None)
         self._number = 0  # of the last copies
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -129,7 +130,7 @@ class HeldCopies:
         self._release: Callable[[], object] = lambda: None
         self._is_closed = False
         self._changed = threading.Condition()
-        self._peers = connect(self._answer, ())
+        self._peers = connect(self._answer, (), None)
 
     def hold(self, message: Message, copies: Copies, release: Callable[[], object]) -> None:
         """Keep copies until the first CSX has no more need of them.
