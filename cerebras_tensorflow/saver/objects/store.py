@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,10 @@ _FIRST_PAUSE_MS = 100
 _MAX_TEXT = 400
 _MAX_MASKED = 20_000
 _COPIED_BYTES = 8 << 20
+_MIB = 1 << 20
+_MOST_PARTS = 10_000  # of an object of S3
+_SMALLEST_PART_BYTES = 8 << 20
+_SENDING_BYTES = 128 << 20  # parts of a file at a time
 _MAX_SMALL_BYTES = 256 << 20
 _TRY_AGAIN = "Try again; what was written before is untouched."
 # Names whose values are secret, as ends of longer ones: x-amz-security-token, AWSAccessKeyId, client_secret.
@@ -180,7 +185,13 @@ class Bucket:
         Raises:
             CheckpointError: If the file cannot be read, or the object cannot be written.
         """
-        self._again(lambda: self._obstore.put(self._store, key, Path(path)), key, "be written")
+
+        def write() -> None:
+            part = part_bytes(os.path.getsize(path))
+            words: Any = {"chunk_size": part, "max_concurrency": max(1, _SENDING_BYTES // part)}
+            self._obstore.put(self._store, key, Path(path), **words)
+
+        self._again(write, key, "be written")
 
     def get_file(self, key: str, path: str) -> None:
         """Copy an object into a new file.
@@ -272,6 +283,15 @@ class Bucket:
             advice = _advice(exc, str(exc), key)
             text = f"{self.url(key)}: cannot {action}: {without_credentials(str(exc))} {advice}"
             raise (_TransientError if advice == _TRY_AGAIN else CheckpointError)(text) from None
+
+
+def part_bytes(size: int) -> int:
+    """Return the size of the parts in which a file of some size is sent [B].
+
+    >>> part_bytes(1 << 30) >> 20, part_bytes(5 << 40) >> 20
+    (8, 525)
+    """
+    return max(_SMALLEST_PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
 
 
 def _version(meta: Any) -> Version:

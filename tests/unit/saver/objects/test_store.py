@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_advice_does_not_depend_on_names(text: str) -> None:
 )
 def test_advice_depends_on_what_the_server_said(text: str, advice: str) -> None:
     assert store_module._advice(OSError(), text, "c").startswith(advice)
+
+
+def test_a_file_of_a_terabyte_is_sent_in_few_parts(
+    gcs: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent: dict[str, int] = {}
+    monkeypatch.setattr(gcs._obstore, "put", lambda *_, **options: sent.update(options))
+    with open(tmp_path / "model", "wb") as file:
+        file.truncate(1 << 40)  # takes no space
+    gcs.put_file("run/model", str(tmp_path / "model"))
+    assert -(-(1 << 40) // sent["chunk_size"]) <= 10_000
+    assert sent["chunk_size"] * sent["max_concurrency"] <= 128 << 20
 
 
 def test_a_cut_answer_is_read_again_whatever_its_name(gcs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
