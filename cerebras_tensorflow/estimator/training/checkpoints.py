@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -152,10 +152,8 @@ def restore(session: ProgramSession, path: str, keys: Mapping[str, str]) -> None
             is_same_type = reader.entry(key).dtype == dtype_from_name(specs[name].dtype)
             if where is None or not is_same_type or not session.adopt(name, where.path, where.offset, where.crc):
                 owners.make_room(specs[name].num_bytes)
-                load = functools.partial(session.load, name, reader.read(key), source)
-                if owners.send(name, specs[name].num_bytes, load):
+                if owners.set(name, specs[name].num_bytes, partial(session.load, name, reader.read(key), source)):
                     continue
-                load()
             progress.advance(specs[name].num_bytes)
         for name in owners.finish():
             progress.advance(specs[name].num_bytes)

@@ -132,16 +132,17 @@ class OwnersRead(OwnerThreads):
         while self._sending and sum(size for _, size in self._sending) + num_bytes > _SENDING_BYTES:
             wait([self._sending.popleft()[0]])
 
-    def send(self, name: str, num_bytes: int, load: Callable[[], object]) -> bool:
-        """Set a weight that another CSX owns from here. Return False if none owns it.
+    def set(self, name: str, num_bytes: int, load: Callable[[], object]) -> bool:
+        """Set a variable from here: in the background if another CSX owns it. Return whether it is in the background.
 
         Args:
-            name: The weight.
+            name: The variable.
             num_bytes: Its size.
             load: Sets it.
         """
         owner = self._owner_of(name)
         if owner is None:
+            load()
             return False
         future = self._submit(owner, load)
         self._setting[future] = name

@@ -97,12 +97,12 @@ def test_values_for_owners_are_sent_in_the_background_and_few_at_a_time() -> Non
 
     owner_of = {"mine": None, "a": 1, "b": 1, "c": 2}.get
     with OwnersRead(owner_of) as owners:
-        assert not owners.send("mine", 8, lambda: load("mine"))
+        assert not owners.set("mine", 8, lambda: None)
         for name in "abc":
             owners.make_room(100 << 20)
             if name == "c":
                 assert "a" in ended
-            assert owners.send(name, 100 << 20, partial(load, name))
+            assert owners.set(name, 100 << 20, partial(load, name))
             if name == "b":
                 assert ended == []
                 may_end.set()
@@ -114,7 +114,7 @@ def test_an_error_of_a_value_that_is_sent_is_not_lost() -> None:
         raise CollectiveError("rank 1 has ended")
 
     with OwnersRead(lambda _: 1) as owners:
-        owners.send("w", 8, fail)
+        owners.set("w", 8, fail)
         with pytest.raises(CollectiveError, match="rank 1 has ended"):
             list(owners.finish())
 
