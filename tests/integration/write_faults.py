@@ -1,10 +1,10 @@
 """Makes each file that a run writes fail in turn: python -m tests.integration.write_faults KIND|all FOLDER [ERRNO ...].
 
 A run without a fault lists the files that it writes. Names that differ only in numbers are one case. Then each case
-fails with each error, in a run of its own, from its start on or after the checkpoint of step 4. Such a run must train
-to its end, or end with one clear error. A second run without a fault must continue from what the first one left. Every
-checkpoint is compared with the one of the same step of an unbroken run. This process needs `faults.c` in LD_PRELOAD;
-its children are forks after TensorFlow's import.
+fails with each error, in a run of its own, from its start on or while the checkpoint of step 4 exists. Such a run must
+train to its end, or end with one clear error. A second run without a fault must continue from what the first one left.
+Every checkpoint is compared with the one of the same step of an unbroken run. This process needs `faults.c` in
+LD_PRELOAD; its children are forks after TensorFlow's import.
 """
 
 from __future__ import annotations
