@@ -99,7 +99,9 @@ def unpack(packed: Bytes, piece: Bytes, width: int) -> None:
     elements = piece.view(_UNSIGNED[width])
     count = int(packed[:_HEADER_BYTES].view(np.uint64)[0])
     if width == 1 and count == _MASK:
-        elements[:] = np.unpackbits(packed[_HEADER_BYTES : _HEADER_BYTES + elements.size // 8])
+        bits = packed[_HEADER_BYTES : _HEADER_BYTES + elements.size // 8]
+        for start in range(0, elements.size, _CHUNK):  # small arrays: a large one would be new memory each time
+            elements[start : start + _CHUNK] = np.unpackbits(bits[start // 8 : (start + _CHUNK) // 8])
         return
     elements[:] = 0
     if not _has_positions(count, elements.size):

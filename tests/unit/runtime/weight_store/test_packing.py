@@ -42,7 +42,7 @@ def test_every_bit_comes_back(dtype: str, sparsity: float) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_mask_moves_as_bits(share: float) -> None:
-    piece = (np.random.default_rng(0).random(4096) < share).view(np.uint8)
+    piece = (np.random.default_rng(0).random(140_000) < share).view(np.uint8)
     packed = pack(piece, 1, 0.4)
     assert packed is not None
     assert packed.size == packed_bytes(packed, piece.size, 1) == piece.size // 8 + 8
