@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,8 @@ def test_what_is_sparse_is_in_a_report_and_the_log(
     assert report["global_step"] == 2
     row = {"shape": [4, 64], "algorithm": "set", "target": 0.625, "actual": 0.625}
     assert report["weights"] == {"ours/kernel": row}
+    (summary,) = run.folder.rglob("model_summary.txt")
+    assert re.search(r"ours/kernel +62\.5%", summary.read_text())  # when the run ends, not later
     html = run.folder / "pipelined" / "report.html"
     assert not page.is_available() or "62.50% zeros" in html.read_text(encoding="utf-8")
 

@@ -18,7 +18,6 @@ from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
-from cerebras_tensorflow.estimator.model.sparse_weights import SparseWeight
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.exactness import OPS_OF_INPUTS, InexactOp, find_inexact_ops
 from cerebras_tensorflow.graph.layers import find_network
@@ -263,17 +262,20 @@ def network_of(model: Model, names: Collection[str], is_training: bool) -> Netwo
     inputs = {tensor.name: tensor for tensor in model.inputs.tensors if tensor.shape.is_fully_defined()}
     batch_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in inputs.values())
     network = find_network(model.graph, names, batch_size, batch_bytes, is_training)
-    return replace(network, sparsity=_target_sparsity(model.sparse))
+    return replace(network, sparsity=_target_sparsity(model))
 
 
-def _target_sparsity(weights: Sequence[SparseWeight]) -> dict[str, float]:
-    """Return the share of zeros of each sparse weight that an algorithm masks, at the last change of its mask."""
+def _target_sparsity(model: Model) -> dict[str, float]:
+    """Return the share of zeros of each sparse weight that an algorithm masks, at the last change of its mask.
+
+    A weight is left out if this is unknown: its schedule rises to 1 unless the run ends before.
+    """
     shares = {}
-    for weight in weights:
+    for weight in model.sparse:
         if weight.algorithm is not None:
-            updates = weight.algorithm.update_steps
-            last = max(updates.steps, default=(updates.stop or _LATE_STEP) - 1)
-            shares[weight.name] = float(weight.algorithm.target(last))
+            last = weight.algorithm.update_steps.last(_LATE_STEP if model.last_step is None else model.last_step)
+            share = 0.0 if last is None else float(weight.algorithm.target(last))
+            shares |= {weight.name: share} if share < 1 else {}
     return shares
 
 

@@ -39,6 +39,7 @@ class Model:
         mode: The mode of the call.
         ignores_negative_labels: Whether labels of -1 give no loss and no gradient.
         sparse: The weights with masks.
+        last_step: Global step at which its training ends; None: unknown.
     """
 
     graph: tf.Graph
@@ -48,6 +49,7 @@ class Model:
     mode: str
     ignores_negative_labels: bool = False
     sparse: tuple[SparseWeight, ...] = ()
+    last_step: int | None = None
 
     @property
     def train_node(self) -> str | None:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cerebras_tensorflow import tf_private
@@ -115,7 +115,7 @@ def prepare(
             graph_def = ops.step.graph_def
             del model, ops
             _free_graph_of(graph_def)
-            model = _call_model(request, pipeline)
+            model = _call_model(request, pipeline, last_step)
             ops = training_ops(model, request.is_cerebras)
     return PreparedRun(
         request=request,
@@ -146,7 +146,7 @@ def _compile(
 
     def attempt() -> tuple[Model, TrainingOps, Compiled]:
         with run_progress("Building the model"):
-            model = _call_model(request, pipeline)
+            model = _call_model(request, pipeline, last_step)
         run_log.info("Done calling model_fn.")
         for weight in model.sparse:
             if weight.algorithm is not None and last_step is not None:
@@ -180,8 +180,8 @@ def _free_graph_of(graph_def: Any) -> None:
         trim_heap()
 
 
-def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
-    return call_model_fn(
+def _call_model(request: TrainingRequest, pipeline: InputPipeline, last_step: int | None) -> Model:
+    model = call_model_fn(
         request.model_fn,
         pipeline,
         ModeKeys.TRAIN,
@@ -190,6 +190,7 @@ def _call_model(request: TrainingRequest, pipeline: InputPipeline) -> Model:
         request.is_cerebras,
         request.sparsity,
     )
+    return replace(model, last_step=last_step)
 
 
 def _write_initial_values(saver: CheckpointSaver, model: Model, request: TrainingRequest, num_bytes: int) -> str:
