@@ -270,7 +270,7 @@ def _target_sparsity(model: Model) -> dict[str, float]:
 
     A weight is left out if this is unknown: its schedule rises to 1 unless the run ends before.
     """
-    shares = {}
+    shares: dict[str, float] = {}
     for weight in model.sparse:
         if weight.algorithm is not None:
             last = weight.algorithm.update_steps.last(_LATE_STEP if model.last_step is None else model.last_step)
