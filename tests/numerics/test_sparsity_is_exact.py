@@ -156,6 +156,31 @@ def test_the_optimizers_of_the_reference_models(name: str, run: Run) -> None:
     assert_same(pipelined, run(our_optimizer(OURS[name]), "file"))
 
 
+def with_unused_head(features: Any, labels: Any, mode: str) -> Any:
+    """A model with a second output that has no loss, like BERT's without next-sentence loss."""
+    variables, loss = kernel_and_loss("ours", features, labels)
+    kernel_and_loss("head", features, labels)
+    assert len(v1.trainable_variables()) == len(variables) + 2
+    return CSEstimatorSpec(mode, loss=loss, train_op=training_step(loss, OURS["adamw"]))
+
+
+@pytest.mark.parametrize("method", ["rigl", "set"])
+def test_a_mask_stays_if_the_loss_does_not_depend_on_the_weight(
+    method: str, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    sparsity = {**RIGL, "algorithm": method}
+    pipelined = run(with_unused_head, sparsity=sparsity)
+    first = run(with_unused_head, sparsity=sparsity, steps=1, name="first")
+    np.testing.assert_array_equal(pipelined["head/kernel_mask"], first["head/kernel_mask"])
+    assert (pipelined["ours/kernel_mask"] != first["ours/kernel_mask"]).any()
+    assert (~pipelined["head/kernel_mask"]).mean() == 0.75
+    caplog.clear()
+    assert_same(pipelined, run(with_unused_head, "file", sparsity))
+    assert [one.getMessage() for one in caplog.records if "does not depend" in one.getMessage()] == [
+        "Sparsity: the loss does not depend on head/kernel. Masks of these weights stay."
+    ]
+
+
 class Shifted(DynamicSparsityAlgorithm):
     """A method of a user: the mask moves by one column at each update."""
 

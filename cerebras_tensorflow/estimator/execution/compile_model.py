@@ -273,7 +273,8 @@ def _target_sparsity(model: Model) -> dict[str, float]:
     shares: dict[str, float] = {}
     for weight in model.sparse:
         if weight.algorithm is not None:
-            last = weight.algorithm.update_steps.last(_LATE_STEP if model.last_step is None else model.last_step)
+            end = _LATE_STEP if model.last_step is None else model.last_step
+            last = weight.algorithm.update_steps.last(end if weight.is_trained else 0)
             share = 0.0 if last is None else float(weight.algorithm.target(last))
             shares |= {weight.name: share} if share < 1 else {}
     return shares

@@ -68,6 +68,7 @@ class SparseWeight:
         slots: Names of the variables that belong to the weight and have its shape.
         algorithm: Chooses the mask; None if the caller's object does.
         gradients: Its gradients before the mask: tensors, or IndexedSlices.
+        is_trained: Whether the loss depends on it. If not, its mask stays as it starts.
     """
 
     name: str
@@ -76,6 +77,7 @@ class SparseWeight:
     slots: tuple[str, ...]
     algorithm: SparsityAlgorithm | None
     gradients: tuple[Any, ...]
+    is_trained: bool = True
 
 
 @dataclass
@@ -116,6 +118,7 @@ class SparseGraph:
         self._choice = choice
         self._calls = WritingCalls(graph)
         self._masked: dict[str, _Masked] = {}  # by name of the VarHandleOp
+        self._without_gradient: set[str] = set()  # VarHandleOps for which TensorFlow returned None
 
     @contextmanager
     def masked_gradients(self) -> Iterator[None]:
@@ -146,7 +149,8 @@ class SparseGraph:
         for name, algorithm in chosen.items():
             masked = self._masked_of(names[name])
             needs_gradient = algorithm is not None and algorithm.needs_gradient
-            if needs_gradient and not masked.gradients:
+            is_trained = bool(masked.gradients) or names[name].handle.op.name not in self._without_gradient
+            if needs_gradient and is_trained and not masked.gradients:
                 raise CompileError(
                     f"{type(algorithm).__name__} needs the gradient of {name}, but model_fn computes none by "
                     "tf.gradients, an optimizer or tf.GradientTape. Exclude the weight by param_filter, or use set."
@@ -159,6 +163,7 @@ class SparseGraph:
                     slots=tuple(checkpoint_key(slot) for slot in slots.get(name, ())),
                     algorithm=algorithm,
                     gradients=tuple(masked.gradients) if needs_gradient else (),
+                    is_trained=is_trained,
                 )
             )
             late += self._mask_writes(masked, slots.get(name, []), train_ops)
@@ -167,9 +172,12 @@ class SparseGraph:
 
     def _mask_gradient(self, gradient: Any, source: Any) -> Any:
         handle = getattr(source, "handle", source)
-        if gradient is None or getattr(handle, "dtype", None) != tf.resource:
+        if getattr(handle, "dtype", None) != tf.resource:
             return gradient
         root = root_handle(handle).name
+        if gradient is None:
+            self._without_gradient.add(root)
+            return None
         variable: Any = next((one for one in _trainable(self._graph) if one.handle.op.name == root), None)
         name = _name_of(variable) if variable is not None else None
         if name is None or not self._choice.takes(name, tuple(variable.shape.as_list())):

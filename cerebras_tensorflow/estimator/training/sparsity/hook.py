@@ -54,6 +54,7 @@ class SparsityHook(SessionRunHook):
         taking = {name: weight for name, weight in self._weights.items() if weight.gradients}
         self._gradients = KeptGradients(taking, request.work_folder, run.compiled.program.micro_batches is None)
         run.cleanup.callback(self._gradients.forget)
+        self._warn_of_untrained()
 
     def begin(self) -> None:
         """Add the ops that take gradients."""
@@ -107,7 +108,15 @@ class SparsityHook(SessionRunHook):
         self._report.write(step)
 
     def _is_due(self, weight: SparseWeight, step: int) -> bool:
-        return isinstance(weight.algorithm, DynamicSparsityAlgorithm) and step in weight.algorithm.update_steps
+        algorithm = weight.algorithm
+        return weight.is_trained and isinstance(algorithm, DynamicSparsityAlgorithm) and step in algorithm.update_steps
+
+    def _warn_of_untrained(self) -> None:
+        """Name the weights whose masks would change if the loss depended on them."""
+        weights = [one for one in self._weights.values() if isinstance(one.algorithm, DynamicSparsityAlgorithm)]
+        names = [one.name for one in weights if not one.is_trained]
+        if names:
+            run_log.warning("Sparsity: the loss does not depend on %s. Masks of these weights stay.", ", ".join(names))
 
     def _saved_masks(self) -> set[str]:
         """Return the masks that the run has loaded from a checkpoint."""
