@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cerebras_tensorflow.runtime.host import same_user
 from cerebras_tensorflow.runtime.host.same_user import SameUserDoor, is_of_this_machine
 
 ATTACK = """
@@ -63,6 +66,55 @@ def test_a_connection_from_before_the_door_is_cut_off(server: socket.socket, por
         with pytest.raises(TimeoutError):
             link.recv(10)
         door.close()
+
+
+def test_a_connection_that_waits_in_the_backlog_is_closed(server: socket.socket, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as early:
+        early.sendall(b"in time")
+        door = SameUserDoor(port)
+        with suppress(ConnectionResetError):
+            assert early.recv(10) == b""
+    server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        server.accept()
+    door.close()
+
+
+def test_nothing_is_read_from_a_socket_that_took_the_port_of_an_admitted_one(
+    server: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = same_user._tcp_sockets
+    is_another = True
+
+    def shown(ends: str) -> list[same_user._Socket]:
+        calls = same_user._SYN_SENT
+        return [one if one.state == calls or not is_another else replace(one, inode=1) for one in present(ends)]
+
+    monkeypatch.setattr(same_user, "_tcp_sockets", shown)
+    door = SameUserDoor(port)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller, server.accept()[0] as link:
+        caller.sendall(b"a stranger's")
+        link.settimeout(1)
+        with pytest.raises(TimeoutError):
+            link.recv(10)
+    is_another = False
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller, server.accept()[0] as link:
+        caller.sendall(b"mine")
+        assert link.recv(10) == b"mine"
+    door.close()
+
+
+def test_a_door_that_cannot_be_made_leaves_the_port_as_it_was(
+    server: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_door: SameUserDoor) -> None:
+        raise OSError("no more file descriptors")
+
+    monkeypatch.setattr(SameUserDoor, "_hang_up", fail)
+    with pytest.raises(OSError, match="no more file descriptors"):
+        SameUserDoor(port)
+    with socket.create_connection(("127.0.0.1", port), timeout=10):
+        server.accept()[0].close()
 
 
 def test_a_closed_door_lets_nobody_in(server: socket.socket, port: int) -> None:
