@@ -47,14 +47,16 @@ def pack(piece: Bytes, width: int, most_share: float = MOST_PACKED_SHARE) -> Byt
     Args:
         piece: The bytes. Their number is a multiple of eight elements.
         width: Bytes of an element: 1, 2, 4 or 8.
-        most_share: Share of the piece's bytes above which a packed piece does not pay.
+        most_share: Share of the piece's bytes above which a packed piece does not pay. A mask, of bytes 0 and 1, is
+            packed if that makes it smaller, whatever this share.
 
     >>> packed = pack(np.zeros(64, np.uint8), 4)
     >>> packed.size
     12
     """
     if width == 1 and piece.max(initial=0) <= 1:
-        return np.concatenate([np.array([_MASK]).view(np.uint8), np.packbits(piece)])
+        packed: Bytes = np.concatenate([np.array([_MASK]).view(np.uint8), np.packbits(piece)])
+        return packed if packed.size < piece.size else None
     elements = piece.view(_UNSIGNED[width])
     sample = elements[:: max(1, elements.size // _SAMPLES)]
     if np.count_nonzero(sample) > 1.2 * most_share * sample.size:

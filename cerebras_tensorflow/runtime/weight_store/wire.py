@@ -46,7 +46,7 @@ class Packing:
 
     Attributes:
         width: Bytes of an element; 0 if no piece is packed.
-        most_share: Share of a piece's bytes up to which it is packed.
+        most_share: Share of a piece's bytes up to which it is packed; masks do not obey it.
 
     Raises:
         ValueError: If no piece can be packed so.

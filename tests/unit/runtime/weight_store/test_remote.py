@@ -110,6 +110,17 @@ def test_a_sparse_weight_moves_few_bytes_and_keeps_every_bit(dtype: str) -> None
         assert written * 4 < written_dense
 
 
+@pytest.mark.parametrize(("size", "num_bytes"), [(8, 8), (16, 10), (PIECE_BYTES + 8, PIECE_BYTES // 8 + 16)])
+def test_a_mask_moves_as_bits_where_that_makes_it_smaller(size: int, num_bytes: int) -> None:
+    value = np.ones(size, np.bool_)
+    with weight_servers(1) as servers:
+        store = ServerStore([WeightSpec("mask", "bool", (size,), size)], servers)
+        store.write(0, value)
+        np.testing.assert_array_equal(store.read(0), value)
+        assert store.wire_bytes == (num_bytes, num_bytes)
+        store.close()
+
+
 def test_reading_rows_that_were_never_written_is_an_error() -> None:
     with weight_servers(1) as servers:
         store = ServerStore(SPECS, servers)
