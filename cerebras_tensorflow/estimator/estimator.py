@@ -67,6 +67,7 @@ class CerebrasEstimator:
     """
 
     _is_cerebras = True
+    _on_ready: Callable[[], None] | None = None  # of a subclass; a training run calls it before its first step
 
     def __init__(
         self,
@@ -156,8 +157,7 @@ class CerebrasEstimator:
         show_run_lines()
         target = self._cs_target(use_cs, ModeKeys.TRAIN)
         sparsity = choice_of(self._params if self._is_cerebras else None, sparsifier)
-        is_distributed = distributed_training.is_distributed(self._cs_settings)
-        if is_distributed:
+        if is_distributed := distributed_training.is_distributed(self._cs_settings):
             check_no_system("train_distribute", target.is_cs or num_csx_of(self._cs_settings.cs) > 1)
         else:
             check_settings(self._cs_settings.cs, self._params)
@@ -177,6 +177,7 @@ class CerebrasEstimator:
             last_step=max_steps,
             is_cerebras=self._is_cerebras,
             sparsity=sparsity,
+            on_ready=self._on_ready,
         )
         if is_distributed:
             distributed_training.train(request)
@@ -421,8 +422,7 @@ class CerebrasEstimator:
         return target
 
     def _cs_trained(self) -> str:
-        path = self.latest_checkpoint()
-        if path is None:
+        if (path := self.latest_checkpoint()) is None:
             raise ValueError(f"Could not find trained model in model_dir: {self._model_dir}.")
         return path
 

@@ -310,7 +310,7 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
     model_fn = _import(model.model_fn)
     train_input_fn = functools.partial(model.input_fn("train", settings.synthetic), params)
     eval_input_fn = functools.partial(model.input_fn("eval", settings.synthetic), params)
-    estimator = _make_estimator(model_fn, params, settings, model_dir)
+    estimator = _make_estimator(model_fn, params, settings, model_dir, write_params)
     if options.validate_only or options.compile_only:
         mode = "train" if is_training else "infer" if settings.mode == "predict" else "eval"
         input_fn = functools.partial(model.input_fn(mode, settings.synthetic), params)
@@ -320,7 +320,7 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         return
     eval_steps = settings.eval_steps or None
     if is_training:
-        _train(estimator, train_input_fn, settings, write_params)
+        _train(estimator, train_input_fn, settings)
     if settings.mode in ("eval", "train_and_eval"):
         checkpoint = settings.checkpoint_path if settings.mode == "eval" else None
         estimator.evaluate(eval_input_fn, steps=eval_steps, checkpoint_path=checkpoint)
@@ -332,21 +332,11 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
         save_predictions(estimator, predict_input_fn, settings, model_dir)
 
 
-def _train(
-    estimator: Any, input_fn: Callable[..., Any], settings: RunSettings, write_params: Callable[[], None]
-) -> None:
-    import tensorflow as tf
-
+def _train(estimator: Any, input_fn: Callable[..., Any], settings: RunSettings) -> None:
     from cerebras_tensorflow.estimator.training.hooks import NanLossError
 
-    class WriteParams(tf.compat.v1.train.SessionRunHook):
-        """Writes the params when the run has passed all checks. A refused run leaves no file."""
-
-        def begin(self) -> None:
-            write_params()
-
     try:
-        estimator.train(input_fn, steps=settings.steps, max_steps=settings.max_steps, hooks=[WriteParams()])
+        estimator.train(input_fn, steps=settings.steps, max_steps=settings.max_steps)
     except NanLossError as exc:
         # It is TensorFlow's class. Its message has the step and the last good checkpoint, so hide the traceback.
         raise CerebrasError(str(exc)) from exc
@@ -401,9 +391,20 @@ def save_predictions(estimator: Any, input_fn: Callable[..., Any], settings: Run
     return path
 
 
-def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settings: RunSettings, model_dir: str) -> Any:
+def _make_estimator(
+    model_fn: Callable[..., Any],
+    params: dict[str, Any],
+    settings: RunSettings,
+    model_dir: str,
+    write_params: Callable[[], None],
+) -> Any:
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
     from cerebras_tensorflow.compat.messages import FullConfig
+
+    class ReferenceEstimator(CerebrasEstimator):
+        """Writes the params before the first step of training, so a refused run leaves no file."""
+
+        _on_ready = staticmethod(write_params)
 
     read_once = {} if settings.read_once is None else {"read_once": settings.read_once}
     given: dict[str, Any] = {
@@ -434,7 +435,7 @@ def _make_estimator(model_fn: Callable[..., Any], params: dict[str, Any], settin
         log_step_count_steps=settings.log_step_count_steps,
     )
     warm_start = settings.checkpoint_path if settings.mode in ("train", "train_and_eval") else None
-    return CerebrasEstimator(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start)
+    return ReferenceEstimator(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start)
 
 
 def _import(function: Function) -> Callable[..., Any]:

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
+from cerebras_tensorflow.errors import CerebrasError
+from cerebras_tensorflow.estimator.training.open_session import TrainingSessionCreator
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
+from cerebras_tensorflow.system import registry
 from cerebras_tensorflow.units import parse_size
 from reference_implementations.bert.fine_tuning.classifier.run import MODEL as CLASSIFIER
 from reference_implementations.bert.run import MODEL as BERT
@@ -161,6 +164,26 @@ def test_a_refused_memory_budget_names_one_that_suffices(
     assert 1 in saved(folder)
 
 
+def test_a_run_on_a_system_writes_its_params_when_its_session_is_ready(
+    home: Path, params: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.create(home, "lab", "10.0.0.1", "pipelined")
+    folder = tmp_path / "out"
+    words = ["--params", str(params), "--model_dir", str(folder), "--mode", "train", "--max_steps", "1"]
+    words += ["--cs_ip", "10.0.0.1"]
+
+    def refuse(*_: object) -> None:
+        raise CerebrasError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingSessionCreator, "create_session", refuse)
+        assert run(MODEL, words) == 1
+    assert not (folder / "train" / "params_train.yaml").exists()
+    assert run(MODEL, words) == 0
+    written = yaml.safe_load((folder / "train" / "params_train.yaml").read_text())
+    assert written["runconfig"]["cs_ip"] == "10.0.0.1:9000"
+
+
 def test_python_paths_make_user_modules_importable(home: Path, params: Path, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
@@ -202,7 +225,9 @@ def test_cluster_options_reach_the_run_config(params: Path, tmp_path: Path) -> N
         "runconfig",
         "params",
     )
-    config = run_module._make_estimator(lambda features, labels, mode, params: None, loaded, settings, tmp_path).config
+    config = run_module._make_estimator(
+        lambda features, labels, mode, params: None, loaded, settings, tmp_path, print
+    ).config
     csx = config.cs_config
     assert (csx.num_csx, csx.max_wgt_servers, csx.max_act_per_csx, csx.num_workers_per_csx) == (2, 3, 4, 5)
     assert csx.mount_dirs == [str(tmp_path), "/tmp"]

@@ -102,6 +102,8 @@ def _run(request: TrainingRequest, strategy: Any, start: WarmStartSettings | Non
         train_op = model.group(model.spec.train_op)
         final_loss = None
         with _session(request, _hooks_of(request, model, loss), model, session_config) as session:
+            if request.on_ready is not None and settings.distribution.is_chief:
+                request.on_ready()
             while not session.should_stop():
                 _, final_loss = session.run([train_op, loss])
     if final_loss is None:

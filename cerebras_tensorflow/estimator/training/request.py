@@ -23,6 +23,7 @@ class TrainingRequest:
         last_step: Global step at which to stop; None: when the input ends.
         is_cerebras: Whether labels of -1 give no loss and no gradient, and the run is saved even without an interval.
         sparsity: The sparse weights; None: all are dense.
+        on_ready: Called once, in the chief: the session is made, so all checks are passed, and the first step is next.
     """
 
     model_fn: Callable[..., Any]
@@ -38,6 +39,7 @@ class TrainingRequest:
     last_step: int | None
     is_cerebras: bool = False
     sparsity: SparseChoice | None = None
+    on_ready: Callable[[], None] | None = None
 
     @property
     def work_folder(self) -> str:

@@ -91,6 +91,8 @@ def _take_steps(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionC
         tf.compat.v1.train.MonitoredSession(session_creator=creator, hooks=hooks_of(run, watch)) as session,
         _saving_after_a_lost_csx(watch, creator, signals),
     ):
+        if run.request.on_ready is not None:
+            run.request.on_ready()
         if not session.should_stop():
             with _first_step_progress(creator):
                 step()
