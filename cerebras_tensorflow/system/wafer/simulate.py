@@ -43,6 +43,7 @@ def simulate(network: Network, workload: Workload) -> Simulation:
         PlacementError: If the network does not fit on the wafer.
         SettingsError: If pipelined mode is asked of several systems, or the release is unknown.
     """
+    kernel_efficiency(workload.release)  # raises for an unknown release; pipelined mode takes no figure from it
     if workload.mode == PIPELINED and workload.num_csx > 1:
         raise SettingsError(f"num_csx is {workload.num_csx}: pipelined mode uses one system; use weight streaming")
     middle = _simulate(network, workload, "value")

@@ -105,8 +105,9 @@ def test_systems_scale_and_the_tree_between_them_costs_a_little() -> None:
 
 def test_releases_differ_and_unknown_ones_are_refused() -> None:
     assert streamed(65, release="2.1.1").samples_per_s > 1.5 * streamed(65, release="1.7.1").samples_per_s
-    with pytest.raises(SettingsError, match="release is 'three'; expected one such as"):
-        streamed(65, release="three")
+    for mode in ("pipelined", "weight_streaming"):
+        with pytest.raises(SettingsError, match="release is 'three'; expected one such as"):
+            simulate(BERT, Workload(mode, 64, release="three"))
 
 
 def test_a_width_just_above_a_multiple_of_the_columns_is_slow_and_the_advice_says_so() -> None:
