@@ -27,8 +27,8 @@ def trips_of_call(operation: Any, functions: Functions) -> int | None:
     bodies: dict[str, CalledBody] = {body.attribute: body for body in functions.bodies_of(operation)}
     condition, body = bodies["cond"], bodies["body"]
 
-    def start(index: int) -> float | None:
-        return _known_outside(operation.inputs[index], functions)
+    def start(index: int, at_most: bool) -> float | None:
+        return _known_outside(operation.inputs[index], functions, at_most)
 
     def step(index: int) -> float | None:
         return _increment(body.results[index], lambda tensor: tensor.op.name == body.arguments[index])
@@ -38,10 +38,10 @@ def trips_of_call(operation: Any, functions: Functions) -> int | None:
         if counter.op.name not in condition.arguments:
             return None
         index = condition.arguments.index(counter.op.name)
-        known = _known(limit)
+        known = _known(limit, at_most=sign > 0)
         if limit.op.name in condition.arguments:
-            known = start(condition.arguments.index(limit.op.name))
-        return _count(start(index), known, step(index), has_last, sign)
+            known = start(condition.arguments.index(limit.op.name), at_most=sign > 0)
+        return _count(start(index, at_most=sign < 0), known, step(index), has_last, sign)
 
     count = _fewest(condition.results[0], trips)
     return None if count is None else round(count)
@@ -63,14 +63,18 @@ def trips_of_frame(condition: Any) -> int | None:
         if start is None or again is None:
             return None
         step = _increment(again.op.inputs[0], lambda tensor: tensor.op is merge)
-        return _count(_known(_source(start)), _known(_source(limit)), step, has_last, sign)
+        return _count(_known(start, at_most=sign < 0), _known(limit, at_most=sign > 0), step, has_last, sign)
 
     count = _fewest(condition.inputs[0], trips)
     return None if count is None else round(count)
 
 
 def _count(start: float | None, limit: float | None, step: float | None, has_last: bool, sign: int) -> float | None:
-    """Return the trips of a counter that goes up (sign 1) or down (-1) to a limit, and runs at it if has_last."""
+    """Return the trips of a counter that goes up (sign 1) or down (-1) to a limit, and runs at it if has_last.
+
+    More trips follow from a higher limit when it counts up, and from a higher start when it counts down. Only there may
+    a number be the most that it can be; the other one and the step must be exact.
+    """
     if start is None or limit is None or not step or step * sign < 0:
         return None
     distance = (limit - start) / step
@@ -117,21 +121,27 @@ def _source(tensor: Any) -> Any:
     return tensor
 
 
-def _known_outside(tensor: Any, functions: Functions) -> float | None:
-    """Return the value of a number that a loop gets; None if it is unknown.
+def _known_outside(tensor: Any, functions: Functions, at_most: bool) -> float | None:
+    """Return the value of a number that a loop gets, or the most that it can be; None if that is unknown.
 
     The gradient of a loop runs as often as the loop: its limit is the loop's own counter, the first result.
     """
     tensor = _source(tensor)
-    if tensor.op.type in LOOPS and tensor.value_index == 0:
+    if at_most and tensor.op.type in LOOPS and tensor.value_index == 0:
         return trips_of_call(tensor.op, functions)
-    return _known(tensor)
+    return _known(tensor, at_most)
 
 
-def _known(tensor: Any) -> float | None:
-    """Return the value of a number, or its most if it is a minimum; None if it is unknown."""
+def _known(tensor: Any, at_most: bool = False) -> float | None:
+    """Return the value of a number, or the most that it can be; None if that is unknown.
+
+    Args:
+        tensor: The number.
+        at_most: Whether the most is enough. A minimum, such as the limit of dynamic_rnn (the longest sequence, padded
+            to a fixed length), has one if one of its inputs does.
+    """
     tensor = _source(tensor)
-    if tensor.op.type == "Minimum":  # such as the limit of dynamic_rnn: the longest sequence, padded to a fixed length
-        return min((known for value in tensor.op.inputs if (known := _known(value)) is not None), default=None)
+    if at_most and tensor.op.type == "Minimum":
+        return min((known for value in tensor.op.inputs if (known := _known(value, True)) is not None), default=None)
     value = tf.get_static_value(tensor)
     return float(value) if value is not None and value.shape == () else None

@@ -45,6 +45,11 @@ def in_a_loop_up_to_the_longest_sequence(x: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, _: i < longest, lambda i, z: (i + 1, tf.tanh(tf.matmul(z, w))), [0, x])[1]
 
 
+def in_a_loop_down_from_a_minimum(x: Any, w: Any) -> Any:
+    first = tf.minimum(3, tf.cast(tf.reduce_max(x), tf.int32))
+    return tf.while_loop(lambda i, _: i > 0, lambda i, z: (i - 1, tf.tanh(tf.matmul(z, w))), [first, x])[1]
+
+
 def in_a_scan(x: Any, w: Any) -> Any:
     return tf.scan(lambda z, _: tf.matmul(z, w), tf.zeros([5]), initializer=x)
 
@@ -57,7 +62,16 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "loop that counts down": (in_a_loop_that_counts_down, 3),
     "loop with the limit first": (in_a_loop_with_the_limit_first, 3),
     "loop up to the longest sequence": (in_a_loop_up_to_the_longest_sequence, 3),
+    "loop down from a minimum": (in_a_loop_down_from_a_minimum, 3),
     "scan": (in_a_scan, 5),
+}
+
+# Start, limit and step of loops whose length n does not tell, and for which a minimum with n is no bound.
+UNKNOWN: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "up to n": (lambda n: 0, lambda n: n, lambda n: 1),
+    "down to a minimum": (lambda n: 10, lambda n: tf.minimum(3, n), lambda n: -1),
+    "up from a minimum": (lambda n: tf.minimum(3, n), lambda n: 7, lambda n: 1),
+    "up in steps of a minimum": (lambda n: 0, lambda n: 7, lambda n: tf.minimum(3, n)),
 }
 
 
@@ -88,14 +102,20 @@ def test_products_of_calls_count_as_often_as_they_run(case: str, is_version_2: b
 
 
 @pytest.mark.parametrize("is_version_2", [True, False])
-def test_a_loop_of_unknown_length_counts_once_and_is_named(is_version_2: bool) -> None:
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_a_loop_of_unknown_length_counts_once_and_is_named(case: str, is_version_2: bool) -> None:
+    start_of, limit_of, step_of = UNKNOWN[case]
     was_version_2 = v1.control_flow_v2_enabled()
     (v1.enable_control_flow_v2 if is_version_2 else v1.disable_control_flow_v2)()
     try:
         with tf.Graph().as_default() as graph:
-            x, limit = v1.placeholder(tf.float32, [4, 8]), v1.placeholder(tf.int32, [])
+            x, n = v1.placeholder(tf.float32, [4, 8]), v1.placeholder(tf.int32, [])
+            start, limit, step = start_of(n), limit_of(n), step_of(n)
+            runs = tf.greater if case.startswith("down") else tf.less
             w = v1.get_variable("layer/w", [8, 8], use_resource=True)
-            made = tf.while_loop(lambda i, _: i < limit, lambda i, z: (i + 1, tf.matmul(z, w)), [0, x], name="words")
+            made = tf.while_loop(
+                lambda i, _: runs(i, limit), lambda i, z: (i + step, tf.matmul(z, w)), [start, x], name="words"
+            )
             forward = {operation.name for operation in graph.get_operations()}
             train_op = v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(made[1]), var_list=[w])
             assert train_op is not None
