@@ -48,17 +48,16 @@ def flops_of_ops(graph: tf.Graph, names: Container[str]) -> Flops:
         if operation.name not in names:
             continue
         own = product_flops(operation)
-        called = Flops({}, ()) if own else _call_flops(operation, functions, counts)
-        count = own or called.of_op.get(operation.name, 0)
+        count, loops_inside = (own, []) if own else _call_flops(operation, functions, counts)
         if count:
             counts[operation.name] = count * trips.of(operation.name)
-            unknown.update(dict.fromkeys((*called.unknown_loops, *trips.unknown_around(operation.name))))
+            unknown.update(dict.fromkeys((*loops_inside, *trips.unknown_around(operation.name))))
     loops = tuple(name for name in unknown if not is_gradient(name))  # the gradient of a loop is as long as the loop
     return Flops({name: count for name, count in counts.items() if count}, loops)
 
 
-def _call_flops(operation: Any, functions: Functions, counts: dict[str, int]) -> Flops:
-    """Return the operations of a call.
+def _call_flops(operation: Any, functions: Functions, counts: dict[str, int]) -> tuple[int, list[str]]:
+    """Return the operations of a call, and the names of the loops of unknown length in it.
 
     The gradient of a loop takes values from lists, whose shapes are unknown; it has two products for each of the loop.
     """
@@ -66,13 +65,12 @@ def _call_flops(operation: Any, functions: Functions, counts: dict[str, int]) ->
     each = [sum(body.of_op.values()) for body in bodies]
     unknown = [f"{operation.name}/{name}" for body in bodies for name in body.unknown_loops]
     if operation.type not in LOOPS:
-        return Flops({operation.name: max(each, default=0)}, tuple(unknown))
+        return max(each, default=0), unknown
     trips = trips_of_call(operation, functions) if any(each) else 0
     if trips is None:
         unknown.append(operation.name)
         trips = 1
-    own = sum(each) * trips
-    return Flops({operation.name: max(own, 2 * counts.get(forward_op(operation.name), 0))}, tuple(unknown))
+    return max(sum(each) * trips, 2 * counts.get(forward_op(operation.name), 0)), unknown
 
 
 class _All:
