@@ -348,21 +348,26 @@ class _Link:
         except BaseException as error:
             if link is not None:
                 self._drop(link)
-            raise self._explained(error) from error
+            explained = self._explained(error)
+            if explained is None:
+                raise
+            raise explained from error
         with self._lock:
             self._free.append(link)
 
-    def _explained(self, error: BaseException) -> BaseException:
-        """Return the error of the store for one of a request."""
+    def _explained(self, error: BaseException) -> StoreError | None:
+        """Return the error of the store for one of a request; None if it does not come from the server."""
         number = self._address.index
         if isinstance(error, (ValueError, IndexError)):
             return StoreError(f"weight server {number} sent malformed bytes: {error}")
-        if not isinstance(error, (LinkEndedError, OwnerFailedError)):
-            return error
-        self._is_lost = self._is_lost or isinstance(error, LinkEndedError)
+        what = f"weight server {number} at {self._address.target} fails: {error}"
+        if isinstance(error, OwnerFailedError):
+            return StoreError(what)
+        if not isinstance(error, LinkEndedError):
+            return None
+        self._is_lost = True
         return StoreError(
-            f"weight server {number} at {self._address.target} fails: {error}. The run needs its share of the weights. "
-            "Start again: the run goes on from the last checkpoint"
+            f"{what}. The run needs its share of the weights. Start again: the run goes on from the last checkpoint"
         )
 
     def _wait(self, limit_s: float | None, waited_s: float) -> None:

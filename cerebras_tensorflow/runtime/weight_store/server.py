@@ -49,6 +49,7 @@ from cerebras_tensorflow.runtime.weight_store.wire import (
     from_parts,
     to_parts,
 )
+from cerebras_tensorflow.units import format_bytes
 
 _DISCARD_S = 10.0
 """How long the rest of a refused request may take to arrive [s]."""
@@ -152,7 +153,10 @@ class WeightServer:
         sizes = _sizes(arriving.read(np.empty(arriving.size, np.uint8)).tobytes())
         needed, free = sum(sizes.values()), free_memory_bytes()
         if needed > free:
-            raise StoreError(f"it has {free} bytes of memory for {needed} of weights")
+            raise StoreError(
+                f"it has {format_bytes(free)} of free memory for {format_bytes(needed)} of weights. Use more weight "
+                "servers, or set weight_store to file"
+            )
         number = next(self._numbers)
         self._stores[number] = Held({index: aligned_buffer(size) for index, size in sizes.items()})
         return _NUMBER_BYTES, [np.frombuffer(number.to_bytes(_NUMBER_BYTES, "little"), np.uint8)]

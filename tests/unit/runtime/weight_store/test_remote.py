@@ -249,15 +249,25 @@ def test_malformed_pieces_of_a_weight_are_an_error_of_the_store(
 
 
 def test_another_token_is_refused() -> None:
-    with weight_servers(1, token="wrong") as servers, pytest.raises(StoreError, match="does not know the secret"):
+    with weight_servers(1, token="wrong") as servers, pytest.raises(StoreError, match=r"this process does not$"):
         ServerStore(SPECS, servers)
+
+
+def test_an_error_that_is_none_of_a_server_stays_as_it_is(store: ServerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(remote, "from_parts", interrupt)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        store.read(1)
+    assert raised.value.__cause__ is None
 
 
 def test_a_server_without_enough_memory_is_an_error() -> None:
     huge = [WeightSpec("huge", "uint8", (1 << 50,), 1 << 50)]
     with weight_servers(1) as servers:
-        with pytest.raises(StoreError, match=f"bytes of memory for {1 << 50} of weights"):
-            ServerStore(huge, servers)
+        with pytest.raises(StoreError, match=r"has .*B of free memory for 1125.9 TB .*set weight_store to file$"):
+            ServerStore(huge, servers)  # starting again would not help
         assert have_room(servers, 1 << 29) and not have_room(servers, 1 << 30) and not have_room([], 1)
 
 
