@@ -27,6 +27,7 @@ ANSWER = struct.Struct("<BQ")  # whether it is an error; bytes that follow
 CHECK_S = 1.0
 """How often a side that waits for the other one looks for the error of the run [s]."""
 _SECRET_BYTES = 32
+_MOST_TEXT_BYTES = 1 << 20  # of an error
 # A host that vanishes sends nothing: after a minute without an answer to the system's probes the connection ends.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 4))
 
@@ -190,7 +191,7 @@ def send_answer(link: socket.socket, make: Callable[[], tuple[int, Iterable[Byte
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the other side waits for the answer and must know it
         text = str(error) if isinstance(error, CerebrasError) else f"{type(error).__name__}: {error}"
-        content = text.encode()
+        content = text.encode(errors="replace")[:_MOST_TEXT_BYTES]
         send(link, ANSWER.pack(True, len(content)) + content, wait_on)
         return None
     return size
@@ -258,6 +259,8 @@ class Incoming:
         start = receive(self._link, np.empty(ANSWER.size, np.uint8), self._check)
         is_error, size = ANSWER.unpack(start.tobytes())
         if is_error:
+            if size > _MOST_TEXT_BYTES:
+                raise LinkEndedError(f"the other side sent malformed bytes: an error of {size} bytes")
             text = receive(self._link, np.empty(size, np.uint8), self._check).tobytes().decode(errors="replace")
             raise OwnerFailedError(text)
         return int(size)

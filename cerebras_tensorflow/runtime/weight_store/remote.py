@@ -31,7 +31,7 @@ from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.failures import never_written
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes, row_bytes, shaped
 from cerebras_tensorflow.runtime.weight_store.packing import WIDTHS
-from cerebras_tensorflow.runtime.weight_store.server import server_file
+from cerebras_tensorflow.runtime.weight_store.server import NUMBER_BYTES, server_file
 from cerebras_tensorflow.runtime.weight_store.snapshot import Lifetime, StoreSnapshot
 from cerebras_tensorflow.runtime.weight_store.traffic import ALWAYS_PACKED_SHARE, Traffic
 from cerebras_tensorflow.runtime.weight_store.wire import (
@@ -260,6 +260,8 @@ class _Link:
         self._lock = threading.Lock()
         content = np.frombuffer(json.dumps(sizes).encode(), np.uint8)
         with self._asked(Request(Kind.OPEN), content) as answer:
+            if answer.size != NUMBER_BYTES:
+                raise ValueError(f"the number of the store has {answer.size} bytes")
             self._store = int.from_bytes(answer.read(np.empty(answer.size, np.uint8)).tobytes(), "little")
 
     def call(self, kind: Kind, index: int = 0, limit_s: float | None = None) -> None:

@@ -54,7 +54,10 @@ from cerebras_tensorflow.units import format_bytes
 _DISCARD_S = 10.0
 """How long the rest of a refused request may take to arrive [s]."""
 
-_NUMBER_BYTES = 8
+NUMBER_BYTES = 8
+"""Bytes of the number of a store."""
+
+_MOST_OPEN_BYTES = 64 << 20  # JSON of a million weights and more
 
 Answer = tuple[int, Iterable[Bytes]]
 """Size of an answer, and its parts."""
@@ -150,6 +153,8 @@ class WeightServer:
         return self._answers[request.kind](request, arriving)
 
     def _open_store(self, _request: Request, arriving: Incoming) -> Answer:
+        if arriving.size > _MOST_OPEN_BYTES:
+            raise StoreError(f"the sizes of the weights take {arriving.size} bytes")
         sizes = _sizes(arriving.read(np.empty(arriving.size, np.uint8)).tobytes())
         needed, free = sum(sizes.values()), free_memory_bytes()
         if needed > free:
@@ -159,7 +164,7 @@ class WeightServer:
             )
         number = next(self._numbers)
         self._stores[number] = Held({index: aligned_buffer(size) for index, size in sizes.items()})
-        return _NUMBER_BYTES, [np.frombuffer(number.to_bytes(_NUMBER_BYTES, "little"), np.uint8)]
+        return NUMBER_BYTES, [np.frombuffer(number.to_bytes(NUMBER_BYTES, "little"), np.uint8)]
 
     def _read(self, request: Request, _arriving: Incoming) -> Answer:
         held = self._store(request)
@@ -169,7 +174,8 @@ class WeightServer:
     def _gather(self, request: Request, arriving: Incoming) -> Answer:
         row_bytes, count = request.start, request.stop
         value = _value(self._store(request).values, request, is_range=False)
-        if not row_bytes or value.size % row_bytes or arriving.size != 8 * count:
+        does_fit = row_bytes and value.size % row_bytes == 0 and count * row_bytes <= value.size
+        if not does_fit or arriving.size != 8 * count:
             raise StoreError(f"{count} rows of {row_bytes} bytes do not fit the request")
         rows = arriving.read(np.empty(arriving.size, np.uint8)).view(np.int64)
         table = value.reshape(-1, row_bytes)

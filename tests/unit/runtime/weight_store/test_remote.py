@@ -263,6 +263,15 @@ def test_an_error_that_is_none_of_a_server_stays_as_it_is(store: ServerStore, mo
     assert raised.value.__cause__ is None
 
 
+def test_sizes_that_no_side_sends_are_refused_before_memory_is_taken() -> None:
+    with weight_servers(1) as servers:
+        with connected(servers[0]) as link:
+            assert "the sizes of the weights take" in refusal(link, header(Kind.OPEN), size=1 << 40)
+        with connected(servers[0]) as link:
+            links.send(link, header(Kind.OPEN) + links.ANSWER.pack(True, 1 << 40))
+            assert link.recv(1) == b""
+
+
 def test_a_server_without_enough_memory_is_an_error() -> None:
     huge = [WeightSpec("huge", "uint8", (1 << 50,), 1 << 50)]
     with weight_servers(1) as servers:
@@ -343,6 +352,7 @@ def header(kind: Kind, *place: int, width: int = 0, share: float = 0.0) -> bytes
         (header(Kind.GATHER, 12, 1), [ROW_5], "has 5 rows"),
         (header(Kind.GATHER, 12, 1), [ROW_MINUS_1], "has 5 rows"),
         (header(Kind.GATHER, 7, 1), [bytes(8)], "do not fit"),
+        (header(Kind.GATHER, 12, 6), [bytes(48)], "do not fit"),
         (header(Kind.WRITE, 0, HUGE), [], "are not in 60"),
         (header(Kind.WRITE, 0, 4), [bytes(8)], "malformed"),
         (header(Kind.WRITE, 56, 64), [bytes(8)], "are not in 60"),
