@@ -12,6 +12,7 @@ from cerebras_tensorflow.sparsity.selection import Balance, Mask, keep_largest, 
 
 RANDOM_INIT, RANDOM_GROWTH = 0, 1
 """What random numbers are for; part of their key."""
+_PLACES = 1 << 20  # of a checkerboard, computed at a time
 
 
 def noise(seed: int, purpose: int, step: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -64,17 +65,27 @@ def _checkerboard(
     """Evenly distributed places: place i stays if floor((i + 1) d) > floor(i d), for d = 1 - s, in float32.
 
     As in the published implementation, each row is the one before, rolled by 1 / d places. The rows that roll have more
-    places than the weight, so that the end of a row has its share too.
+    places than the weight, so that the end of a row has its share too. Near s = 1 they have far more, so only the
+    places of the weight are computed, some rows at a time.
     """
     columns = weight.shape[-1]
+    rows = weight.size // columns
     density = 1 - float(sparsity)
     if density <= 0:
         return np.zeros(weight.shape, bool)
-    padding = int(np.ceil(columns / density + 1e-5))
-    steps = np.floor(np.arange(columns + padding, dtype=np.float32) * np.float32(density) + np.float32(1e-5))
-    stays = steps[1:] != steps[:-1]
-    rolled = np.arange(weight.size // columns)[:, None] * int(np.floor(1 / density - 1e-5))
-    return np.asarray(stays[(np.arange(columns) + rolled) % stays.size]).reshape(weight.shape)
+    period = columns + int(np.ceil(columns / density + 1e-5)) - 1
+    shift = int(np.floor(1 / density - 1e-5))
+
+    def step(places: NDArray[np.int64]) -> NDArray[np.float32]:
+        return np.floor(places.astype(np.float32) * np.float32(density) + np.float32(1e-5))
+
+    mask = np.empty((rows, columns), bool)
+    height = max(1, _PLACES // columns)
+    for top in range(0, rows, height):
+        rolled = np.arange(top, min(top + height, rows))[:, None] * shift
+        places = (np.arange(columns) + rolled) % period
+        mask[top : top + height] = step(places + 1) != step(places)
+    return mask.reshape(weight.shape)
 
 
 InitMethod = Callable[[str, NDArray[np.generic], np.float32, Balance | None, int], Mask]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -49,6 +50,22 @@ def test_the_rows_of_a_checkerboard_wrap_as_in_the_published_package() -> None:
     rows = ["".join("x" if stays else "." for stays in row) for row in mask[17:21]]
     assert rows == ["..x..x..x...x..x", "..x..x...x..x...", "..x...x..x.....x", "...x..x.....x..x"]  # of release 2.6
     assert mask.sum() == 152
+
+
+@pytest.mark.parametrize("sparsity", [0.999, 0.99999, 1 - 2**-24])
+def test_a_checkerboard_takes_the_memory_of_its_weight_at_a_share_near_1(sparsity: float) -> None:
+    algorithm = Static(sparsity, init_method="checkerboard")
+    weight = np.ones((8, 50_257), np.float32)
+    tracemalloc.start()
+    try:
+        mask = algorithm.first_mask("w", weight)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16 * weight.nbytes
+    places = np.arange(50_257, dtype=np.float32) * np.float32(1 - float(np.float32(sparsity)))
+    np.testing.assert_array_equal(mask[0, :-1], np.diff(np.floor(places + np.float32(1e-5))) != 0)
+    assert abs(int(mask.sum()) - round((1 - sparsity) * weight.size)) <= 8
 
 
 def test_a_checkerboard_of_a_schedule_that_has_reached_1_keeps_nothing() -> None:
