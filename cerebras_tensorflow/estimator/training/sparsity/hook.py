@@ -135,6 +135,7 @@ class SparsityHook(SessionRunHook):
         if mask is None and algorithm is not None:
             update_steps = algorithm.update_steps
             if step in update_steps or update_steps.num_before(step) > 0:
+                algorithm.check_end(weight.name, step)
                 mask = algorithm.first_mask(weight.name, value, self._seed, step)
         if mask is None:
             mask = np.ones(weight.shape, bool)
@@ -152,6 +153,7 @@ class SparsityHook(SessionRunHook):
 
     def _update(self, session: ProgramSession, weight: SparseWeight, step: int) -> None:
         assert isinstance(weight.algorithm, DynamicSparsityAlgorithm)
+        weight.algorithm.check_end(weight.name, step)  # `prepare` has not, if the run has no last step
         gradient = None
         if weight.gradients:
             gradient = self._gradients.read(weight.name)

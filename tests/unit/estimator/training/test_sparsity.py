@@ -137,6 +137,19 @@ def test_set_exchanges_weights_and_keeps_their_count(tmp_path: Path) -> None:
     assert (late & ~early).any()
 
 
+@pytest.mark.parametrize("last_step", [None, 6])
+def test_a_schedule_that_reaches_1_is_refused_at_the_start_or_at_its_update(
+    last_step: int | None, tmp_path: Path
+) -> None:
+    schedule = {"type": "linear", "init": 0.5, "slope": 0.25}
+    estimator = tiny.estimator(tmp_path, save_checkpoints_steps=1)
+    gmp = {"algorithm": "gmp", "sparsity": schedule, "update": {"freq": 1, "stop": 4}}
+    refused_at = 2 if last_step is None else 3
+    with pytest.raises(SettingsError, match=f"reaches 1 by step {refused_at}, so all of w would be zero"):
+        estimator.train(tiny.input_fn(epochs=1), max_steps=last_step, sparsifier=gmp)
+    assert bool(estimator.latest_checkpoint()) == (last_step is None)
+
+
 def estimator_value(path: Path, name: str) -> np.ndarray:
     from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader
 
