@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow.runtime.host import memory_files
+
 MOST_FILES = 16
 """More batches than these in use in the chief: the next ones go into messages."""
 
@@ -85,7 +87,7 @@ class WorkerMemory:
     def _new_file(self) -> int:
         if len(self._files) >= MOST_FILES:
             raise OSError(errno.EMFILE, f"the chief uses {MOST_FILES} batches at once")
-        file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        file = memory_files.create(_NAME)
         self._files[file] = _File(os.fstat(file).st_ino, np.empty(0, np.uint8))
         return file
 
@@ -130,15 +132,11 @@ def _opened(process: int, file: int, inode: int, num_bytes: int) -> _File:
     Raises:
         OSError: As `ChiefMemory.mapped`.
     """
-    path = f"/proc/{process}/fd/{file}"
-    link = os.readlink(path)
-    if not link.startswith(f"/memfd:{_NAME} "):  # opening a device or a pipe could block or change it
-        raise OSError(errno.ESTALE, f"{link}, not a batch", path)
-    own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    own = memory_files.open_other(process, file, _NAME, os.O_RDWR)
     try:
         status = os.fstat(own)
         if status.st_ino != inode or status.st_size < num_bytes:
-            raise OSError(errno.ESTALE, f"another batch, of {status.st_size} bytes; expected {num_bytes}", path)
+            raise OSError(errno.ESTALE, f"another batch, of {status.st_size} bytes; expected {num_bytes}")
         return _File(inode, _array(own, status.st_size))
     finally:
         os.close(own)

@@ -1,8 +1,8 @@
 """Memory that other processes of this user on this machine can read without copies.
 
-It is a file without a name, so nothing is left when its process ends, however that happens. Another process opens it
-through /proc. A random token at its start shows that it is the memory that was announced, and not that of a process
-with the same number on another machine or in another container.
+It is a file in memory (memory_files.py), which another process opens through /proc. A random token at its start shows
+that it is the memory that was announced, and not that of a process with the same number on another machine or in
+another container.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import mmap
 import os
 import secrets
-import stat
 import threading
 import weakref
 from collections import deque
@@ -21,10 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from cerebras_tensorflow.runtime.host import memory_files
 from cerebras_tensorflow.runtime.weight_store.buffers import PAGE_BYTES, Bytes, up_to
 
 logger = logging.getLogger(__name__)
 
+_NAME = "cs_shared"
 _TOKEN_BYTES = 32
 
 
@@ -38,10 +39,11 @@ class SharedMemory:
 
     def __init__(self, max_bytes: int, max_idle_bytes: int = 64 << 20) -> None:
         self._max_idle_bytes = max_idle_bytes
-        self._fd = os.memfd_create("cs_shared", os.MFD_CLOEXEC)
+        self._fd = memory_files.create(_NAME)
         weakref.finalize(self, os.close, self._fd)
         self._size = PAGE_BYTES + up_to(max_bytes, PAGE_BYTES)
         os.ftruncate(self._fd, self._size)
+        memory_files.fix_size(self._fd)
         self._map = mmap.mmap(self._fd, self._size)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._map[:_TOKEN_BYTES] = self._token
@@ -55,7 +57,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, max_bytes: int, max_idle_bytes: int = 64 << 20) -> SharedMemory | None:
-        """Return new memory; None if the system refuses it, for example because of a limit of addresses (ulimit -v)."""
+        """Return new memory; None if the system refuses it, for example by a limit (ulimit -v, -f)."""
         try:
             return cls(max_bytes, max_idle_bytes)
         except OSError as error:
@@ -66,7 +68,7 @@ class SharedMemory:
         """Return uninitialised bytes that start at a page boundary: shape (num_bytes,). None if all are taken."""
         size = up_to(max(1, num_bytes), PAGE_BYTES)
         with self._lock:
-            self._sort_in()
+            self._sort_in(self._max_idle_bytes)
             free = self._idle.get(size)
             if free:
                 offset, has_pages = free.pop()
@@ -89,10 +91,19 @@ class SharedMemory:
         """Return what another process needs to open this memory. Only processes that may read it should get this."""
         return {"process": os.getpid(), "file": self._fd, "size": self._size, "token": self._token.hex()}
 
-    def _sort_in(self) -> None:
+    def trim(self, all_returned: bool) -> None:
+        """Take back the parts that no array refers to any more, without waiting for the next `take`.
+
+        Args:
+            all_returned: Give the pages of all of them back to the system; else only those beyond the idle bytes.
+        """
+        with self._lock:
+            self._sort_in(0 if all_returned else self._max_idle_bytes)
+
+    def _sort_in(self, max_idle_bytes: int) -> None:
         while self._returned:
             offset, size = self._returned.popleft()
-            is_kept = self._idle_bytes + size <= self._max_idle_bytes
+            is_kept = self._idle_bytes + size <= max_idle_bytes
             if not is_kept:
                 self._map.madvise(mmap.MADV_REMOVE, offset, size)  # the system gets its pages back
             self._idle.setdefault(size, []).append((offset, is_kept))
@@ -110,13 +121,12 @@ class Window:
         """Open a memory, given what its process announces; None if it is not on this machine, or cannot be read."""
         size = int(about["size"])
         try:
-            path = f"/proc/{int(about['process'])}/fd/{int(about['file'])}"
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = memory_files.open_other(int(about["process"]), int(about["file"]), _NAME, os.O_RDONLY)
         except OSError:
             return None
         try:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != size:
+            if found.st_uid != os.geteuid() or found.st_size != size:
                 return None
             memory = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         except OSError:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cerebras_tensorflow.runtime.input_workers import shared_memory
 from cerebras_tensorflow.runtime.input_workers.protocol import (
     PartRequest,
     decode_batch,
@@ -102,7 +101,7 @@ def test_a_file_that_is_not_the_batch_is_not_mapped(tmp_path: Path) -> None:
     with WorkerMemory() as worker:
         place, other = worker.write([batch]), worker.write([batch])["file"]
         for descriptor in (plain, other):  # as in another container
-            with pytest.raises(OSError, match=r"not a batch|another batch"):
+            with pytest.raises(OSError, match=r"not a file in memory for batch|another batch"):
                 ChiefMemory().mapped(**{**place, "file": descriptor})
         assert bytes(ChiefMemory().mapped(**place)) == bytes(batch)
     os.close(plain)
@@ -116,7 +115,7 @@ def test_without_a_file_in_memory_a_batch_goes_into_the_message(
     def failing(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(shared_memory.os, call, failing)
+    monkeypatch.setattr(os, call, failing)
     with WorkerMemory() as worker:
         values = [decode_batch(encode_batch(BATCHES["large"], worker), ChiefMemory()) for _ in range(MOST_FILES + 2)]
     assert [value.tolist() for value in values[-1]] == [value.tolist() for value in BATCHES["large"]]
