@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "bench")]
 REPEATS = 3  # reductions in a process; the first one is not counted
 THREADS = 2
 LIMIT_S = 600
+MODES = ("weight_streaming", "pipelined")
+PEERS = {"pytorch_ddp": ("ddp_gpt2", "torch"), "tensorflow_mwms": ("mwms_gpt2", "keras")}  # module, what it needs
 _CHILD = "CS_BENCH_CHILD"
 
 
@@ -200,10 +202,12 @@ def child_train(options: argparse.Namespace, num_csx: int, threads: int) -> Time
 
     class Clock(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         def before_run(self, run_context: Any) -> None:
-            self.begin = Times(time.perf_counter(), cpu_time())
+            cpu = cpu_time()  # it takes long, so it is not in the timed part
+            self.begin = Times(time.perf_counter(), cpu)
 
         def after_run(self, run_context: Any, run_values: Any) -> None:
-            times.append(Times(time.perf_counter() - self.begin.wall, cpu_time() - self.begin.cpu))
+            wall = time.perf_counter() - self.begin.wall
+            times.append(Times(wall, cpu_time() - self.begin.cpu))
 
     params = {
         "model": {
@@ -234,7 +238,11 @@ def cpu_time() -> float:
     import psutil
 
     own = psutil.Process()
-    return sum(sum(one.cpu_times()[:2]) for one in (own, *own.children(recursive=True)))
+    total = 0.0
+    for one in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            total += sum(one.cpu_times()[:2])
+    return total
 
 
 def peer(options: argparse.Namespace, module: str, processes: int) -> Times:
@@ -288,12 +296,16 @@ def free_ports(count: int) -> list[int]:
 def training_ways(options: argparse.Namespace) -> dict[str, Callable[[], Times]]:
     """Return the ways to train, by name; each one is followed by the same one on two."""
     ways: dict[str, Callable[[], Times]] = {}
-    for mode in ("weight_streaming", "pipelined"):
+    for mode in MODES:
         ways |= {f"{mode}_{num_csx}": partial(train, mode, num_csx) for num_csx in (1, 2)}
-    for name, module, needed in (("pytorch_ddp", "ddp_gpt2", "torch"), ("tensorflow_mwms", "mwms_gpt2", "keras")):
+    for name, (module, needed) in PEERS.items():
         if importlib.util.find_spec(needed) is not None:
             ways |= {f"{name}_{processes}": partial(peer, options, module, processes) for processes in (1, 2)}
-    return {name: way for name, way in ways.items() if not options.ways or name[:-2] in options.ways}
+    wanted = options.ways or [*MODES, *PEERS]
+    missing = [name for name in options.ways or () if f"{name}_1" not in ways]
+    if missing:
+        raise SystemExit(f"not installed: what {', '.join(missing)} needs")
+    return {name: way for name, way in ways.items() if name[:-2] in wanted}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -303,7 +315,7 @@ def parser() -> argparse.ArgumentParser:
     numbers = {"mb": 500, "rounds": 3, "layers": 12, "hidden": 768, "vocabulary": 50257, "sequence": 128, "batch": 4}
     for name, value in {**numbers, "steps": 4}.items():
         result.add_argument(f"--{name}", type=int, default=value)
-    result.add_argument("--ways", nargs="*", help="ways to train, without their _1 and _2; default: all")
+    result.add_argument("--ways", nargs="*", choices=(*MODES, *PEERS), help="ways to train; default: all that can run")
     return result
 
 
