@@ -1,7 +1,8 @@
 """Connections through which each of several CSX reads and sets the weights that the others own.
 
 Each CSX answers requests for what it owns. A request names the number of updates that it must come after, so that no
-reader sees a weight too early. The owner's next update needs the gradients of all CSX, so no reader is too late.
+reader sees a weight too early. No CSX begins its update before all have ended their passes over the model
+(`GradientSums.complete` in micro_batches/steps.py), so no reader is too late.
 
 A request is HEADER and its bytes; links.py has the form of an answer. Both sides prove that they have the secret of the
 run before the first request. The bytes are not encrypted.
