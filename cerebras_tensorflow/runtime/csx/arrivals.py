@@ -176,6 +176,7 @@ class Arrivals:
                 room = self._store.lend(index, start, stop)[:-1].reshape(value.shape)
             elif not is_private:
                 room = self._buffers.take(value.nbytes).view(value.dtype).reshape(value.shape)
+                is_private = True  # the next additions use the same room
             value = np.add(self._store.view_slice(index, start, stop), value, out=room)
         if group < len(self._taken) - 1:
             self._store.write_slice(gradient.waiting[depth - taken], start, value)
