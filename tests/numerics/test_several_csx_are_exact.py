@@ -148,7 +148,7 @@ def store_of(
         return FileStore(program.stored, folder / str(rank))
     specs = program.stored_by(rank)
     makers: dict[str, Callable[[], WeightStore]] = {
-        "memory": lambda: MemoryStore(specs),
+        "memory": lambda: MemoryStore(specs, is_shared=True),
         "file": lambda: FileStore(specs, folder / str(rank)),
         "mapped": lambda: MappedStore(specs, folder / str(rank)),
         "servers": lambda: ServerStore(specs, servers),

@@ -83,7 +83,7 @@ def open_store(
             _tell(needs)
             return weight_servers.ServerStore(specs, servers)
     if program.residence is Residence.MEMORY_STORE:
-        return MemoryStore(specs)
+        return MemoryStore(specs, is_shared=bool(program.owners))
     folder = _store_folder(settings, model_dir)
     folder = folder if is_training else folder / "other"
     stored_bytes = sum(spec.num_bytes for spec in program.stored)
@@ -118,7 +118,9 @@ def open_share(program: Program, rank: int, like: str, folder: Path) -> WeightSt
         return None
     if like == "servers":
         return weight_servers.ServerStore(program.stored_by(rank), weight_servers.start_weight_servers())
-    return MemoryStore(program.stored_by(rank)) if like == "memory" else _file_store(program, rank, folder, [])
+    if like == "memory":
+        return MemoryStore(program.stored_by(rank), is_shared=bool(program.owners))
+    return _file_store(program, rank, folder, [])
 
 
 def kind_of(store: WeightStore | None) -> str:

@@ -4,14 +4,20 @@ The memory store of each CSX is in memory that the others can read (shared_memor
 instead of their bytes. Sums of gradients are copied once, into the memory of their sender, and the CSX that adds them
 reads them there. The connection still carries the requests, so who waits for whom is the same.
 
-On several machines, and with other stores, nothing is shared, and the connection carries the bytes too.
+What a reader holds is a view. The owner of a weight updates it in place, so the bytes of a view change with the update.
+They do not while anyone uses them: all views belong to a pass over the model, and no CSX begins its update before all
+have ended theirs. This is the barrier of `GradientSums.complete` (micro_batches/steps.py). The numbers of updates in
+requests do not replace it: they only keep a reader from reading too early. A sum is used before its request is
+answered.
+
+On several machines, with other stores, and where one of two CSX cannot read the other's memory, the connection carries
+the bytes too.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from cerebras_tensorflow.errors import CollectiveError
 from cerebras_tensorflow.runtime.csx.peers import Peers, Request
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore, as_bytes
@@ -19,6 +25,8 @@ from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
 from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory
 
 _ELSEWHERE = -1  # in place of an offset
+CANNOT = np.ones(1, np.uint8)
+"""Answer of a CSX that cannot read the memory of the sender."""
 
 
 class Neighbours:
@@ -30,6 +38,7 @@ class Neighbours:
 
     def __init__(self, local: WeightStore) -> None:
         self.memory: SharedMemory | None = local.memory if isinstance(local, MemoryStore) else None
+        self._blind: set[int] = set()  # CSX that cannot read this memory
 
     def read(self, peers: Peers, owner: int, request: Request, num_bytes: int) -> Bytes | None:
         """Return rows of a weight in the memory of its owner; None if they cannot be read there.
@@ -73,26 +82,29 @@ class Neighbours:
         """
         if self.memory is None:
             return others
-        near = [rank for rank in others if peers.window(rank) is not None]
+        near = [rank for rank in others if rank not in self._blind and peers.window(rank) is not None]
         place = self._placed(self.memory, as_bytes(value)) if near else None
         if place is None:
             return others
         about = np.array([peers.rank, self.memory.offset_of(place), place.nbytes], np.int64).view(np.uint8)
         for rank in near:
-            peers.ask(rank, request, about)
-            peers.count(place.nbytes, 0)
-        return [rank for rank in others if rank not in near]
+            if peers.ask(rank, request, about).size:  # CANNOT
+                self._blind.add(rank)
+            else:
+                peers.count(place.nbytes, 0)
+        return [rank for rank in others if rank not in near or rank in self._blind]
 
-    def taken(self, peers: Peers, about: Bytes) -> Bytes:
-        """Return the value that another CSX lets this one take, given the bytes of its request.
+    def taken(self, peers: Peers, about: Bytes) -> Bytes | None:
+        """Return the value that another CSX lets this one take; None if its memory cannot be read.
 
-        Raises:
-            CollectiveError: If its memory cannot be read.
+        Args:
+            peers: The connections.
+            about: The bytes of its request.
         """
         sender, offset, num_bytes = about.view(np.int64).tolist()
         window = peers.window(sender)
         if window is None:
-            raise CollectiveError(f"it cannot read the memory of rank {sender}")
+            return None
         peers.count(0, num_bytes)
         return window.view(offset, num_bytes)
 

@@ -23,7 +23,7 @@ from cerebras_tensorflow.graph.program import Program, dtype_from_name
 from cerebras_tensorflow.runtime.collectives.signs_of_life import host_name
 from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
 from cerebras_tensorflow.runtime.csx.checkpoint_files import CheckpointFiles, Source
-from cerebras_tensorflow.runtime.csx.neighbours import Neighbours
+from cerebras_tensorflow.runtime.csx.neighbours import CANNOT, Neighbours
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
 from cerebras_tensorflow.runtime.csx.sum_stream import SumStream
 from cerebras_tensorflow.runtime.micro_batches.streamed import Part
@@ -341,7 +341,10 @@ class SharedStore(WeightStore):
             return 0, ()
         if request.kind in (Kind.PLACED_SUM, Kind.PLACED_TOTAL):
             kind = Kind.SUM if request.kind == Kind.PLACED_SUM else Kind.TOTAL
-            self._take_sum(replace(request, kind=kind), self._neighbours.taken(self._peers, data), is_private=False)
+            value = self._neighbours.taken(self._peers, data)
+            if value is None:
+                return CANNOT.nbytes, (CANNOT,)
+            self._take_sum(replace(request, kind=kind), value, is_private=False)
             return 0, ()
         if request.kind == Kind.HOLD:
             refusal = self._hold()

@@ -24,17 +24,22 @@ _SENT_BYTES = 256 << 20  # room for sums of gradients that other CSX take
 class MemoryStore(WeightStore):
     """All weights in memory. A load is a view of it, and an update changes it in place, as in the mapped store.
 
+    Other CSX may hold views of this memory too. So a write of a weight that they may have read must come after a
+    barrier of all CSX, which ends their passes over the model (micro_batches/steps.py).
+
     Args:
         specs: The weights. The memory of each is taken at its first write.
+        is_shared: Whether other CSX read the weights.
 
     Attributes:
-        memory: The memory of the weights, which CSX on the same machine can read. None: the system refuses it.
+        memory: The memory of the weights, which CSX on the same machine can read. None: no other CSX needs it, or the
+            system refuses it.
     """
 
-    def __init__(self, specs: Sequence[WeightSpec]) -> None:
+    def __init__(self, specs: Sequence[WeightSpec], is_shared: bool = False) -> None:
         super().__init__(specs)
         needed = sum(spec.num_bytes + LARGEST_ELEMENT_BYTES + PAGE_BYTES for spec in specs)
-        self.memory = SharedMemory.create(_COPIES * needed + _SENT_BYTES)
+        self.memory = SharedMemory.create(_COPIES * needed + _SENT_BYTES) if is_shared else None
         self._values: dict[int, Bytes] = {}  # each with room for one more element
         self._held: dict[int, Bytes] = {}  # of the snapshot
         self._written = WrittenRows(specs)
@@ -103,6 +108,11 @@ class MemoryStore(WeightStore):
         return place
 
     @override
+    def between_steps(self) -> None:
+        if self.memory is not None:  # a step may have used a weight of a snapshot for longer than the snapshot
+            self.memory.trim(all_returned=False)
+
+    @override
     def flush(self) -> None:
         """Do nothing: a write is complete when it returns."""
 
@@ -111,7 +121,7 @@ class MemoryStore(WeightStore):
         with self._lifetime.new_snapshot():
             complete = self._written.complete()
             self._held = {index: value for index, value in list(self._values.items()) if index in complete}
-        return StoreSnapshot(self._pieces, lambda index: self._held.pop(index, None), self._end_snapshot)
+        return StoreSnapshot(self._pieces, self._release, self._end_snapshot)
 
     @property
     @override
@@ -129,6 +139,15 @@ class MemoryStore(WeightStore):
         for start in range(0, value.size, PIECE_BYTES):
             yield value[start : start + PIECE_BYTES]
 
+    def _release(self, index: int) -> None:
+        self._held.pop(index, None)
+        self._trim()
+
+    def _trim(self) -> None:
+        if self.memory is not None:
+            self.memory.trim(all_returned=True)
+
     def _end_snapshot(self) -> None:
         self._held = {}
+        self._trim()
         self._lifetime.end_snapshot()

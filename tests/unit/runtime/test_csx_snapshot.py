@@ -26,7 +26,7 @@ SPECS = [WeightSpec(f"w{number}", "float32", (2,), 8) for number in range(NUM_CS
 @pytest.fixture
 def locals_() -> list[MemoryStore]:
     """The own store of each CSX, which has one weight."""
-    return [MemoryStore([spec]) for spec in SPECS]
+    return [MemoryStore([spec], is_shared=True) for spec in SPECS]
 
 
 @pytest.fixture

@@ -29,7 +29,9 @@ from cerebras_tensorflow.runtime.host import links
 from cerebras_tensorflow.runtime.micro_batches import sums
 from cerebras_tensorflow.runtime.micro_batches.share import Share
 from cerebras_tensorflow.runtime.micro_batches.streamed import StreamedSum
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers
 from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
+from cerebras_tensorflow.runtime.weight_store.shared_memory import Window
 from tests.unit.runtime.micro_batches.test_sums import tree_sum
 
 STEPS = 3
@@ -175,10 +177,31 @@ def test_sums_have_the_bits_of_the_tree_in_any_order_and_at_any_speed(
     for seed in range(12):
         monkeypatch.setattr(sum_stream, "MAX_QUEUED_BYTES", (100, 10_000)[seed % 2])
         case = Case.of(seed)
-        stores = [MemoryStore(program.stored_by(rank)) for rank, program in enumerate(case.programs)]
+        stores = [MemoryStore(program.stored_by(rank), is_shared=True) for rank, program in enumerate(case.programs)]
         folder = tmp_path / str(seed)
         folder.mkdir()
         assert run(case, folder, stores, lambda choose: time.sleep(choose.choice([0, 0, 0.001])), seed % 4 > 0) == []
+
+
+def test_csx_of_which_one_cannot_read_the_memory_of_another_send_their_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = [WeightSpec(f"total{number}", "float32", (40, 3), 480) for number in range(4)]
+    owners = [0, 1, EVERY, EVERY]
+    gradients = [Gradient(Mark(f"w{n}", f"g{n}"), f"s{n}", "float32", (), owner=owners[n]) for n in range(4)]
+    case = Case(6, programs_of(gradients, totals, owners, 2, 6), 0)
+    stores = [MemoryStore(program.stored_by(rank), is_shared=True) for rank, program in enumerate(case.programs)]
+    real = Peers.window
+    blind = {(0, 1)}  # rank 0 cannot read rank 1, which can read rank 0
+    opened: set[tuple[int, int]] = set()
+
+    def window(self: Peers, rank: int) -> Window | None:
+        opened.add((self.rank, rank))
+        return None if (self.rank, rank) in blind else real(self, rank)
+
+    monkeypatch.setattr(Peers, "window", window)
+    assert run(case, tmp_path, stores, lambda choose: None) == []
+    assert opened >= {(0, 1), (1, 0)}
 
 
 @pytest.mark.parametrize("broken", [0, 1])
@@ -190,7 +213,7 @@ def test_an_error_of_one_store_ends_the_waits_of_all(
     totals = [WeightSpec(f"total{number}", "float32", (40, 3), 480) for number in range(4)]
     gradients = [Gradient(Mark(f"w{n}", f"g{n}"), f"s{n}", "float32", (), owner=n % 2) for n in range(4)]
     case = Case(6, programs_of(gradients, totals, [0, 1, 0, 1], 2, 6), 0)
-    stores = [MemoryStore(program.stored_by(rank)) for rank, program in enumerate(case.programs)]
+    stores = [MemoryStore(program.stored_by(rank), is_shared=True) for rank, program in enumerate(case.programs)]
 
     def full(index: int, start: int, value: np.ndarray) -> None:
         raise StoreError(f"no room for {value.nbytes} B of {stores[broken].specs[index].name} from row {start}")
@@ -199,6 +222,26 @@ def test_an_error_of_one_store_ends_the_waits_of_all(
     errors = run(case, tmp_path, stores, lambda choose: None)
     assert len(errors) == 2
     assert errors[0].startswith("StoreError: no room for 480 B of total") or "rank" in errors[0]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_additions_of_a_part_take_one_buffer(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = [WeightSpec("total", "float32", (2,), 8)]
+    gradients = [Gradient(Mark("w", "g"), "s", "float32", (), owner=0)]
+    program = programs_of(gradients, totals, [0], 8, 8)[0]
+    assert program.micro_batches is not None
+    store = MemoryStore(program.stored)
+    arrivals = Arrivals(program.micro_batches, 0, store, lambda *_: None, lambda: None, in_place)
+    taken: list[int] = []
+    real = Buffers.take
+    monkeypatch.setattr(Buffers, "take", lambda self, size: taken.append(size) or real(self, size))  # type: ignore[func-returns-value]
+    for group in range(8):
+        value = np.full(2, group, np.float32)
+        value.flags.writeable = False
+        arrivals.add(0, group, 0, value, False)
+    # Groups 1, 3, 5 and 7 add 1, 2, 1 and 3 times; the last addition of a group may be in the store's memory.
+    assert len(taken) == (2 if in_place else 4)
+    assert store.read(0).tolist() == [3.5, 3.5]
 
 
 def test_a_part_that_this_csx_does_not_add_or_has_already_is_refused() -> None:

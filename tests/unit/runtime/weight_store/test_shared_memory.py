@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 import os
+import stat
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from cerebras_tensorflow.graph.program import WeightSpec
+from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
 from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory, Window
 
 READER = """
@@ -83,8 +89,82 @@ def test_memory_that_the_system_refuses_is_none() -> None:
 
 
 def test_no_file_and_no_descriptor_is_left() -> None:
-    before = os.listdir("/proc/self/fd")
     memory = SharedMemory(1 << 16)
+    inode = os.fstat(memory.about()["file"]).st_ino
     assert memory.take(100) is not None
+    assert inode in inodes_of_descriptors()
     del memory
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert inode not in inodes_of_descriptors()
+
+
+def inodes_of_descriptors() -> set[int]:
+    inodes = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor with which the list was read
+            inodes.add(os.fstat(int(name)).st_ino)
+    return inodes
+
+
+def test_only_this_user_can_open_the_memory_and_nobody_changes_its_size() -> None:
+    memory = SharedMemory(1 << 16)
+    fd = memory.about()["file"]
+    assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+    for num_bytes in (1, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, num_bytes)
+
+
+def allocated(memory: SharedMemory) -> int:
+    """Return the size of all pages in MiB, rounded down: some pages beside the weights do not count."""
+    return (os.fstat(memory.about()["file"]).st_blocks * 512) >> 20
+
+
+def test_the_copies_of_a_snapshot_are_given_back_without_another_one() -> None:
+    specs = [WeightSpec(f"w{number}", "float32", (1 << 18,), 1 << 20) for number in range(3)]
+    store = MemoryStore(specs, is_shared=True)
+    assert store.memory is not None
+
+    def write_all(value: float) -> None:
+        for index in range(len(specs)):
+            store.write(index, np.full(1 << 18, value, np.float32))
+
+    write_all(1)
+    alone = allocated(store.memory)
+    snapshot = store.snapshot()
+    write_all(2)
+    assert allocated(store.memory) == alone + 3
+    snapshot.release(0)
+    assert allocated(store.memory) == alone + 2
+    snapshot.close()
+    assert allocated(store.memory) == alone
+    snapshot, used_by_a_step = store.snapshot(), store.view_slice(0, 0, 9)
+    write_all(3)
+    store.memory._max_idle_bytes = 0
+    snapshot.close()
+    assert used_by_a_step.tolist() == [2] * 9
+    assert allocated(store.memory) > alone
+    del used_by_a_step
+    store.between_steps()
+    assert allocated(store.memory) == alone
+    store.close()
+
+
+@pytest.mark.parametrize("call", ["memfd_create", "ftruncate", "mmap"])
+def test_a_store_without_shared_memory_takes_its_own(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    if call == "memfd_create":
+        monkeypatch.delattr(os, call)  # as in a Python for an old C library
+    else:
+        monkeypatch.setattr(mmap if call == "mmap" else os, call, failing)
+    store = MemoryStore([WeightSpec("w", "float32", (3,), 12)], is_shared=True)
+    monkeypatch.undo()
+    assert store.memory is None
+    store.write(0, np.full(3, 5, np.float32))
+    snapshot = store.snapshot()
+    store.write(0, np.zeros(3, np.float32))
+    assert next(snapshot.pieces(0)).view(np.float32).tolist() == [5] * 3
+    snapshot.release(0)
+    snapshot.close()
+    store.close()

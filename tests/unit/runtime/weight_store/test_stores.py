@@ -36,7 +36,7 @@ SPECS = (
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WeightStore]:
     with ExitStack() as stack:
         make: dict[str, Callable[[], WeightStore]] = {
-            "memory": lambda: MemoryStore(SPECS),
+            "memory": lambda: MemoryStore(SPECS, is_shared=True),
             "mapped": lambda: MappedStore(SPECS, tmp_path / "store"),
             "file": lambda: FileStore(SPECS, tmp_path / "store"),
             "servers": lambda: ServerStore(SPECS, stack.enter_context(weight_servers(2))),
