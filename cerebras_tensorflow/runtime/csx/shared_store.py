@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from cerebras_tensorflow.errors import CollectiveError, StoreError
-from cerebras_tensorflow.graph.micro_batches import EVERY, Gradient, MicroBatches
+from cerebras_tensorflow.graph.micro_batches import Gradient, MicroBatches
 from cerebras_tensorflow.graph.program import Program, dtype_from_name
 from cerebras_tensorflow.runtime.collectives.signs_of_life import host_name
 from cerebras_tensorflow.runtime.csx.arrivals import Arrivals
@@ -91,6 +91,7 @@ class SharedStore(WeightStore):
         self._checkpoints = checkpoints
         held = [index for index in range(len(self.specs)) if program.is_held_by(rank, index)]
         self._places = {index: place for place, index in enumerate(held)}
+        self._owned = {index for index in held if not program.is_on_every_csx(index)}
         self._indices = held
         self._numbers = {spec.name: index for index, spec in enumerate(program.streamed)}
         self._others = sorted(set(range(program.micro_batches.num_csx if program.micro_batches else 1)) - {rank})
@@ -365,11 +366,7 @@ class SharedStore(WeightStore):
         if request.kind == Kind.LOADED and self._checkpoints is not None:
             self._checkpoints.close()
             return 0, ()
-        if (
-            request.index >= len(self._owners)
-            or request.index not in self._places
-            or self._owners[request.index] == EVERY
-        ):
+        if request.index not in self._owned:
             raise CollectiveError(f"it does not own weight {request.index}")
         return self._answer_for(request, self._places[request.index], data)
 
@@ -448,6 +445,6 @@ class SharedStore(WeightStore):
         except StoreError as error:
             return np.frombuffer(str(error).encode(), np.uint8)
         for index, place in self._places.items():
-            if index >= len(self._owners) or self._owners[index] == EVERY:
+            if index not in self._owned:
                 self._held.release(place)
         return np.empty(0, np.uint8)
