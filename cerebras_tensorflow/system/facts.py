@@ -64,6 +64,13 @@ IO_BYTES_PER_S = Fact(IO_BITS_PER_S.value / 8, "B/s", "derived", "line rate with
 GRID_ROWS = Fact(850, "cores", "assumed", "a grid of 850,000 cores; the published outline of the usable grid varies")
 GRID_COLUMNS = Fact(1000, "cores", "assumed", "as GRID_ROWS")
 WAVELETS_PER_CYCLE = Fact(1, "32-bit wavelets/link/cycle", "published", HOT_CHIPS_34)
+SUM_BYTES = Fact(
+    4,
+    "B/value",
+    "derived",
+    "a partial sum of products on the fabric: products of half precision are added up in single precision "
+    "(K. Rocki et al., SC20, arXiv:2010.03660); that the sums move in it too is our inference",
+)
 DATA_SHARE = Fact(0.9, "of a core's SRAM", "assumed", "weights and activations; the rest holds code and buffers")
 
 SPARSE_SKIP = Fact(

@@ -11,9 +11,6 @@ from cerebras_tensorflow.system.wafer.layers import Layer
 ELEMENT_BYTES = 2
 """Activations are in half precision on the wafer."""
 
-SUM_BYTES = 4
-"""Products of half precision are added up in single precision (K. Rocki et al., SC20, arXiv:2010.03660)."""
-
 _SIMD = int(facts.HALF_PRECISION_MACS_PER_CYCLE.value)
 _CORE_FLOPS = facts.HALF_PRECISION_FLOPS.value / facts.CORES.value
 _CORE_MEMORY_BYTES_PER_S = facts.MEMORY_BYTES_PER_S.value / facts.CORES.value

@@ -14,7 +14,6 @@ from cerebras_tensorflow.system.wafer.placement import COLUMNS, CORE_DATA_BYTES,
 from cerebras_tensorflow.system.wafer.simulation import PlacedLayer, Simulation
 from cerebras_tensorflow.system.wafer.times import (
     ELEMENT_BYTES,
-    SUM_BYTES,
     LayerTime,
     core_seconds,
     crossing_s,
@@ -182,4 +181,4 @@ def _crossing_s(layer: Layer) -> float:
     """
     is_summed = layer.kind in (MATRIX_PRODUCT, ATTENTION)
     elements = max(layer.input_elements, layer.output_elements)
-    return edge_seconds(elements * (SUM_BYTES / ELEMENT_BYTES if is_summed else 1), ROWS)
+    return edge_seconds(elements * (facts.SUM_BYTES.value / ELEMENT_BYTES if is_summed else 1), ROWS)
