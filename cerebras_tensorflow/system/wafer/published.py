@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cerebras_tensorflow.system import facts
-from cerebras_tensorflow.system.wafer.layers import Network
 from cerebras_tensorflow.system.wafer.simulate import Workload, simulate
 from cerebras_tensorflow.system.wafer.transformers import (
     BERT_LARGE,
@@ -14,20 +13,65 @@ from cerebras_tensorflow.system.wafer.transformers import (
     GENSLM_1_3B,
     GPTJ_6B,
     LLAMA_7B,
+    Transformer,
     dense_layers,
 )
 
 _ALCF = "argonne-lcf/user-guides, training logs"
 _RECALLED = f"{_ALCF} of R2.0.3; recalled, not read again"
 _GENSLM = "GenSLM runs on Andromeda, 2022"
-_FITS_1, _FITS_2 = "fits the kernels of 1.x", "fits the kernels of 2.x"
+_BERT = "BERT-large, MSL 128"
 _STATE_BYTES = 12  # of a weight in a checkpoint: itself and two slots of the optimizer, in float32
 
-GPTJ_R2_SAMPLES_PER_S = 43.70
-"""Of 2 systems. 100 steps of 120 samples in 274.66 s, by the times of the log, give the same rate."""
 
-BERT_R2_SAMPLES_PER_S = 4040.0
-"""100 steps of 1,024 samples in 25.1 to 25.5 s, by the times of the log, give 4,010 to 4,080."""
+@dataclass(frozen=True)
+class KernelRun:
+    """A published speed that fits the efficiency of its releases' kernels.
+
+    Attributes:
+        model: The model, in words.
+        shape: Shape of the model.
+        workload: What the run asked of the systems.
+        samples_per_s: What was published.
+        source: Who published it.
+    """
+
+    model: str
+    shape: Transformer
+    workload: Workload
+    samples_per_s: float
+    source: str = _ALCF
+
+    @property
+    def name(self) -> str:
+        """The run, in words."""
+        work = self.workload
+        systems, samples = work.num_csx, work.num_csx * work.batch_size
+        return f"{self.model}, {work.mode.replace('_', ' ')}, R{work.release}, {systems} CS-2, batch {samples}"
+
+    def simulated(self) -> float:
+        """Return the samples/s of the model."""
+        return simulate(self.shape.network(), self.workload).samples_per_s
+
+
+def _streaming(batch_size: int, num_csx: int, release: str) -> Workload:
+    return Workload("weight_streaming", batch_size, num_csx, release=release)
+
+
+RUNS_1 = (
+    KernelRun(_BERT, BERT_LARGE, Workload("pipelined", 1024, release="1.7.1"), 6370),
+    KernelRun("GPT-J 6B", GPTJ_6B, _streaming(65, 2, "1.7.1"), 27.53),
+    KernelRun("GPT-J 6B", GPTJ_6B, _streaming(65, 2, "1.8.0"), 65_000 / 2_960),
+)
+"""Runs that fit KERNEL_EFFICIENCY_1."""
+
+RUNS_2 = (
+    KernelRun("Llama-7B", LLAMA_7B, _streaming(99, 1, "2.1.1"), 20.45),
+    # Times are recalled too: 100 steps of 120 samples in 274.66 s, and 100 of 1,024 samples in 25.1 to 25.5 s.
+    KernelRun("GPT-J 6B", GPTJ_6B, _streaming(60, 2, "2.0.3"), 43.70, _RECALLED),
+    KernelRun(_BERT, BERT_LARGE, _streaming(1024, 1, "2.0.3"), 4040, _RECALLED),
+)
+"""Runs that fit KERNEL_EFFICIENCY_2."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +84,7 @@ class PublishedRun:
         unit: Unit of the figure.
         figure: The published value.
         ours: Returns the value of the model.
-        use: What the model took from it: "fitted on it", or "" for a check.
+        use: Which fitted figure of the model it fits, in words.
     """
 
     name: str
@@ -48,7 +92,7 @@ class PublishedRun:
     unit: str
     figure: float
     ours: Callable[[], float]
-    use: str = ""
+    use: str
 
     @property
     def ratio(self) -> float:
@@ -62,40 +106,18 @@ def published_runs() -> list[PublishedRun]:
 
 
 def _speeds() -> list[PublishedRun]:
-    bert, gptj, llama = (shape.network() for shape in (BERT_LARGE, GPTJ_6B, LLAMA_7B))
-    msl_128, streamed = "BERT-large, MSL 128", "weight streaming"
+    uses = [(run, "fits the kernels of 1.x") for run in RUNS_1] + [(run, "fits the kernels of 2.x") for run in RUNS_2]
+    kernel_runs = [
+        PublishedRun(run.name, run.source, "samples/s", run.samples_per_s, run.simulated, use) for run, use in uses
+    ]
     return [
-        _run(f"{msl_128}, pipelined, R1.7.1, 1 CS-2, batch 1024", 6370, bert, Workload("pipelined", 1024), _FITS_1),
-        _run(f"GPT-J 6B, {streamed}, R1.7.1, 2 CS-2, batch 130", 27.53, gptj, _streaming(65, 2, "1.7.1"), _FITS_1),
-        _run(
-            f"GPT-J 6B, {streamed}, R1.8.0, 2 CS-2, batch 130",
-            65_000 / 2_960,
-            gptj,
-            _streaming(65, 2, "1.8.0"),
-            _FITS_1,
-        ),
-        _run(f"Llama-7B, {streamed}, R2.1.1, 1 CS-2, batch 99", 20.45, llama, _streaming(99, 1, "2.1.1"), _FITS_2),
-        _run(
-            f"GPT-J 6B, {streamed}, R2.0.3, 2 CS-2, batch 120",
-            GPTJ_R2_SAMPLES_PER_S,
-            gptj,
-            _streaming(60, 2, "2.0.3"),
-            _FITS_2,
-            _RECALLED,
-        ),
-        _run(
-            f"{msl_128}, {streamed}, R2.0.3, 1 CS-2, batch 1024",
-            BERT_R2_SAMPLES_PER_S,
-            bert,
-            _streaming(1024, 1, "2.0.3"),
-            _FITS_2,
-            _RECALLED,
-        ),
-        _run(
+        *kernel_runs,
+        PublishedRun(
             "of the size of fc_mnist, pipelined, 1 CS-2, batch 256 (assumed), 2022",
+            _ALCF,
+            "samples/s",
             479_188,
-            dense_layers(FC_MNIST),
-            Workload("pipelined", 256),
+            lambda: simulate(dense_layers(FC_MNIST), Workload("pipelined", 256)).samples_per_s,
             "fits the overhead of a step",
         ),
         PublishedRun(
@@ -107,14 +129,6 @@ def _speeds() -> list[PublishedRun]:
             "fits the start of a run",
         ),
     ]
-
-
-def _run(
-    name: str, samples_per_s: float, network: Network, workload: Workload, use: str, source: str = _ALCF
-) -> PublishedRun:
-    return PublishedRun(
-        name, source, "samples/s", samples_per_s, lambda: simulate(network, workload).samples_per_s, use
-    )
 
 
 def _transfers() -> list[PublishedRun]:
@@ -166,10 +180,6 @@ def table() -> str:
 def run_s(step_s: float, num_steps: int) -> float:
     """Return the simulated time of a whole run [s]: compilation and start-up, and then its steps."""
     return facts.RUN_START_S.value + num_steps * step_s
-
-
-def _streaming(batch_size: int, num_csx: int, release: str) -> Workload:
-    return Workload("weight_streaming", batch_size, num_csx, release=release)
 
 
 def _speed_up_of_a_run() -> float:
