@@ -1,7 +1,8 @@
-"""The disk space that a run needs is told before the start."""
+"""The store of a run; the disk space that it needs is told before the start."""
 
 import logging
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cerebras_tensorflow import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.graph.program import Residence
+from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
 from tests.unit.compiler.small_graphs import build, compile_small, sgd, weight
 
 
@@ -31,3 +33,15 @@ def test_the_log_has_the_disk_space_of_store_and_checkpoints(
         with closing(store):
             assert ("Disk: the weight store takes up to 256 B in" in caplog.text) == is_told
             assert (f"a checkpoint takes up to 264 B in {tmp_path / 'model_dir'}" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize("owners", [(), (0,)])
+def test_only_csx_that_share_weights_take_shared_memory(owners: tuple[int, ...], tmp_path: Path) -> None:
+    program = compile_small(build(loss_of), "weight_streaming", residence=Residence.MEMORY_STORE)
+    program = replace(program, owners=owners)
+    store = store_choice.open_store(program, CSConfig(), str(tmp_path / "model_dir"), is_training=True)
+    share = store_choice.open_share(program, 0, "memory", tmp_path)
+    for one in (store, share):
+        assert isinstance(one, MemoryStore)
+        assert (one.memory is not None) == bool(owners)
+        one.close()
