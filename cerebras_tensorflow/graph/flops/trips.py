@@ -40,7 +40,9 @@ def trips_of_call(operation: Any, functions: Functions) -> int | None:
         index = condition.arguments.index(counter.op.name)
         known = _known(limit, at_most=sign > 0)
         if limit.op.name in condition.arguments:
-            known = start(condition.arguments.index(limit.op.name), at_most=sign > 0)
+            place = condition.arguments.index(limit.op.name)
+            is_kept = _source(body.results[place]).op.name == body.arguments[place]
+            known = start(place, at_most=sign > 0) if is_kept else None
         return _count(start(index, at_most=sign < 0), known, step(index), has_last, sign)
 
     count = _fewest(condition.results[0], trips)

@@ -102,6 +102,20 @@ def test_products_of_calls_count_as_often_as_they_run(case: str, is_version_2: b
 
 
 @pytest.mark.parametrize("is_version_2", [True, False])
+def test_a_limit_that_the_loop_changes_is_unknown(is_version_2: bool) -> None:
+    was_version_2 = v1.control_flow_v2_enabled()
+    (v1.enable_control_flow_v2 if is_version_2 else v1.disable_control_flow_v2)()
+    try:
+        with tf.Graph().as_default() as graph:
+            x, w = v1.placeholder(tf.float32, [4, 8]), v1.placeholder(tf.float32, [8, 8])
+            tf.while_loop(lambda i, end, _: i < end, lambda i, end, z: (i + 2, end + 1, tf.matmul(z, w)), [0, 4, x])
+    finally:
+        (v1.enable_control_flow_v2 if was_version_2 else v1.disable_control_flow_v2)()
+    counted = flops_of_ops(graph, {operation.name for operation in graph.get_operations()})
+    assert sum(counted.of_op.values()) == ONE and len(counted.unknown_loops) == 1
+
+
+@pytest.mark.parametrize("is_version_2", [True, False])
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_a_loop_of_unknown_length_counts_once_and_is_named(case: str, is_version_2: bool) -> None:
     start_of, limit_of, step_of = UNKNOWN[case]
