@@ -46,6 +46,8 @@ class TrainingHook(SessionRunHook):
 
     Attributes:
         step: Global step after the last run.
+        counted_step: The same, but at most 1 more than before the run. As in tf.estimator, this one ends the run: if a
+            train_op raises the step by 2, a run of 2 steps ends at step 4.
         last_step: Global step at which the run ends; None: at the end of the input.
         final_loss: Loss of the last step that ended without an error; None before the first.
         is_exhausted: Whether the input has ended.
@@ -61,7 +63,7 @@ class TrainingHook(SessionRunHook):
         self._signals = signals
         self._first_step = 0
         self._logged_step: int | None = None
-        self.step = 0
+        self.step = self.counted_step = 0
         self.last_step = run.last_step
         self.final_loss: np.floating[Any] | None = None
         self.is_exhausted = False
@@ -77,7 +79,7 @@ class TrainingHook(SessionRunHook):
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Note where the run starts."""
-        self.step = self._first_step = session.global_step
+        self.step = self.counted_step = self._first_step = session.global_step
         if self._run.request.steps is not None:  # a Scaffold's init_fn may have set the step
             self.last_step = self.step + self._run.request.steps
         self._run.meter.start()
@@ -97,7 +99,9 @@ class TrainingHook(SessionRunHook):
         loss, *size = (float(value) for value in run_values.results)
         if size:
             self._run.meter.batch_size = int(size[0])
-        step = self.step = run_context.session.global_step
+        step = run_context.session.global_step
+        self.counted_step = min(step, self.step + 1)
+        self.step = step
         if math.isnan(loss) or (self._run.request.is_cerebras and math.isinf(loss)):  # tf.estimator lets inf pass
             self.bad_loss = loss
             return
@@ -114,7 +118,8 @@ class TrainingHook(SessionRunHook):
     @property
     def is_due_to_end(self) -> bool:
         """Whether the run has taken its last step or received a signal."""
-        return (self.last_step is not None and self.step >= self.last_step) or self._signals.received is not None
+        took_all = self.last_step is not None and self.counted_step >= self.last_step
+        return took_all or self._signals.received is not None
 
     def _is_due(self, step: int, taken: int) -> bool:
         if not self._log_every:

@@ -275,6 +275,19 @@ def own_global_step(run):
     run.note("evaluated", estimator.evaluate(once))
 
 
+def limits_that_a_step_of_two_meets(run):
+    def model_fn(features, labels, mode, params):
+        spec = linear(features, labels, mode, params)
+        with tf.control_dependencies([spec.train_op]):
+            return spec._replace(train_op=tf.group(v1.assign_add(v1.train.get_global_step(), 1)))
+
+    for every in (2, 4):
+        estimator = make(run, model_fn, name=f"every_{every}", save_checkpoints_steps=every)
+        for limits in ({"steps": 2}, {"max_steps": 8}):
+            estimator.train(forever, **limits)
+            run.note(f"{every}, {limits}", int(estimator.get_variable_value("global_step")))
+
+
 def soft_placement(run):
     run.ignore_files()  # 2.15 writes one file of a checkpoint for each device that the model names
 
