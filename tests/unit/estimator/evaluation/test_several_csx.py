@@ -16,8 +16,9 @@ from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.runtime import inference_follower
 from cerebras_tensorflow.runtime.csx.messages import Message
 from cerebras_tensorflow.runtime.session import ProgramSession
-from cerebras_tensorflow.runtime.weight_store import remote, server
+from cerebras_tensorflow.runtime.weight_store import remote
 from tests.unit.estimator.csx_threads import use_threads
+from tests.unit.runtime.weight_store.test_remote import weight_servers
 
 v1 = tf.compat.v1
 SAMPLES, BATCH = 26, 4  # the last batch has 2 samples
@@ -181,9 +182,6 @@ def test_other_csx_use_the_weight_servers_too(
     tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
-    running, port = server.start("127.0.0.1", "token")
-    addresses = [remote.ServerAddress(0, f"127.0.0.1:{port}", "token", 1 << 30)]
-    monkeypatch.setattr(remote, "start_weight_servers", lambda: addresses)
     opened: list[Any] = []
     open_share = store_choice.open_share
 
@@ -194,11 +192,10 @@ def test_other_csx_use_the_weight_servers_too(
     monkeypatch.setattr(store_choice, "open_share", noted)
     settings = CSConfig(num_csx=2, min_stream_bytes=0, weight_store="servers")
     runner = CerebrasEstimator(model_fn, str(tmp_path), config=CSRunConfig(cs_config=settings), params={})
-    try:
+    with weight_servers(1) as addresses:
+        monkeypatch.setattr(remote, "start_weight_servers", lambda: addresses)
         assert len(list(runner.predict(input_fn))) == SAMPLES
-        assert [type(store) for store in opened] == [remote.ServerStore]
-    finally:
-        running.stop(grace=None).wait()
+    assert [type(store) for store in opened] == [remote.ServerStore]
 
 
 def test_predictions_have_the_order_and_bits_of_one_csx(mode: str, tmp_path: Path, computed: list[str]) -> None:
