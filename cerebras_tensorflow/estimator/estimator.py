@@ -66,8 +66,8 @@ class CerebrasEstimator:
         SettingsError: If model_dir cannot be written.
     """
 
-    _is_cerebras = True
-    _on_ready: Callable[[], None] | None = None  # of a subclass; a training run calls it before its first step
+    _cs_is_cerebras = True
+    _cs_on_ready: Callable[[], None] | None = None  # of a subclass; a training run calls it before its first step
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class CerebrasEstimator:
         self._cs_compile_dir = local_path(compile_dir) if compile_dir is not None else work_folder(self._model_dir)
         self._model_fn = model_fn
         self._params = copy.deepcopy(params or {})
-        self._warm_start_settings = warm_start_settings(warm_start_from, is_lenient=self._is_cerebras)
+        self._warm_start_settings = warm_start_settings(warm_start_from, is_lenient=self._cs_is_cerebras)
 
     @property
     def model_dir(self) -> str:
@@ -156,7 +156,7 @@ class CerebrasEstimator:
         check_training(steps, max_steps, hooks, saving_listeners)
         show_run_lines()
         target = self._cs_target(use_cs, ModeKeys.TRAIN)
-        sparsity = choice_of(self._params if self._is_cerebras else None, sparsifier)
+        sparsity = choice_of(self._params if self._cs_is_cerebras else None, sparsifier)
         if is_distributed := distributed_training.is_distributed(self._cs_settings):
             check_no_system("train_distribute", target.is_cs or num_csx_of(self._cs_settings.cs) > 1)
         else:
@@ -175,9 +175,9 @@ class CerebrasEstimator:
             listeners=tuple(saving_listeners or ()),
             steps=steps,
             last_step=max_steps,
-            is_cerebras=self._is_cerebras,
+            is_cerebras=self._cs_is_cerebras,
             sparsity=sparsity,
-            on_ready=self._on_ready,
+            on_ready=self._cs_on_ready,
         )
         if is_distributed:
             distributed_training.train(request)
@@ -286,8 +286,8 @@ class CerebrasEstimator:
                 mode=mode,
                 execution_mode=target.mode,
                 compile_dir=None if validate_only else self._cs_compile_dir,
-                is_cerebras=self._is_cerebras,
-                sparsity=choice_of(self._params if self._is_cerebras else None, None),
+                is_cerebras=self._cs_is_cerebras,
+                sparsity=choice_of(self._params if self._cs_is_cerebras else None, None),
             )
         )
         if validate_only:
@@ -417,7 +417,7 @@ class CerebrasEstimator:
     def _cs_target(self, use_cs: bool, mode: str) -> Target:
         target = choose_target(self._cs_settings, use_cs)
         restrictions.check_settings(self._cs_settings, mode, target.is_cs, target.mode)
-        if self._is_cerebras:
+        if self._cs_is_cerebras:
             restrictions.note_params(self._params)
         return target
 
@@ -446,5 +446,5 @@ class CerebrasEstimator:
             steps=steps,
             checkpoint_path=checkpoint_location(checkpoint_path) if checkpoint_path else None,
             name=name,
-            ignores_negative_labels=self._is_cerebras,
+            ignores_negative_labels=self._cs_is_cerebras,
         )

@@ -33,7 +33,7 @@ class _Kind(type):
     """Makes a CerebrasEstimator an instance of Estimator, as in the original."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        if cls.__dict__.get("_counts_all", False):
+        if cls.__dict__.get("_cs_counts_all", False):
             return isinstance(instance, CerebrasEstimator)
         return super().__instancecheck__(instance)
 
@@ -57,8 +57,8 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         TypeError: If model_fn cannot be called.
     """
 
-    _counts_all = True
-    _is_cerebras = False
+    _cs_counts_all = True
+    _cs_is_cerebras = False
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
 class EstimatorV2(Estimator):
     """The Estimator of TensorFlow 2, which has no export_savedmodel."""
 
-    _counts_all = True
+    _cs_counts_all = True
 
     @property
     def export_savedmodel(self) -> Any:

@@ -404,7 +404,7 @@ def _make_estimator(
     class ReferenceEstimator(CerebrasEstimator):
         """Writes the params before the first step of training, so a refused run leaves no file."""
 
-        _on_ready = staticmethod(write_params)
+        _cs_on_ready = staticmethod(write_params)
 
     read_once = {} if settings.read_once is None else {"read_once": settings.read_once}
     given: dict[str, Any] = {

@@ -135,8 +135,8 @@ class BundleWriter(TensorWriter):
         try:
             for number, shard in self._shards.items():
                 path = bundle_format.data_path(self.path, number, num_shards)
+                placed.append(path)  # first: it may fail after it has its name
                 shard.commit(path)
-                placed.append(path)
             pairs = [(bundle_format.HEADER_KEY, bundle_format.encode_header(BundleHeader(num_shards)))]
             pairs += [(key, bundle_format.encode_entry(entry)) for key, entry in sorted(self._entries.items())]
             with reporting(self.path), open(index.fd, "wb", closefd=False) as file:

@@ -77,8 +77,8 @@ class ShardedH5Writer(TensorWriter):
             records: dict[str, H5Record] = {}
             for number, shard in self._shards.items():
                 target = shard_path(self.path, number, num_shards)
+                placed.append(target)  # first: it may fail after it has its name
                 shard.commit_as(target, (), shard.records)
-                placed.append(target)
                 records |= {n: dataclasses.replace(record, shard=number) for n, record in shard.records.items()}
             names = tuple(os.path.basename(shard_path(self.path, k, num_shards)) for k in range(num_shards))
             self._index.commit_as(self.path, names, records)
