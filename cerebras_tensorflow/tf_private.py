@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 _CUSTOM_GRADIENT = re.compile(r"CustomGradient-\d+")  # the names that tf.custom_gradient makes
+_IMPORTER_LOCK = threading.Lock()  # held while import_nodes has replaced a function of TensorFlow's importer
 
 
 def export_utils() -> Any:
@@ -183,16 +185,17 @@ def import_nodes(graph_def: Any, name: str = "", known: Mapping[str, Any] | None
     """
     importer: Any = importlib.import_module("tensorflow.python.framework.importer")
     own = importlib.import_module("tensorflow.python.framework.ops").get_default_graph()
-    public = importer._ProcessNewOps  # noqa: SLF001 - no public name for it
+    with _IMPORTER_LOCK:
+        public = importer._ProcessNewOps  # noqa: SLF001 - no public name for it
 
-    def make_ops(graph: Any) -> None:
-        if graph is own:
-            graph._add_new_tf_operations(compute_devices=False)  # noqa: SLF001
-        else:  # another thread
-            public(graph)
+        def make_ops(graph: Any) -> None:
+            if graph is own:
+                graph._add_new_tf_operations(compute_devices=False)  # noqa: SLF001
+            else:  # another thread, in the public function
+                public(graph)
 
-    importer._ProcessNewOps = make_ops  # noqa: SLF001
-    try:
-        importer.import_graph_def(graph_def, dict(known or {}), name=name)
-    finally:
-        importer._ProcessNewOps = public  # noqa: SLF001
+        importer._ProcessNewOps = make_ops  # noqa: SLF001
+        try:
+            importer.import_graph_def(graph_def, dict(known or {}), name=name)
+        finally:
+            importer._ProcessNewOps = public  # noqa: SLF001

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -185,3 +187,35 @@ def test_an_event_file_has_a_path(tmp_path: Path) -> None:
     writer.flush()
     assert [Path(tf_private.event_file(writer))] == list(tmp_path.iterdir())
     writer.close()
+
+
+def test_two_threads_that_import_leave_the_importer_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    importer: Any = importlib.import_module("tensorflow.python.framework.importer")
+    original, public = importer._ProcessNewOps, importer.import_graph_def
+    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
+
+    def import_graph_def(*arguments: Any, **settings: Any) -> None:
+        if first_is_in.is_set():
+            second_is_in.set()
+            first_is_out.wait(30)  # the second thread would now save what the first one has set
+        else:
+            first_is_in.set()
+            second_is_in.wait(0.1)  # in vain: the second thread waits for the first one
+        public(*arguments, **settings)
+
+    def run(is_first: bool) -> None:
+        with tf.Graph().as_default():
+            tf_private.import_nodes(tf.Graph().as_graph_def())
+        if is_first:
+            first_is_out.set()
+
+    monkeypatch.setattr(importer, "import_graph_def", import_graph_def)
+    threads = [threading.Thread(target=run, args=(is_first,)) for is_first in (True, False)]
+    threads[0].start()
+    assert first_is_in.wait(30)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    is_restored = importer._ProcessNewOps is original
+    importer._ProcessNewOps = original  # the other tests need it
+    assert is_restored
