@@ -39,17 +39,23 @@ class Estimate:
     """The simulated step on a CS-2, made on first use.
 
     Args:
-        make: Returns its layers and the simulation.
+        find: Returns its layers. It refers to the graph.
         workload: What the run asks of the simulated systems.
     """
 
-    def __init__(self, make: Callable[[Workload], tuple[Network, Simulation]], workload: Workload) -> None:
-        self._make = make
+    def __init__(self, find: Callable[[], Network], workload: Workload) -> None:
+        self._find: Callable[[], Network] | None = find
         self.workload = workload
+
+    def let_go_of_graph(self) -> None:
+        """Find the layers, unless this was done before. The estimate then refers to no graph."""
+        if self._find is not None:
+            self._layers, self._find = self._find(), None
 
     @functools.cached_property
     def _made(self) -> tuple[Network, Simulation]:
-        return self._make(self.workload)
+        self.let_go_of_graph()
+        return _simulated(self._layers, self.workload)
 
     @property
     def network(self) -> Network:
@@ -155,11 +161,11 @@ def compile_model(
 
 
 def _estimate_of(model: Model, step: Step, mode: str, settings: CSConfig, is_for_cs: bool) -> Estimate:
-    """Return the estimate of a step. It keeps the names of the step's ops, not its graph."""
+    """Return the estimate of a step. It refers to the model's graph until its layers are found."""
     workload = workload_of(model, mode, settings)
     workload = replace(workload, allow_oversize=settings.allow_oversize or not is_for_cs)
     names = frozenset(node.name for node in step.graph_def.node)
-    return Estimate(functools.partial(_simulated, model, names, step.train_node is not None), workload)
+    return Estimate(functools.partial(_layers_of, model, names, step.train_node is not None), workload)
 
 
 def _cached(folder: Path, step: Step) -> list[Program] | None:
@@ -179,19 +185,30 @@ def _folder_of(folder: Path, rank: int) -> Path:
     return folder.with_name(f"{folder.name}_csx{rank}")
 
 
-def _simulated(
-    model: Model, names: Collection[str], is_training: bool, workload: Workload
-) -> tuple[Network, Simulation]:
-    """Return the layers of a step, and its simulation. An estimate that fails does not cost a run."""
+def _layers_of(model: Model, names: Collection[str], is_training: bool) -> Network:
+    """Return the layers of a step. A fault of the estimate does not cost a run: there are then no layers."""
     try:
-        network = network_of(model, names, is_training)
+        return network_of(model, names, is_training)
+    except CerebrasError:
+        raise
+    except Exception as exc:  # noqa: BLE001 (any fault of the estimate)
+        return _unknown(is_training, exc)
+
+
+def _simulated(network: Network, workload: Workload) -> tuple[Network, Simulation]:
+    """Return the layers of a step, and its simulation. A fault of the estimate does not cost a run."""
+    try:
         return network, simulate(network, workload)
     except CerebrasError:
         raise
     except Exception as exc:  # noqa: BLE001 (any fault of the estimate)
-        run_log.warning("The simulated speed of this step is unknown (%s: %s).", type(exc).__name__, exc)
-        unknown = Network((), is_training, 0.0)
+        unknown = _unknown(network.is_training, exc)
         return unknown, simulate(unknown, workload)
+
+
+def _unknown(is_training: bool, fault: Exception) -> Network:
+    run_log.warning("The simulated speed of this step is unknown (%s: %s).", type(fault).__name__, fault)
+    return Network((), is_training, 0.0)
 
 
 def _warn_of_notes(program: Program, model: Model) -> None:

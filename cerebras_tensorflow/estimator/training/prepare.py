@@ -113,6 +113,7 @@ def prepare(
             # The original calls model_fn again for the graph of the run, and its log shows it. Here it costs the time
             # of building the model once more.
             graph_def = ops.step.graph_def
+            compiled.estimate.let_go_of_graph()
             del model, ops
             _free_graph_of(graph_def)
             model = _call_model(request, pipeline, last_step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,28 @@ def test_an_iterator_in_the_model_is_named_but_not_one_in_the_input(
         estimator = Estimator(model_fn, str(tmp_path), params={"has_iterator": has_iterator})
         estimator.train(batch, steps=1)
         assert ("starts again with its first element" in caplog.text) == has_iterator
+
+
+@pytest.mark.parametrize("kind", [CerebrasEstimator, Estimator])
+def test_the_graph_of_the_first_model_is_gone_when_training_begins(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
+    graphs: list[Any] = []
+    alive: list[bool] = []
+
+    def model_fn(features: Any, mode: str, params: Any) -> Any:
+        graphs.append(weakref.ref(tf.compat.v1.get_default_graph()))
+        loss = tf.reduce_sum(features * tf.compat.v1.get_variable("w", []))
+        step = tf.compat.v1.train.get_global_step()
+        return EstimatorSpec(mode, loss=loss, train_op=tf.compat.v1.train.AdamOptimizer().minimize(loss, step))
+
+    class Look(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            gc.collect()
+            alive.extend(graph() is not None for graph in graphs)
+
+    config = CSRunConfig(cs_config=CSConfig())
+    estimator = kind(model_fn, str(tmp_path), config=config, params={})
+    estimator.train(lambda params: tf.data.Dataset.from_tensors([1.0]).repeat(), hooks=[Look()], steps=1)
+    assert alive == [False, True]
