@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
+from cerebras_tensorflow.tf_private import op_definition
 
 READ_OPS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
 # A first write by these ops replaces the value, so it needs no load. All other writes modify the old value.
@@ -30,11 +31,27 @@ MODIFYING_OPS = frozenset(
     }
 )
 APPLY_PREFIXES = ("ResourceApply", "ResourceSparseApply")
+# Stateful ops with a resource that change no variable: reads, and ops on resources of other kinds.
+_UNCHANGING_OPS = READ_OPS | {
+    "DisableCopyOnRead", "ReadVariableXlaSplitND", "ResourceGatherNd", "VarIsInitializedOp", "_ReadVariablesOp",
+    "CloseSummaryWriter", "CreateSummaryFileWriter", "FlushSummaryWriter", "MakeIterator",
+}  # fmt: skip
+_OTHER_RESOURCES = ("InitializeTable", "Iterator", "LookupTable", "Queue", "Stack", "TensorArray", "Write")
 
 
 def is_write(op: str) -> bool:
     """Whether an op writes the variable whose handle it takes."""
     return op in REPLACING_OPS or op in MODIFYING_OPS or op.startswith(APPLY_PREFIXES)
+
+
+def may_write(op: str) -> bool:
+    """Whether an op itself, not a function that it calls, may change a variable. Unknown ops may."""
+    if op in _UNCHANGING_OPS or op.startswith(_OTHER_RESOURCES):
+        return False
+    definition = op_definition(op)
+    if definition is None or not definition.is_stateful:
+        return False  # no definition: the op is a function
+    return any(argument.type == tf.resource.as_datatype_enum for argument in definition.input_arg)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, pars
 from cerebras_tensorflow.graph.program import Program, read_name
 from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
-from cerebras_tensorflow.graph.variables import is_write
+from cerebras_tensorflow.graph.variables import may_write
 from cerebras_tensorflow.runtime.added_ops import AddedOps
 from cerebras_tensorflow.runtime.stored_ops import assigned_weights, call_store
 
@@ -292,7 +292,7 @@ class FetchedGraph:
 
 
 def _writes(node: NodeDef) -> bool:
-    return is_write(node.op) or node.op in _PYTHON
+    return may_write(node.op) or node.op in _PYTHON
 
 
 def _writing_functions(library: Mapping[str, FunctionDef]) -> set[str]:
