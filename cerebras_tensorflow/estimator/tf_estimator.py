@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.estimator.config.cluster import EVALUATOR
-from cerebras_tensorflow.estimator.config.run_config import RunConfig, default_session_config
+from cerebras_tensorflow.estimator.config.run_config import RunConfig, with_default_session_config
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.user_functions import parameters_of
@@ -74,7 +74,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         config = config if config is not None else RunConfig()
         super().__init__(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start_from)
         if self._config.session_config is None:  # model_fn may read it; sessions without it have our own settings
-            self._config = self._config.replace(session_config=default_session_config())
+            self._config = with_default_session_config(self._config)
         self._session_config = self._config.session_config
         self._cs_settings = replace(
             self._cs_settings, config=self._config, make_global_step=self._create_and_assert_global_step

@@ -265,6 +265,20 @@ def default_session_config(device_filters: Sequence[str] = ()) -> Any:
     return result
 
 
+def with_default_session_config(config: Any) -> Any:
+    """Return a copy of a config with the session_config of tf.estimator 2.15, for a model_fn that reads it."""
+    result = config.replace(session_config=default_session_config())
+    result._has_default_session_config = True  # noqa: SLF001 - replace keeps it
+    return result
+
+
+def given_session_config(config: object) -> Any:
+    """Return the caller's session_config; None if with_default_session_config has set it, and nobody changed it."""
+    given = getattr(config, "session_config", None)
+    is_default = getattr(config, "_has_default_session_config", False) and given == default_session_config()
+    return None if is_default else given
+
+
 def _check_ranges(settings: Mapping[str, Any]) -> None:
     for name in ("save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs", "keep_checkpoint_max"):
         value = settings.get(name)

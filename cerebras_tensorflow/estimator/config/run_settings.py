@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
-from cerebras_tensorflow.estimator.config.run_config import CSRunConfig
+from cerebras_tensorflow.estimator.config.run_config import CSRunConfig, given_session_config
 
 _OUR_FIELDS = (
     "weight_store",
@@ -92,7 +92,10 @@ def run_settings(config: object) -> RunSettings:
         stack_params=stack_params if isinstance(stack_params, Mapping) else None,
         is_cs_config=isinstance(config, CSRunConfig),
         distribution=Distribution(**_given(config, Distribution)),
-        **_given(config, RunSettings, ("config", "cs", "is_cs_config", "stack_params", "distribution")),
+        session_config=given_session_config(config),
+        **_given(
+            config, RunSettings, ("config", "cs", "is_cs_config", "stack_params", "distribution", "session_config")
+        ),
     )
 
 

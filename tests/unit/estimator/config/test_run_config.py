@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig, RunConfig, WarmStartSettings
 from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.estimator.add_metrics import add_metrics
+from cerebras_tensorflow.estimator.tf_estimator import Estimator
 
 
 def test_the_defaults_are_those_of_tf_estimator() -> None:
@@ -135,3 +138,23 @@ def test_a_cluster_may_name_only_some_tasks_of_a_job(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 4}}))
     with pytest.raises(ValueError, match="4 is not a valid task_id for task_type worker"):
         RunConfig()
+
+
+def test_the_default_session_config_of_an_estimator_is_not_the_callers_in_another_one(tmp_path: Path) -> None:
+    def session_config_of(estimator: CerebrasEstimator) -> Any:
+        return estimator._cs_settings.session_config
+
+    first = Estimator(lambda features: None, str(tmp_path))
+    assert first.config.session_config is not None
+    others = [first.config, first.config.replace(tf_random_seed=1), add_metrics(first, lambda features: {}).config]
+    assert [
+        session_config_of(kind(lambda features: None, config=other))
+        for other in others
+        for kind in (CerebrasEstimator, Estimator)
+    ] == [None] * 6
+    given = tf.compat.v1.ConfigProto(log_device_placement=True)
+    assert (
+        session_config_of(Estimator(lambda features: None, config=first.config.replace(session_config=given))) == given
+    )
+    default = Estimator(lambda features: None, config=RunConfig(session_config=first.config.session_config))
+    assert session_config_of(default) == first.config.session_config, "the caller's, though it is like the default"
