@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import ipaddress
+import logging
 import os
 import re
 import socket
@@ -23,6 +24,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """The kernel repeats the first packet of a connection after 1, 3 and 7 s."""
@@ -110,12 +113,18 @@ class SameUserDoor:
                     _attach(one, _program(()))
 
     def _watch(self) -> None:
-        drops = 0
+        drops, has_warned = 0, False
         while not self._closed.wait(POLL_S):
             before, drops = drops, sum(_drops(listener) for listener in self._listeners)
             if drops != before or self._waiting:  # reading /proc/net/tcp takes 10 ms and more
-                with suppress(OSError):  # for want of file descriptors: that may pass
+                try:
                     self._look()
+                except OSError as error:  # for want of file descriptors: that may pass
+                    if not has_warned:
+                        logger.warning(
+                            "the door of port %d cannot admit callers now (%s); it tries again", self._port, error
+                        )
+                        has_warned = True
         self._admit(())
 
     def _look(self) -> None:
@@ -188,7 +197,12 @@ def _attach(link: socket.socket, program: list[_Instruction]) -> None:
 
 
 def _detach(link: socket.socket) -> None:
-    link.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    """Remove the filter of a socket, if it has one."""
+    try:
+        link.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
 
 
 def _drops(link: socket.socket) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +102,31 @@ def test_nothing_is_read_from_a_socket_that_took_the_port_of_an_admitted_one(
         caller.sendall(b"mine")
         assert link.recv(10) == b"mine"
     door.close()
+
+
+def test_a_failure_after_a_caller_came_in_does_not_keep_the_next_one_out(
+    server: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = SameUserDoor(port)
+    attach, calls = same_user._attach, 0
+
+    def fail_once(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # the first caller is in; now the listener's filter should forget it
+            raise OSError("no memory")
+        attach(*arguments)
+
+    monkeypatch.setattr(same_user, "_attach", fail_once)
+    with ExitStack() as stay_open:
+        for _ in range(2):
+            caller = stay_open.enter_context(socket.create_connection(("127.0.0.1", port), timeout=4))
+            link = stay_open.enter_context(server.accept()[0])
+            link.settimeout(4)
+            caller.sendall(b"mine")
+            assert link.recv(10) == b"mine"
+    door.close()
+    assert calls > 2 and caplog.text.count("cannot admit callers now (no memory)") == 1
 
 
 def test_a_door_that_cannot_be_made_leaves_the_port_as_it_was(
