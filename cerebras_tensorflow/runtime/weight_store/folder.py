@@ -94,6 +94,8 @@ class StoreFolder:
             check_space([Need("the weight store", self.folder, num_bytes, "weight_store_dir"), *beside])
             write_owner(lock, num_bytes, bool(self._made))
             self.file, self.is_direct = self._make_file(is_direct, num_bytes if length is None else length)
+            self._close_file = weakref.finalize(self, os.close, self.file)
+            self.cached_file = self._open_cached()
         except OSError as error:
             self._leave()
             raise StoreError(
@@ -103,11 +105,8 @@ class StoreFolder:
         except BaseException:
             self._leave()
             raise
-        self._close_file = weakref.finalize(self, os.close, self.file)
-        self.cached_file, self._close_cached = self.file, None
-        if self.is_direct:
-            self.cached_file = os.open(f"/proc/self/fd/{self.file}", os.O_RDWR | os.O_CLOEXEC)
-            self._close_cached = weakref.finalize(self, os.close, self.cached_file)
+        is_second = self.cached_file != self.file
+        self._close_cached = weakref.finalize(self, os.close, self.cached_file) if is_second else None
 
     def error(self, name: str, error: OSError, doing: str) -> StoreError:
         """Return the StoreError for an error of the file. `doing` completes a sentence, for example "written to"."""
@@ -170,6 +169,16 @@ class StoreFolder:
             os.close(file)
             raise
         return file, is_direct
+
+    def _open_cached(self) -> int:
+        """Return a descriptor of the file that uses the page cache. If it fails, the file is closed."""
+        if not self.is_direct:
+            return self.file
+        try:
+            return os.open(f"/proc/self/fd/{self.file}", os.O_RDWR | os.O_CLOEXEC)
+        except BaseException:
+            self._close_file()
+            raise
 
     def _create(self, flags: int) -> int:
         """Make the file. O_EXCL fails if the name exists, so no planted link is followed."""

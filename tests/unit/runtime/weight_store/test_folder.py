@@ -190,3 +190,24 @@ def test_the_error_of_a_folder_that_cannot_be_made_names_it(
     monkeypatch.setattr(Path, "mkdir", fails)
     with pytest.raises(StoreError, match=rf"cannot use {tmp_path}/new .*{os.strerror(code)}.* weight_store_dir"):
         file_store(tmp_path / "new")
+
+
+def test_a_file_that_cannot_be_opened_a_second_time_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system_open, opened = os.open, []
+
+    def fail(path: str | Path, *arguments: int, **options: int) -> int:
+        if str(path).startswith("/proc/self/fd/"):
+            opened.append(int(str(path).rpartition("/")[2]))
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return system_open(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", fail)
+    monkeypatch.setattr(folder.StoreFolder, "_make_file", lambda store, _, __: (store._create(0), True))  # no O_DIRECT
+    with pytest.raises(StoreError, match="Too many open files"):
+        FileStore(SPECS, tmp_path / "store", is_direct=True)
+    assert not (tmp_path / "store").exists()
+    assert len(opened) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])
