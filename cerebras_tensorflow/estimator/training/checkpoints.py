@@ -339,7 +339,7 @@ class CheckpointSaver:
                 with self._progress():
                     self._write(path, saved_at_s, _one_by_one(session, self._keys))
             else:
-                self._writer.save(lambda: snapshot, lambda taken: self._write_snapshot(path, saved_at_s, taken))
+                self._writer.save(lambda: snapshot, partial(self._write_snapshot, path, saved_at_s), snapshot.close)
         self._prewritten_step = None
         self.saved_step = step
         return path

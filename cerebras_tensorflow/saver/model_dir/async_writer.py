@@ -44,20 +44,32 @@ class AsynchronousWriter:
         """Whether a write is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, snapshot: Callable[[], _Snapshot], write: Callable[[_Snapshot], object]) -> None:
+    def save(
+        self,
+        snapshot: Callable[[], _Snapshot],
+        write: Callable[[_Snapshot], object],
+        discard: Callable[[], object] = lambda: None,
+    ) -> None:
         """Wait for the previous write, take a snapshot, and write it in the second thread.
 
         Args:
             snapshot: Returns copies of the values, which training does not change.
             write: Writes and commits them. If it raises, the next call on this object raises the same.
+            discard: Gives the snapshot up if the second thread cannot start.
 
         Raises:
             BaseException: What the previous write raised; then no snapshot is taken.
+            RuntimeError: If the second thread cannot start.
         """
         self.wait()
         values = snapshot()
-        self._thread = threading.Thread(target=self._run, args=(values, write), name="checkpoint-writer")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(values, write), name="checkpoint-writer")
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread left
+            discard()
+            raise
+        self._thread = thread
 
     def check(self) -> None:
         """Raise what a finished write raised, without waiting. Call it at every step."""

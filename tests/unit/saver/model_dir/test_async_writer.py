@@ -77,3 +77,16 @@ def test_an_error_is_raised_at_the_end_unless_training_raised_one() -> None:
     with pytest.raises(ZeroDivisionError), AsynchronousWriter() as writer:
         writer.save(lambda: 1, fail)
         raise ZeroDivisionError
+
+
+def test_values_are_given_up_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    given_up: list[int] = []
+    writer = AsynchronousWriter()
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
+        patch.setattr(threading.Thread, "start", fail)
+        writer.save(lambda: 1, given_up.append, lambda: given_up.append(1))
+    assert given_up == [1]
+    writer.wait()
