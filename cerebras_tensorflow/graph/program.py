@@ -118,6 +118,11 @@ class Event:
     finishers: tuple[tuple[str, float], ...] = ()
     row_bytes: int = 0
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight that it moves; of a gather, as if no row repeats."""
+        return self.row_bytes if self.kind == "gather" else self.num_bytes
+
 
 @dataclass(frozen=True)
 class Program:
@@ -175,7 +180,7 @@ class Program:
         read = [0] * len(self.stored)
         for event in self.events:
             if event.kind not in ("replace", "spill"):
-                read[event.weight] += event.num_bytes * self.repeats(event)
+                read[event.weight] += event.weight_bytes * self.repeats(event)
         return tuple(read)
 
     @property

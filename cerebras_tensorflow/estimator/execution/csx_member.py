@@ -43,7 +43,7 @@ def main(ranks: Collectives, folder: Path) -> None:
         raise StoreError(f"the program in {place} cannot be read")
     config = tf.compat.v1.ConfigProto.FromString(base64.b64decode(described["session_config"]))
     own = Path(described["stores"]) / f"store-{ranks.rank}"
-    store = store_choice.open_share(program, ranks.rank, described["store_kind"], own)
+    store = store_choice.open_share(program, ranks.rank, described["store_kind"], own, ranks.size)
     checkpoints = OwnedParts()
     if store is not None and program.owners:
         store = SharedStore(program, ranks.rank, store, partial(connect, ranks, folder), checkpoints)

@@ -88,7 +88,8 @@ def open_store(
     folder = folder if is_training else folder / "other"
     stored_bytes = sum(spec.num_bytes for spec in program.stored)
     _tell([Need("the weight store", folder, stored_bytes, "weight_store_dir"), *needs])
-    return _file_store(program, FIRST, folder, needs)
+    plan = program.micro_batches
+    return _file_store(program, FIRST, folder, needs, max(copies, plan.num_csx if plan is not None else 1))
 
 
 def remove_left(settings: CSConfig, model_dir: str) -> None:
@@ -102,7 +103,7 @@ def _store_folder(settings: CSConfig, model_dir: str) -> Path:
     return Path(chosen).resolve() if chosen else Path(model_dir).resolve() / "weight_store"
 
 
-def open_share(program: Program, rank: int, like: str, folder: Path) -> WeightStore | None:
+def open_share(program: Program, rank: int, like: str, folder: Path, num_csx: int) -> WeightStore | None:
     """Return the store of a CSX after the first one; None if it needs none.
 
     Args:
@@ -110,6 +111,7 @@ def open_share(program: Program, rank: int, like: str, folder: Path) -> WeightSt
         rank: Its number.
         like: The kind of the first one's store, from `kind_of`.
         folder: Folder of a file store.
+        num_csx: Number of CSX, which may all be on this machine.
 
     Raises:
         StoreError: If the disk has no room, or the weight servers do not answer.
@@ -120,7 +122,7 @@ def open_share(program: Program, rank: int, like: str, folder: Path) -> WeightSt
         return weight_servers.ServerStore(program.stored_by(rank), weight_servers.start_weight_servers())
     if like == "memory":
         return MemoryStore(program.stored_by(rank), is_shared=bool(program.owners))
-    return _file_store(program, rank, folder, [])
+    return _file_store(program, rank, folder, [], num_csx)
 
 
 def kind_of(store: WeightStore | None) -> str:
@@ -130,14 +132,14 @@ def kind_of(store: WeightStore | None) -> str:
     return "file" if store is None or isinstance(store, (FileStore, MappedStore)) else "servers"
 
 
-def _file_store(program: Program, rank: int, folder: Path, needs: Sequence[Need]) -> WeightStore:
+def _file_store(program: Program, rank: int, folder: Path, needs: Sequence[Need], num_csx: int) -> WeightStore:
     specs = program.stored_by(rank)
     if program.residence is Residence.MAPPED_FILE:
         return MappedStore(specs, folder, needs)
     return_large_buffers()
     reads = program.bytes_read_of_each
     held = [reads[index] for index in range(len(reads)) if program.is_held_by(rank, index)]
-    store = FileStore(specs, folder, beside=needs, reads=held)
+    store = FileStore(specs, folder, beside=needs, reads=held, num_stores=num_csx)
     if store.is_direct and store.cached_bytes >= _TOLD_FROM_BYTES:
         run_log.info(
             "Spare memory keeps up to %s of the weights, those that a step reads most. Other programs may take it.",

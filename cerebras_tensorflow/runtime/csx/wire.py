@@ -49,11 +49,10 @@ def _weights(program: Program, plan: MicroBatches, rank: int) -> WireBytes:
     for event in program.events:
         if event.first >= plan.num_first or program.is_on_every_csx(event.weight):
             continue
-        num_bytes = event.row_bytes if event.kind == "gather" else event.num_bytes
         if program.owners[event.weight] == rank:
-            sent += num_bytes * (plan.count - own)
+            sent += event.weight_bytes * (plan.count - own)
         else:
-            received += num_bytes * own
+            received += event.weight_bytes * own
     return WireBytes(sent, received)
 
 

@@ -64,6 +64,7 @@ class FileStore(WeightStore):
         is_direct: Whether to bypass the page cache with all weights, or with none. None: choose as above.
         reads: Bytes that a step reads of each weight. None: as many of all.
         beside: What else the run will write (checkpoints). The disk must have room for all of it.
+        num_stores: Stores of the run on this machine. Each one takes an equal part of the free memory.
 
     Attributes:
         cached_bytes: Bytes of the weights that use the page cache.
@@ -80,11 +81,12 @@ class FileStore(WeightStore):
         is_direct: bool | None = None,
         beside: Sequence[Need] = (),
         reads: Sequence[int] | None = None,
+        num_stores: int = 1,
     ) -> None:
         super().__init__(specs)
         sizes = [up_to(spec.num_bytes, PAGE_BYTES) for spec in specs]
         total = sum(sizes)
-        room = int(CACHED_SHARE * _free_memory_bytes()) if is_direct is None else 0
+        room = int(CACHED_SHARE * _free_memory_bytes() / num_stores) if is_direct is None else 0
         is_direct = total > room if is_direct is None else is_direct
         cached = _most_read(sizes, sizes if reads is None else reads, room) if is_direct else set()
         starts, total = _places(sizes, cached)

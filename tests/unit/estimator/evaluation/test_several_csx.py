@@ -161,9 +161,9 @@ def test_the_stores_of_other_csx_leave_what_is_not_theirs(
     opened: list[Path] = []
     open_share = store_choice.open_share
 
-    def noted(program: Any, rank: int, like: str, folder: Path) -> Any:
+    def noted(program: Any, rank: int, like: str, folder: Path, num_csx: int) -> Any:
         opened.append(folder)
-        return open_share(program, rank, like, folder)
+        return open_share(program, rank, like, folder, num_csx)
 
     monkeypatch.setattr(store_choice, "open_share", noted)
     (tmp_path / "link").symlink_to(stores)
