@@ -25,6 +25,8 @@ from cerebras_tensorflow.graph.micro_batches import MicroBatches
 from cerebras_tensorflow.graph.program import Program
 from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
+from cerebras_tensorflow.runtime.collectives.interface import Collectives
+from cerebras_tensorflow.runtime.collectives.relay import SECRET_FILE
 from cerebras_tensorflow.runtime.host import stopping
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
@@ -154,7 +156,12 @@ def test_a_second_run_leaves_the_folder_of_a_living_one_and_replaces_that_of_a_d
 ) -> None:
     program = Program("pipelined", v1.GraphDef(), "step", (), (), micro_batches=MicroBatches(4, (), (), num_csx=2))
     request = several_csx.CsxRequest(program, "train", "setup", v1.ConfigProto(), CSConfig(), str(tmp_path), 1)
-    monkeypatch.setattr(several_csx.launch, "start", lambda *_: make_group(1)[0])
+
+    def started(_size: int, _module: str, folder: Path, _limit_s: float) -> Collectives:
+        (folder / SECRET_FILE).write_bytes(bytes(32))
+        return make_group(1)[0]
+
+    monkeypatch.setattr(several_csx.launch, "start", started)
     mine = tmp_path / "csx" / "rank-1.log"
     with ExitStack() as first:
         several_csx.start(request, first)
