@@ -50,7 +50,7 @@ def in_allocation(nodes: int, *words: str) -> str:
             "tcp",
             r"error rank 1 on node\d ended without an error: killed, or out of memory\. Its log is .*rank-1.log",
         ),
-        ("stopped", "tcp", r"error rank 1 on node\d hangs: no sign of life for 5 s\. Its log is .*rank-1.log"),
+        ("stops", "tcp", r"error rank 1 on node\d hangs: no sign of life for 5 s\. Its log is .*rank-1.log"),
     ],
 )
 def test_ranks_on_three_nodes_exchange_bytes_and_a_failing_one_is_named(

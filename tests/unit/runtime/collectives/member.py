@@ -26,5 +26,7 @@ def main(ranks: Collectives, folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if ranks.rank == 1 and behaviour == "full":
         raise OSError(28, "No space left on device")
+    if ranks.rank == 1 and behaviour == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if behaviour != "orderly":
         ranks.barrier()
