@@ -24,6 +24,7 @@ _COMMON = ("version", "debug")
 """Options that every command has, and that a usage line does not show."""
 
 _ANY_WIDTH = 10_000
+_LONGEST_WORD = 80
 
 INTERRUPTED = 128 + signal.SIGINT
 NO_READER = 128 + signal.SIGPIPE
@@ -166,9 +167,18 @@ def exit_code(
     except KeyboardInterrupt:
         return INTERRUPTED
     except expected as error:
-        show(error, f"{prefix}{error}" if prefix else error_line(program, error))
+        text = _text(error)
+        show(error, f"{prefix}{text}" if prefix else error_line(program, text))
         return failure
     return code
+
+
+def _text(error: BaseException) -> str:
+    if (
+        isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8"
+    ):  # a word of the command line has other bytes
+        return f"{error.object[:_LONGEST_WORD]!r} is not UTF-8 text"
+    return str(error)
 
 
 def _flush_output(program: str) -> None:

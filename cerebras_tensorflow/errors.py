@@ -42,7 +42,15 @@ class CompileError(CerebrasError):
 
 
 class MemoryBudgetError(CompileError):
-    """A step that does not fit into the memory budget."""
+    """A step that does not fit into the memory budget.
+
+    Attributes:
+        needed_bytes: The budget that it needs. 0: unknown.
+    """
+
+    def __init__(self, message: str, needed_bytes: float = 0.0) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
 
 
 class PlacementError(CompileError):

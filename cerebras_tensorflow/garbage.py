@@ -1,4 +1,4 @@
-"""Large imports without the collection of cyclic garbage."""
+"""Large imports and compilations without the collection of cyclic garbage."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def permanent_objects() -> Iterator[None]:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Import a large package without collections of cyclic garbage: they take a quarter of the time of its import.
+    """Import a large package or compile a graph without collections of cyclic garbage: they take a quarter of its time.
 
-    TensorFlow makes a million objects that stay. Each collection looks at all of them and frees almost none.
+    Both make up to a million objects that stay. Each collection looks at all of them and frees almost none.
     """
     collects = gc.isenabled()
     gc.disable()

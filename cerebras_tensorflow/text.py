@@ -9,6 +9,26 @@ from contextlib import suppress
 from pathlib import Path
 
 LIKENESS = 0.6
+_MAX_DIGITS = 18
+_MAX_PORT = 65535
+
+
+def is_number(text: str) -> bool:
+    r"""Whether a text is a whole number from 0 in ASCII digits, of at most 18 digits.
+
+    >>> is_number("12"), is_number("-1"), is_number("\u00b2"), is_number("9" * 5000)
+    (True, False, False, False)
+    """
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+
+
+def is_port(text: str) -> bool:
+    """Whether a text is the number of a TCP port, from 0 to 65535. A server that listens on 0 gets any free port.
+
+    >>> is_port("9000"), is_port("65536"), is_port("")
+    (True, False, False)
+    """
+    return is_number(text) and int(text) <= _MAX_PORT
 
 
 def near(word: str, known: Iterable[str], likeness: float = LIKENESS) -> str:

@@ -179,6 +179,7 @@ def _check_reference_model(script: Path, command: Sequence[str]) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             timeout=_CHECK_S,
         )
         # Any other failure may be one of this host alone, so the job reports it.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cerebras_tensorflow.text import near
+from cerebras_tensorflow.text import is_number, near
 
 HELP = ("-h", "-?", "--help")
 
@@ -122,9 +122,9 @@ def command_hint(parsed: Parsed) -> str:
     return ""
 
 
-def _next_value(words: list[str], is_number: bool) -> str:
+def _next_value(words: list[str], takes_number: bool) -> str:
     # A word with a dash is the next option: `--mount-dirs --cyclic` lacks a value. But -1 is a number, out of range.
-    is_value = bool(words) and (not words[0].startswith("-") or (is_number and words[0][1:].isdigit()))
+    is_value = bool(words) and (not words[0].startswith("-") or (takes_number and words[0][1:].isdigit()))
     return words.pop(0) if is_value else ""
 
 
@@ -133,7 +133,7 @@ def _converted(option: Option, value: str) -> str | int | bool:
         return _truth(f"--{option.name}", value)
     if option.kind == "text":
         return value
-    if not value.isascii() or not value.isdigit() or int(value) < option.minimum:
+    if not is_number(value) or int(value) < option.minimum:
         raise UsageError(f'ERROR: "--{option.name}" requires a number from {option.minimum}, not {value!r}')
     return int(value)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cerebras_tensorflow.errors import SettingsError
+from cerebras_tensorflow.text import is_number
 
 SYSTEM_FILE = Path("/etc/cerebras/site.conf")
 EXECUTORS = ("auto", "embedded", "slurm")
@@ -59,14 +60,17 @@ def read(home: Path) -> Site:
     path = next((path for path in (home / "site.conf", SYSTEM_FILE) if path.is_file()), None)
     if path is None:
         return parse("", "this machine (there is no site.conf)")
-    return parse(path.read_text(encoding="utf-8"), str(path))
+    return parse(path.read_text(encoding="utf-8", errors="surrogateescape"), str(path))
 
 
 def parse(text: str, source: str) -> Site:
     """Return the settings in a file's text; missing ones get this machine's defaults."""
     values: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        words = shlex.split(line, comments=True)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as exc:
+            raise SettingsError(f"{source}, line {number}: {exc}: {line!r}") from exc
         if not words:
             continue
         if words[0] == "export":
@@ -81,7 +85,7 @@ def parse(text: str, source: str) -> Site:
             )
         values[name] = value
     for name, least in NUMBERS.items():
-        if name in values and (not values[name].isdigit() or int(values[name]) < least):
+        if name in values and (not is_number(values[name]) or int(values[name]) < least):
             raise SettingsError(f"{source}: {name}={values[name]!r}: expected a number from {least}")
     executor = values.get("EXECUTOR", "auto")
     if executor not in EXECUTORS:

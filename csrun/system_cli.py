@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cerebras_tensorflow import command_line
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.system import facts, jobs, registry
-from cerebras_tensorflow.text import did_you_mean
+from cerebras_tensorflow.text import did_you_mean, is_port
 
 if TYPE_CHECKING:
     from csrun.shell.ssh import SshSettings
@@ -126,8 +126,8 @@ def _ssh_settings(home: Path, arguments: argparse.Namespace) -> SshSettings | No
 
 def _host_port(option: str, text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit():
-        raise ValueError(f"{option} {text!r}: expected HOST:PORT")
+    if not separator or not is_port(port):  # gRPC takes larger ones modulo 65536
+        raise ValueError(f"{option} {text!r}: expected HOST:PORT, with a port up to 65535")
     return host, int(port)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of compatibility and of the estimator on another TensorFlow (2.16 to 2.21), in a separate virtual
-# environment, .venv-tf<VERSION>. CI tests only the newest TensorFlow.
+# Runs the tests of compatibility, of the estimator and of equal bits on another TensorFlow (2.16 to 2.21), in a separate
+# virtual environment, .venv-tf<VERSION>. CI tests only the newest TensorFlow.
 # Usage: scripts/test_on_tensorflow.sh 2.16 [pytest arguments]. VENV names another folder for the environment.
 # On 2.15 the tests run against TensorFlow's own tf.estimator: each failure is a difference to examine.
 set -euo pipefail
@@ -35,5 +35,5 @@ PYTHON
 fi
 suites=(tests/compat)
 [[ $version == 2.15 ]] && suites+=(--ignore tests/compat/test_scripts.py --ignore tests/compat/test_zoo.py -W ignore)
-[[ $version == 2.15 ]] || suites+=(tests/unit/compat tests/unit/estimator)
+[[ $version == 2.15 ]] || suites+=(tests/unit/compat tests/unit/estimator tests/numerics)
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider "${suites[@]}" "$@"

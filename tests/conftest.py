@@ -146,7 +146,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("needs a C compiler")
     path = tmp_path_factory.mktemp("shim") / "faults.so"
-    source = Path(__file__).parent / "integration" / "faults.c"
+    source = Path(__file__).parent / "integration" / "runs" / "faults.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", path, source, "-ldl"], check=True)
     return path
 

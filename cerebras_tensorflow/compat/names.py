@@ -183,6 +183,7 @@ _RECEIVERS = (
     "ServingInputReceiver TensorServingInputReceiver build_parsing_serving_input_receiver_fn "
     "build_raw_serving_input_receiver_fn"
 )
+_OTHER_RECEIVERS = "SupervisedInputReceiver UnsupervisedInputReceiver"
 _OUTPUTS = "ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput"
 _CANNED = {
     "baseline": "BaselineClassifier BaselineEstimator BaselineRegressor",
@@ -296,7 +297,7 @@ def _estimator_modules() -> Iterator[Name]:
             _OURS + "training.early_stopping",
             "make_stop_at_checkpoint_step_hook _StopAtCheckpointStepHook",
         ),
-        ("export.export", _OURS + "export.saved_model", f"{_RECEIVERS} SupervisedInputReceiver {_SUPERVISED}"),
+        ("export.export", _OURS + "export.saved_model", f"{_RECEIVERS} {_OTHER_RECEIVERS} {_SUPERVISED}"),
         ("export.export_lib", _OURS + "export.saved_model", _RECEIVERS),
         ("export.export_lib", _OURS + "export.export_outputs", _OUTPUTS),
         ("export.export_output", _OURS + "export.export_outputs", _OUTPUTS),

@@ -2,13 +2,19 @@
 
 TensorFlow imports Keras at its end, so that Keras can register its classes. Keras 3 registers none, and every way to
 use it (tf.keras, tensorflow.keras, keras) loads it. If the user chooses Keras 2, it loads with TensorFlow as before.
+
+Keras 2 imports pandas, for checks of the data that a user gives it. They load it on first use.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
 
 from cerebras_tensorflow.compat import finder
 from cerebras_tensorflow.garbage import no_garbage_collection
@@ -18,6 +24,7 @@ def postpone() -> None:
     """Set this up before TensorFlow is imported."""
     finder.FINDER.surround("keras", _import_of_keras_3)
     finder.FINDER.surround("tf_keras", _import_of_keras)
+    finder.FINDER.surround("tf_keras.src.engine.data_adapter", _pandas_on_first_use)
 
 
 @contextmanager
@@ -55,3 +62,31 @@ def _is_asked_by_tensorflow() -> bool:
             return name == "tensorflow"
         frame = frame.f_back
     return False
+
+
+class _OnFirstUse(ModuleType):
+    """Stands in for a module until someone asks for one of its names."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_replaced(self), name)
+
+
+def _replaced(stand_in: ModuleType) -> ModuleType:
+    """Return the real module. The stand-in leaves sys.modules."""
+    if sys.modules.get(stand_in.__name__) is stand_in:
+        del sys.modules[stand_in.__name__]
+    return importlib.import_module(stand_in.__name__)
+
+
+@contextmanager
+def _pandas_on_first_use() -> Iterator[None]:
+    """Give `import pandas` a stand-in in this context; nothing changes if it is imported already, or not installed."""
+    if "pandas" in sys.modules or importlib.util.find_spec("pandas") is None:
+        yield
+        return
+    sys.modules["pandas"] = stand_in = _OnFirstUse("pandas")
+    try:
+        yield
+    finally:
+        if sys.modules.get("pandas") is stand_in:
+            del sys.modules["pandas"]

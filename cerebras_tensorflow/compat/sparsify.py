@@ -3,7 +3,7 @@
 | name | weights that stay |
 |---|---|
 | topk | those with the largest magnitude at the first choice |
-| balanced-topk | the same, with an equal number in each column |
+| balanced-topk | the same, with about an equal number in each column |
 | constant | a random choice, made once |
 | set | a random choice; each later choice replaces the smallest by others, from zero (Mocanu et al., 2018) |
 | checkerboard | every other one |
@@ -46,7 +46,7 @@ class Sparsifier:
         zeta: Share of the weights that "set" exchanges at a choice.
         seed: Seed of the random choices.
         mask_file: For "file": an NPZ file of masks by variable name.
-        sparse_val: Value of removed weights, unless the caller of get_masked_weights gives one.
+        sparse_val: Value of removed weights, unless the caller of get_masked_weights gives one. NaN as in 1.7 and 1.8.
 
     Raises:
         SettingsError: If a value is out of range.
@@ -62,7 +62,7 @@ class Sparsifier:
         zeta: float = 0.3,
         seed: int | None = None,
         mask_file: str | None = None,
-        sparse_val: float = 0.0,
+        sparse_val: float = np.nan,
     ) -> None:
         if n_iter <= 0:
             raise SettingsError(f"n_iter is {n_iter}: expected a number of steps, 1 or more")
@@ -95,13 +95,25 @@ class Sparsifier:
     def get_masked_weights(
         self, step: int, weights_dict: Mapping[str, np.ndarray], sparse_val: float | None = None
     ) -> dict[str, np.ndarray]:
-        """Return all weights, with sparse_val in place of the removed ones."""
+        """Return all weights, with sparse_val in place of the removed ones.
+
+        NaN stands for a weight that was removed before. It counts as zero, and is zero if it is in use again.
+
+        Raises:
+            SettingsError: If weights are integers and sparse_val is not.
+        """
         value = self.sparse_val if sparse_val is None else sparse_val
         chosen = {name: weight for name, weight in weights_dict.items() if self.should_sparsify_weight(name, weight)}
-        densities = self._densities({name: weight.shape for name, weight in chosen.items()})
+        sparsities = self._sparsities({name: weight.shape for name, weight in chosen.items()})
         result = dict(weights_dict)
-        for name, weight in chosen.items():
-            stays = self._stays(step, name, weight, densities[name])
+        for name, given in chosen.items():
+            weight = np.where(np.isnan(given), np.zeros((), given.dtype), given)
+            stays = self._stays(step, name, weight, sparsities[name])
+            if weight.dtype.kind in "biu" and not float(value).is_integer():
+                raise SettingsError(
+                    f"{name}: its weights are {weight.dtype}, and sparse_val, the value of removed ones, is {value}; "
+                    "give a whole number, such as sparse_val=0"
+                )
             self._taken[name] = weight.size - int(stays.sum())
             result[name] = np.where(stays, weight, np.asarray(value, weight.dtype))
         return result
@@ -117,11 +129,14 @@ class Sparsifier:
     def expected_sparsity(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return the share that a choice removes of each variable that may become sparse."""
         shapes = {name: value.shape for name, value in weights.items() if self.should_sparsify_weight(name, value)}
+        return self._sparsities(shapes)
+
+    def _sparsities(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+        if self.sparsity_distribution == "uniform":
+            return dict.fromkeys(shapes, self.sparsity_level)
         return {name: 1 - density for name, density in self._densities(shapes).items()}
 
     def _densities(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
-        if self.sparsity_distribution == "uniform":
-            return dict.fromkeys(shapes, 1 - self.sparsity_level)
         raw = {name: self._raw_density(shape) for name, shape in shapes.items()}
         if self.epsilon is not None:
             return {name: min(1.0, self.epsilon * density) for name, density in raw.items()}
@@ -142,17 +157,17 @@ class Sparsifier:
             return (rows + columns) / (rows * columns)
         return float((sum(shape) / np.prod(shape, dtype=np.float64)) ** self.erk_power_scale)
 
-    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+    def _stays(self, step: int, name: str, weight: np.ndarray, sparsity: float) -> np.ndarray:
         """Return which elements of a weight stay: booleans of the weight's shape."""
         raise NotImplementedError
 
     def _random(self, name: str, step: int = 0) -> np.random.Generator:
         return np.random.default_rng([self.seed, zlib.crc32(name.encode()), step])
 
-    def _drawn(self, name: str, shape: tuple[int, ...], density: float) -> np.ndarray:
+    def _drawn(self, name: str, shape: tuple[int, ...], sparsity: float) -> np.ndarray:
         size = int(np.prod(shape))
         stays = np.zeros(size, bool)
-        stays[self._random(name).permutation(size)[: round(size * density)]] = True
+        stays[self._random(name).permutation(size)[: round(size * (1 - sparsity))]] = True
         return stays.reshape(shape)
 
 
@@ -160,25 +175,28 @@ class TopK(Sparsifier):
     """The largest magnitudes stay."""
 
     @override
-    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
-        return _largest(np.abs(weight).reshape(1, -1), density).reshape(weight.shape)
+    def _stays(self, step: int, name: str, weight: np.ndarray, sparsity: float) -> np.ndarray:
+        return _largest(np.abs(weight).reshape(1, -1), int(weight.size * (1 - sparsity))).reshape(weight.shape)
 
 
 class BalancedTopK(Sparsifier):
-    """The largest magnitudes of each column stay."""
+    """The largest magnitudes of each column stay; of them, as many as with topk."""
 
     @override
-    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+    def _stays(self, step: int, name: str, weight: np.ndarray, sparsity: float) -> np.ndarray:
         columns = np.abs(weight).reshape(-1, weight.shape[-1]).T
-        return _largest(columns, density).T.reshape(weight.shape)
+        rows = columns.shape[1]
+        of_columns = _largest(columns, rows - int(sparsity * rows))
+        scores = np.where(of_columns, columns, -np.inf).T.reshape(1, -1)
+        return _largest(scores, int(weight.size * (1 - sparsity))).reshape(weight.shape)
 
 
 class Constant(Sparsifier):
     """A random choice, made once, stays."""
 
     @override
-    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
-        return self._drawn(name, weight.shape, density)
+    def _stays(self, step: int, name: str, weight: np.ndarray, sparsity: float) -> np.ndarray:
+        return self._drawn(name, weight.shape, sparsity)
 
 
 class Evolutionary(Sparsifier):
@@ -195,17 +213,17 @@ class Evolutionary(Sparsifier):
         self._taken_over_at = step
 
     @override
-    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+    def _stays(self, step: int, name: str, weight: np.ndarray, sparsity: float) -> np.ndarray:
         before = self._current.get(name)
         if before is None:
-            stays = self._drawn(name, weight.shape, density)
+            stays = self._drawn(name, weight.shape, sparsity)
         elif step == self._taken_over_at:
             stays = before
         else:
             flat = before.reshape(-1).copy()
             there = np.flatnonzero(flat)
             exchanged = min(int(len(there) * self.zeta), flat.size - len(there))
-            smallest = there[np.argsort(np.abs(weight.reshape(-1)[there]), kind="stable")[:exchanged]]
+            smallest = there[np.argsort(np.abs(weight).reshape(-1)[there], kind="stable")[:exchanged]]
             absent = np.flatnonzero(~flat)
             flat[smallest] = False
             flat[self._random(name, step).choice(absent, exchanged, replace=False)] = True
@@ -227,7 +245,7 @@ class Checkerboard(Sparsifier):
             raise SettingsError(f"sparsity_level is {self.sparsity_level}: a checkerboard needs 0.5")
 
     @override
-    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+    def _stays(self, step: int, name: str, weight: np.ndarray, sparsity: float) -> np.ndarray:
         return np.indices(weight.shape, sparse=False).sum(axis=0) % 2 == 0
 
 
@@ -250,7 +268,7 @@ class FromFile(Sparsifier):
         return {name: 1 - float(self._masks[name].mean()) for name in weights if name in self._masks}
 
     @override
-    def _stays(self, step: int, name: str, weight: np.ndarray, density: float) -> np.ndarray:
+    def _stays(self, step: int, name: str, weight: np.ndarray, sparsity: float) -> np.ndarray:
         mask = self._masks.get(name)
         if mask is None:
             return np.ones(weight.shape, bool)
@@ -326,9 +344,8 @@ def get_AdamW_aware_sparsifier_class(base: type[Any]) -> type[Any]:
     return type(f"AdamWAware{base.__name__}", (base,), {})
 
 
-def _largest(rows: np.ndarray, density: float) -> np.ndarray:
-    """Return which values are among the largest of their row. Of equal values the first win."""
-    count = round(rows.shape[1] * density)
+def _largest(rows: np.ndarray, count: int) -> np.ndarray:
+    """Return which values are among the largest of their row, `count` of each. Of equal values the first win."""
     order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
     result = np.zeros(rows.shape, bool)
     np.put_along_axis(result, order, True, axis=1)

@@ -89,7 +89,7 @@ def _load_variable(ckpt_dir_or_file: Any, name: str) -> Any:
     from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 
     with open_checkpoint(ckpt_dir_or_file) as reader:
-        return reader.read(name.removesuffix(":0"))
+        return reader.read(name.removesuffix(":0"))[()]  # rank 0: a scalar, as TensorFlow's
 
 
 def _list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:

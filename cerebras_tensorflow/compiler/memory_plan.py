@@ -15,7 +15,7 @@ class MemoryPlan:
         resident_bytes: Variables that stay in memory, and all of a store that is mapped into memory.
         window_bytes: Streamed weights, and values that are loaded ahead, at the busiest op.
         activation_bytes: Most bytes of values between ops.
-        overhead_bytes: Memory of kernels, queues and allocators.
+        overhead_bytes: Memory of kernels, queues, allocators and the graph.
         store_bytes: Streamed weights and spilled values in the store.
         spilled_bytes: Spilled values in the store; part of store_bytes.
     """

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from cerebras_tensorflow.compiler.memory.budget import overhead_bytes
 from cerebras_tensorflow.compiler.memory.liveness import find_values, memory_curve
 from cerebras_tensorflow.graph.cost import Output
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable, order_nodes
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
 from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
+from cerebras_tensorflow.graph.topological_order import order_nodes
 from cerebras_tensorflow.graph.variables import find_variables
 
 
@@ -29,7 +30,7 @@ def compile_pipelined(graph_def: GraphDef, sources: Sequence[str], outputs: Mapp
     order = order_nodes(table, sources=sources) if outputs else []
     values = find_values(table, order, outputs)
     curve = memory_curve(values, len(order))
-    overhead = overhead_bytes(values, int(curve.max(initial=0)), None)
+    overhead = overhead_bytes(values, int(curve.max(initial=0)), None, len(order))
     specs = tuple(WeightSpec.of(variable) for variable in resident)
     return Program(
         "pipelined",

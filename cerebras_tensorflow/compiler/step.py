@@ -22,13 +22,15 @@ from cerebras_tensorflow.compiler.pipelined import compile_pipelined
 from cerebras_tensorflow.compiler.slicing.blocked_gradients import compute_in_blocks
 from cerebras_tensorflow.compiler.streaming.compile import compile_weight_streaming
 from cerebras_tensorflow.config.env import WEIGHT_STREAMING
+from cerebras_tensorflow.errors import MemoryBudgetError
+from cerebras_tensorflow.graph.accesses.ordering import accesses_in_order, reads_before_writes, writes_in_order
 from cerebras_tensorflow.graph.cost import Output, op_outputs
 from cerebras_tensorflow.graph.micro_batches import EVERY, Mark, MicroBatches
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
-from cerebras_tensorflow.graph.ordering import accesses_in_order, reads_before_writes, writes_in_order
 from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, Residence
 from cerebras_tensorflow.graph.randomness import make_stateless
 from cerebras_tensorflow.graph.scatters import add_rows_in_order
+from cerebras_tensorflow.graph.separate_ops import keep_separate
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
 
 
@@ -162,6 +164,7 @@ def _compile_part(
     graph_def.node.extend(part.added)
     outputs = {**outputs, **{new: outputs[name] for new, name in sum_of_partial.items() if name in outputs}}
     graph_def = add_rows_in_order(graph_def, outputs)
+    graph_def, outputs = keep_separate(graph_def, outputs)
     if part.train_node:
         graph_def, made = compute_in_blocks(graph_def, outputs, frozenset(part.roots))
         outputs = {**outputs, **made}
@@ -196,7 +199,8 @@ def _compile_in_parts(
         if not refused:
             break
         in_memory |= refused
-    if not (step.is_shared and update.needs_store and step.num_csx > 1):
+    is_streamed = update.streamed and update.residence is not Residence.HOST_MEMORY
+    if not (step.is_shared and is_streamed and step.num_csx > 1):
         program = _joined(step, parts, gradient, update, outputs)
         return (program,) * len(ranks)
     return _compile_shares(step, parts, (gradient, update), mode, options, outputs, ranks)
@@ -331,13 +335,24 @@ def _cut_request(
 def _compile_both(
     step: Step, parts: Parts, mode: str, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]]
 ) -> tuple[Program, Program]:
-    """Compile both parts so that they stream the same variables."""
+    """Compile both parts so that they stream the same variables.
+
+    Raises:
+        MemoryBudgetError: That of the part that needs the larger budget.
+    """
     weights = [*step.weights, *parts.stored.values()]
     outputs_of_update = _outputs_of_update(parts, outputs)
     while True:
         second = _Part(parts.update, parts.update_roots, step.train_node, parts.update_sources, weights)
-        update = _compile_part(second, mode, options, outputs_of_update)
         first = _Part(parts.gradient, parts.gradient_roots, None, step.sources, weights)
+        try:
+            update = _compile_part(second, mode, options, outputs_of_update)
+        except MemoryBudgetError as error:
+            try:
+                _compile_part(first, mode, options, outputs)
+            except MemoryBudgetError as other:
+                raise max(error, other, key=lambda one: one.needed_bytes) from None
+            raise
         gradient = _compile_part(first, mode, options, outputs, len(update.spilled))
         refused = {spec.name for spec in gradient.streamed} ^ {spec.name for spec in update.streamed}
         if not refused:

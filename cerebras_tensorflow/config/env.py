@@ -3,6 +3,7 @@
 | variable | set by | meaning |
 |---|---|---|
 | AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 | user | an S3-compatible server; obstore itself reads the keys of s3, gs, az |
+| AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN | user | keys of s3, also for a sweep of uploads |
 | AZURE_STORAGE_ENDPOINT | user | an Azure-compatible server, such as Azurite |
 | AWS_REGION, AWS_DEFAULT_REGION | user | the bucket's region; counts before that of a profile |
 | AWS_PROFILE | user | section of the AWS tools' files with keys, region, endpoint; unused with AWS_ACCESS_KEY_ID |
@@ -10,6 +11,7 @@
 | CEREBRAS_CSX_NETWORK | user | how CSX on several nodes exchange bytes: `tcp` (default, with authentication) or `mpi` |
 | CEREBRAS_CSX_TIMEOUT_S | user | how long one of several CSX may give no sign of life; default 60 seconds |
 | CEREBRAS_DEBUG | user; --debug | `1` shows the traceback of our own errors, not only their text |
+| CEREBRAS_TF_CONFIG_NETWORKS | user | networks that a `TF_CONFIG` cluster admits beside its tasks: `10.0.0.0/8` |
 | CEREBRAS_TENSORFLOW_AUTOLOAD | user | `0`: no tf.estimator for scripts that do not import us (roots/autoload) |
 | CEREBRAS_EXECUTION_MODE | python-ws, csrun | `weight_streaming` or `pipelined`; default pipelined |
 | CEREBRAS_HOME | user | folder of the simulated systems, jobs and settings; default `~/.cerebras` |
@@ -45,13 +47,16 @@
 from __future__ import annotations
 
 import configparser
+import ipaddress
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from cerebras_tensorflow.text import is_number, printable
 
 CSX_NETWORK = "CEREBRAS_CSX_NETWORK"
 CSX_TIMEOUT_S = "CEREBRAS_CSX_TIMEOUT_S"
@@ -59,6 +64,7 @@ DEBUG = "CEREBRAS_DEBUG"
 EXECUTION_MODE = "CEREBRAS_EXECUTION_MODE"
 HOME = "CEREBRAS_HOME"
 REPORT = "CEREBRAS_REPORT"
+TF_CONFIG_NETWORKS = "CEREBRAS_TF_CONFIG_NETWORKS"
 TRACE_STEP = "CEREBRAS_TRACE_STEP"
 TLS_CERT = "CEREBRAS_TLS_CERT"
 TOKEN = "CSAUTH_TOKEN"
@@ -127,6 +133,7 @@ class Environment:
     csx_network: str = TCP
     slurm_rank: int = 0
     slurm_ranks: int = 1
+    tf_config_networks: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -143,7 +150,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     if mode not in EXECUTION_MODES:
         raise ValueError(f"{EXECUTION_MODE}={mode!r}: expected one of {', '.join(EXECUTION_MODES)}")
     task = environ.get(TASK, "0")
-    if not task.isdigit():
+    if not is_number(task):
         raise ValueError(f"{TASK}={task!r}: expected a number from 0")
     counts = {name: environ.get(name, "0") for name in (INPUT_WORKERS, WEIGHT_SERVERS, TRACE_STEP, NUM_CSX)}
     counts[CSX_TIMEOUT_S] = environ.get(CSX_TIMEOUT_S) or "60"
@@ -152,7 +159,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     if network not in (TCP, MPI):
         raise ValueError(f"{CSX_NETWORK}={network!r}: expected {TCP} or {MPI}")
     for name, count in counts.items():
-        if not count.isdigit():
+        if not is_number(count):
             raise ValueError(f"{name}={count!r}: expected a number from 0")
     folder = environ.get(INPUT_FOLDER)
     return Environment(
@@ -180,12 +187,16 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         csx_network=network,
         slurm_rank=int(counts[SLURM_RANK]),
         slurm_ranks=int(counts[SLURM_RANKS]),
+        tf_config_networks=_networks(TF_CONFIG_NETWORKS, environ.get(TF_CONFIG_NETWORKS, "")),
     )
 
 
 def _home(text: str) -> Path:
     try:
-        return Path(text).expanduser()
+        home = Path(text).expanduser()
+        if printable(str(home)) != str(home):  # job records hold its path, in UTF-8
+            raise ValueError(f"{HOME} is {printable(str(home))}, which is not UTF-8 text; set it to another folder")
+        return home
     except RuntimeError as exc:  # for example in a container under a user without an account
         raise ValueError(
             f"{HOME} is not set, and this user has no home folder; set it to a folder that you own"
@@ -194,9 +205,16 @@ def _home(text: str) -> Path:
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     words = [word for word in text.split(",") if word]
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    if not all(is_number(word) and int(word) > 0 for word in words):
         raise ValueError(f"{name}={text!r}: expected numbers from 1, separated by commas")
     return tuple(int(word) for word in words)
+
+
+def _networks(name: str, text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+    try:
+        return tuple(ipaddress.ip_network(word.strip()) for word in text.split(",") if word.strip())
+    except ValueError as exc:
+        raise ValueError(f"{name}={text!r}: expected networks such as 10.0.0.0/8,fd00::/8 ({exc})") from exc
 
 
 def is_debug() -> bool:
@@ -222,7 +240,7 @@ def launcher_columns(stream: int) -> int:
             redirected it, the result is 0.
     """
     columns, _, pipe = os.environ.get(PROGRESS, "").partition(" ")
-    return int(columns) if columns.isdigit() and pipe == _identity(stream) else 0
+    return int(columns) if is_number(columns) and pipe == _identity(stream) else 0
 
 
 def progress_through(stream: int, columns: str) -> str:
@@ -293,10 +311,12 @@ def object_storage(scheme: str) -> dict[str, str]:
     """Return the settings for a scheme that obstore does not read from the environment itself.
 
     For s3 these are the endpoint, from the variables of the AWS tools, and the keys of a profile. `allow_http` is set
-    if the endpoint of s3 or az has no TLS.
+    if the endpoint of s3 or az has no TLS, and always for gs.
     """
     if scheme == "az" and os.environ.get("AZURE_STORAGE_ENDPOINT", "").startswith("http://"):
         return {"endpoint": os.environ["AZURE_STORAGE_ENDPOINT"], "allow_http": "1"}
+    if scheme == "gs":
+        return {"allow_http": "1"}  # as obstore by default: only `gcs_base_url` of a service account leads elsewhere
     if scheme != "s3":
         return {}
     settings = {} if os.environ.get("AWS_ACCESS_KEY_ID") else _aws_profile()
@@ -305,6 +325,36 @@ def object_storage(scheme: str) -> dict[str, str]:
     if endpoint:
         settings |= {"endpoint": endpoint, **({"allow_http": "1"} if endpoint.startswith("http://") else {})}
     return settings
+
+
+_S3_KEYS = ("access_key_id", "secret_access_key", "session_token")
+
+
+@dataclass(frozen=True)
+class S3Account:
+    """What a request to s3 needs that obstore does not make.
+
+    Attributes:
+        endpoint: URL of the server.
+        region: The bucket's region.
+        key_id, secret: The keys; empty if only the machine's role has some.
+        token: Of keys for a limited time; else empty.
+    """
+
+    endpoint: str
+    region: str
+    key_id: str
+    secret: str = field(repr=False)
+    token: str = field(default="", repr=False)
+
+
+def s3_account() -> S3Account:
+    """Return the server and the keys for s3."""
+    settings = object_storage("s3")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or settings.get("region", "us-east-1")
+    stated = {name: os.environ.get(f"AWS_{name.upper()}", "") for name in _S3_KEYS}
+    keys = (settings.get(name, "") for name in _S3_KEYS) if "access_key_id" in settings else stated.values()
+    return S3Account(settings.get("endpoint", f"https://s3.{region}.amazonaws.com"), region, *keys)
 
 
 def _aws_profile() -> dict[str, str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from cerebras_tensorflow.config import bounded_text
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.text import did_you_mean_file
+from cerebras_tensorflow.units import format_bytes
+
+_MAX_BYTES = 64 << 20
 
 
 def read_params(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -19,20 +20,21 @@ def read_params(path: str | os.PathLike[str]) -> dict[str, Any]:
         SettingsError: If the file is missing, unreadable, not YAML, or not a mapping.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb") as file:  # a pipe of the shell too: -p <(sed ...)
+            text = file.read(_MAX_BYTES + 1)
     except OSError as exc:
         meant = did_you_mean_file(path) if isinstance(exc, FileNotFoundError) else ""
         raise SettingsError(f"cannot read the params file {os.fspath(path)!r}: {exc.strerror}{meant}") from exc
+    if len(text) > _MAX_BYTES:
+        raise SettingsError(
+            f"{os.fspath(path)}: too long for a params file: more than {format_bytes(_MAX_BYTES)}. Keep only settings "
+            "in it; keep data in other files"
+        )
+    try:
+        content = bounded_text.parse(text.decode("utf-8"), "YAML")
     except UnicodeDecodeError as exc:
         raise SettingsError(f"{os.fspath(path)}: not valid YAML: byte {exc.start} is not UTF-8 text") from exc
-    try:
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as exc:
-        place = exc.problem_mark
-        line = "" if place is None else f", line {place.line + 1}, column {place.column + 1}"
-        said = " ".join(word for word in (exc.problem, exc.context) if word)
-        raise SettingsError(f"{os.fspath(path)}{line}: not valid YAML: {said}") from exc
-    except yaml.YAMLError as exc:
+    except ValueError as exc:
         raise SettingsError(f"{os.fspath(path)}: not valid YAML: {exc}") from exc
     if not isinstance(content, dict):
         raise SettingsError(f"{os.fspath(path)}: expected sections such as 'model:', found {type(content).__name__}")

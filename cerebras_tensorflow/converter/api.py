@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from cerebras_tensorflow.config import bounded_text
 from cerebras_tensorflow.converter import releases
 from cerebras_tensorflow.converter.configs import from_hf, matches, to_hf, warn_unmatched
 from cerebras_tensorflow.converter.convert import Conversion
@@ -49,9 +49,7 @@ logger = logging.getLogger(__name__)
 
 _PIECE_BYTES = 4 << 20
 _MAX_CONFIG_BYTES = 16 << 20
-_MAX_DEPTH = 200
 _SHARD_BYTES = 10 * 10**9
-_MAX_VALUES = 1_000_000
 _CONVERTING, _VERIFYING = "Converting Checkpoint", "Verifying Checkpoint"
 
 
@@ -202,41 +200,12 @@ def _section(content: Any) -> Any:
 def _content(path: str, source: str) -> Any:
     kind = "JSON" if family(source) == HF else "YAML"
     try:
-        text = read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8")
-        _check_depth(text)
-        content = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
-        _check_references(content)
-        return content
+        return bounded_text.parse(read_regular(path, _MAX_CONFIG_BYTES).decode("utf-8"), kind)
     except OSError as exc:
         meant = did_you_mean_file(path) if isinstance(exc, FileNotFoundError) else ""
         raise ConfigConversionError(f"cannot read the config {path!r}: {exc.strerror}{meant}") from exc
-    except (ValueError, yaml.YAMLError) as exc:
+    except ValueError as exc:
         raise ConfigConversionError(f"{path} is not {kind}, as a config of {source} must be: {exc}") from exc
-    except RecursionError as exc:
-        raise ConfigConversionError(f"{path}: nested too deep for a config of {source}") from exc
-
-
-def _check_depth(text: str) -> None:
-    """Refuse deeply nested brackets, whose parsing takes quadratic time."""
-    depth = 0
-    for bracket in re.findall(r"[][{}]", text):
-        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
-        if depth > _MAX_DEPTH:
-            raise ValueError(f"brackets are nested deeper than {_MAX_DEPTH}")
-
-
-def _check_references(content: Any) -> None:
-    """Refuse YAML whose nested references would take almost endless time to write out."""
-    pending = [content]
-    for _ in range(_MAX_VALUES):
-        if not pending:
-            return
-        value = pending.pop()
-        if isinstance(value, dict):
-            pending += value.values()
-        elif isinstance(value, list | tuple):
-            pending += value
-    raise ValueError(f"more than {_MAX_VALUES} values, with all references expanded")
 
 
 def _table(name: str, source: str, target: str) -> Model:

@@ -70,9 +70,12 @@ def _print_supported(options: argparse.Namespace) -> None:
         _print_near("model", options.model, MODELS)
         print(f"The following models are supported:\n\n{listing.models()}")
         return
-    for name in (options.src_fmt, options.tgt_fmt):
-        if name not in _FORMATS:
-            _print_near("format", name, _FORMATS)
+    unknown = [name for name in (options.src_fmt, options.tgt_fmt) if name not in _FORMATS]
+    for name in unknown:
+        _print_near("format", name, _FORMATS)
+    if not unknown:
+        pair = f"cannot convert {options.model} from {options.src_fmt} to {options.tgt_fmt}"
+        tell(command_line.error_line(_PROGRAM, pair))
     print(f"The following converters are supported:\n\n{listing.converters([options.model])}")
 
 

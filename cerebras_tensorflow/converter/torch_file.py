@@ -33,6 +33,8 @@ _LEGACY_SIGNATURE = b"\x80\x02"
 _MAX_NAME_CHARACTERS = 4096
 _VISITS_PER_BYTE = 10
 _ALWAYS_ALLOWED_VISITS = 10_000
+_CHARACTERS_PER_BYTE = 100
+_ALWAYS_ALLOWED_CHARACTERS = 10_000_000
 
 
 def is_torch_file(path: str) -> bool:
@@ -80,7 +82,10 @@ class TorchReader(TensorReader):
                 content = PlainTensors(stream, self.path).load()
             self._tensors: dict[str, StoredTensor] = {}
             # An object takes at least one byte of the pickle, except that references can repeat it.
-            self._visits_left = _VISITS_PER_BYTE * self._zip.getinfo(pickles[0]).file_size + _ALWAYS_ALLOWED_VISITS
+            num_bytes = self._zip.getinfo(pickles[0]).file_size
+            self._visits_left = _VISITS_PER_BYTE * num_bytes + _ALWAYS_ALLOWED_VISITS
+            # Every object's name repeats the keys above it.
+            self._characters_left = _CHARACTERS_PER_BYTE * num_bytes + _ALWAYS_ALLOWED_CHARACTERS
             # The content of the file, with a Leaf for each tensor.
             self.tree = self._collect(content, "")
         except CheckpointError:
@@ -181,7 +186,8 @@ class TorchReader(TensorReader):
 
     def _collect(self, content: Any, prefix: str) -> Any:
         self._visits_left -= 1
-        if self._visits_left < 0 or len(prefix) > _MAX_NAME_CHARACTERS:
+        self._characters_left -= len(prefix)
+        if min(self._visits_left, self._characters_left) < 0 or len(prefix) > _MAX_NAME_CHARACTERS:
             raise CorruptCheckpointError(
                 f"{self.path}: its lists and dicts refer to each other more often than a file of plain tensors needs"
             )

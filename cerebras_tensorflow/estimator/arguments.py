@@ -14,6 +14,7 @@ from cerebras_tensorflow.errors import CorruptCheckpointError, SettingsError
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.saver.model_dir import uploads
 from cerebras_tensorflow.saver.model_dir.state import read_state
+from cerebras_tensorflow.text import printable
 
 EXPORT_FOLDER = "export"
 """Folder in a model_dir, with a folder for each exporter."""
@@ -61,9 +62,17 @@ def make_model_dir(path: str) -> None:
     """Make the folder of a run; for a URL, check that the bucket can be read, and make the work folder.
 
     Raises:
-        SettingsError: If the folder cannot be written, or a folder in it is a link that leads out of it.
+        SettingsError: If the path is not UTF-8, the folder cannot be written, or a folder in it is a link that leads
+            out of it.
         CheckpointError: If the bucket cannot be read.
     """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(
+            f"model_dir {printable(path)} is not UTF-8, which TensorFlow needs. Choose another with model_dir; a path "
+            "from the current folder may do."
+        ) from error
     try:
         folder = uploads.begin(path)
         with tempfile.TemporaryFile(dir=folder):

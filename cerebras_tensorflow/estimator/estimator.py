@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.config.work_folder import work_folder
@@ -399,8 +398,8 @@ class CerebrasEstimator:
         with open_checkpoint(self._cs_trained()) as reader:
             return list(reader.names())
 
-    def get_variable_value(self, name: str) -> np.ndarray:
-        """Return the value of a variable in the newest checkpoint; the name may end in ":0", as in 2.15.
+    def get_variable_value(self, name: str) -> Any:
+        """Return a variable's value in the newest checkpoint, a NumPy scalar for rank 0; the name may end in ":0".
 
         Raises:
             ValueError: If nothing has been trained.
@@ -412,7 +411,7 @@ class CerebrasEstimator:
                 raise tf.errors.NotFoundError(
                     None, None, f"Key {name} not found in checkpoint; it has {', '.join(reader.names())}"
                 )
-            return reader.read(name)
+            return reader.read(name)[()]
 
     def _cs_target(self, use_cs: bool, mode: str) -> Target:
         target = choose_target(self._cs_settings, use_cs)

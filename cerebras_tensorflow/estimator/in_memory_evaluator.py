@@ -88,7 +88,8 @@ class InMemoryEvaluatorHook(SessionRunHook):
                     if name not in trained:
                         session.load(name, value)
             for name in sorted(own & trained):
-                session.load(name, training.read(name))
+                # A copy: the evaluation's variable may take over the memory, and what is read is the training's own.
+                session.load(name, training.read(name).copy())
 
         evaluate = self._estimator._cs_evaluate_values  # noqa: SLF001 - shared by these two classes only
         evaluate(self._input_fn, self._steps, self._hooks, self._name, take_over)

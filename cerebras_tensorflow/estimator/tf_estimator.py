@@ -11,6 +11,11 @@ import tensorflow as tf
 
 from cerebras_tensorflow.estimator.config.cluster import EVALUATOR
 from cerebras_tensorflow.estimator.config.run_config import RunConfig, with_default_session_config
+from cerebras_tensorflow.estimator.distributed.graph_model import (
+    call_on_cpu,
+    device_function,
+    parse_input_fn_result,
+)
 from cerebras_tensorflow.estimator.estimator import CerebrasEstimator
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.user_functions import parameters_of
@@ -26,7 +31,7 @@ _PRIVATE_MEMBERS = frozenset(
         *("_train_with_estimator_spec_distributed", "_validate_features_in_predict_input"),
     }
 )
-"""Private methods of tf.estimator 2.15. A subclass that replaced one would expect a run to call it."""
+"""Private methods of tf.estimator 2.15. A subclass that replaced one would expect a run to call it. Runs call none."""
 
 
 class _Kind(type):
@@ -82,6 +87,7 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
         # Subclasses in tensorflow_estimator read these two.
         self._train_distribution = self._cs_settings.distribution.train_distribute
         self._eval_distribution = self._cs_settings.distribution.eval_distribute
+        self._device_fn = device_function(self._cs_settings.distribution)  # programs read it
 
     def train(  # type: ignore[override]
         self,
@@ -147,6 +153,25 @@ class Estimator(CerebrasEstimator, metaclass=_Kind):
     def _create_and_assert_global_step(self, graph: tf.Graph) -> Any:
         """Make the global step of a graph. Some programs call or replace this private method of tf.estimator."""
         return tf.compat.v1.train.create_global_step(graph)
+
+    def _call_input_fn(self, input_fn: Callable[..., Any], mode: str, input_context: Any = None) -> Any:
+        """Call an input_fn in the current graph. Programs call this private method of tf.estimator and the next."""
+        return call_on_cpu(input_fn, mode, self.params, self.config, input_context)
+
+    def _call_model_fn(self, features: Any, labels: Any, mode: str, config: Any) -> Any:
+        """Call model_fn in the current graph; return its EstimatorSpec."""
+        return self.model_fn(features, labels, mode, config)
+
+    def _get_features_and_labels_from_input_fn(
+        self, input_fn: Callable[..., Any], mode: str
+    ) -> tuple[Any, Any, list[Any]]:
+        """Call an input_fn; return features, labels and the hooks that start its iterator."""
+        return parse_input_fn_result(self._call_input_fn(input_fn, mode))
+
+    def _get_features_from_input_fn(self, input_fn: Callable[..., Any], mode: str) -> tuple[Any, list[Any]]:
+        """Call an input_fn; return features and the hooks that start its iterator."""
+        features, _, hooks = self._get_features_and_labels_from_input_fn(input_fn, mode)
+        return features, hooks
 
     def _assert_members_are_not_overridden(self) -> None:
         """Raise an error if a subclass overrides a public member that tf.estimator protects."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable, constant_node
 
+_SWITCHES = ("Switch", "RefSwitch")
 Branch = tuple[str, int]  # the predicate's input string, and 1 for true or 0 for false
 
 
@@ -29,12 +30,21 @@ class Deadness:
         self._branches: dict[str, tuple[Branch, ...]] = {}
         self._alive: dict[str, str] = {}
         self.new_nodes: list[NodeDef] = []
-        for name in order:
-            self._branches[name] = self._find_branches(name)
+        if any(node.op in _SWITCHES for node in table.nodes.values()):
+            for name in order:
+                self._branches[name] = self._find_branches(name)
 
     def branches(self, name: str) -> tuple[Branch, ...]:
         """Branches that must be taken for a node to run, outermost first; empty if it always runs."""
         return self._branches.get(name, ())
+
+    def branches_of_output(self, endpoint: Endpoint) -> tuple[Branch, ...]:
+        """Branches that must be taken for an output to have a value, outermost first."""
+        branches = self.branches(endpoint.node)
+        node = self._table.nodes[endpoint.node]
+        if node.op in _SWITCHES:
+            branches = (*branches, (str(self._table.data_inputs(endpoint.node)[1]), endpoint.port))
+        return branches
 
     def inherit(self, name: str, origin: str) -> None:
         """Record that a new node runs exactly when `origin` runs."""
@@ -52,25 +62,18 @@ class Deadness:
     def _find_branches(self, name: str) -> tuple[Branch, ...]:
         node = self._table.nodes[name]
         if node.op in ("Merge", "RefMerge"):
-            known = [self._endpoint_branches(e) for e in self._table.data_inputs(name) if e.node in self._branches]
+            known = [self.branches_of_output(e) for e in self._table.data_inputs(name) if e.node in self._branches]
             result = [branch for branch in (known[0] if known else ()) if all(branch in other for other in known)]
         else:
             result = []
             for endpoint in self._table.data_inputs(name):
-                result += [branch for branch in self._endpoint_branches(endpoint) if branch not in result]
+                result += [branch for branch in self.branches_of_output(endpoint) if branch not in result]
         for endpoint in self._table.inputs[name]:
             if endpoint.is_control:
                 result += [branch for branch in self.branches(endpoint.node) if branch not in result]
         if node.op in ("Exit", "RefExit"):
             result = [branch for branch in result if self._table.nodes[branch[0].split(":")[0]].op != "LoopCond"]
         return tuple(result)
-
-    def _endpoint_branches(self, endpoint: Endpoint) -> tuple[Branch, ...]:
-        branches = self.branches(endpoint.node)
-        node = self._table.nodes[endpoint.node]
-        if node.op in ("Switch", "RefSwitch"):
-            branches = (*branches, (str(self._table.data_inputs(endpoint.node)[1]), endpoint.port))
-        return branches
 
     def _add_merge(self, name: str, branches: tuple[Branch, ...]) -> str:
         prefix = f"{name}/{self._suffix}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from cerebras_tensorflow.graph.nodes import NodeDef, parse_input
+from cerebras_tensorflow.graph.nodes import NodeDef
 
 _MOST_BYTES = 1 << 12  # larger constants are rare and slow to compare
 
@@ -33,19 +33,21 @@ def equal_constants(nodes: Iterable[NodeDef], kept: Container[str]) -> dict[str,
     return instead
 
 
-def take_instead(node: NodeDef, instead: Mapping[str, str]) -> None:
-    """Replace constants among the inputs of a node. The node is changed.
+def take_instead(inputs: Iterable[str], instead: Mapping[str, str]) -> list[str]:
+    """Return the inputs of a node with constants replaced.
 
     Args:
-        node: The node.
+        inputs: The node's inputs, as in a NodeDef.
         instead: Constant -> the equal one to take.
     """
-    for position, text in enumerate(node.input):
-        endpoint = parse_input(text)
-        if endpoint.node in instead:
-            node.input[position] = f"{'^' if endpoint.is_control else ''}{instead[endpoint.node]}"
-    if len({*node.input}) < len(node.input):  # several control edges from merged constants
-        data = [text for text in node.input if not text.startswith("^")]
-        edges = dict.fromkeys(text for text in node.input if text.startswith("^"))
-        del node.input[:]
-        node.input.extend([*data, *edges])
+    texts = [_taken(text, instead) for text in inputs]
+    if len({*texts}) < len(texts):  # several control edges from merged constants
+        edges = dict.fromkeys(text for text in texts if text.startswith("^"))
+        texts = [*(text for text in texts if not text.startswith("^")), *edges]
+    return texts
+
+
+def _taken(text: str, instead: Mapping[str, str]) -> str:
+    if text.startswith("^"):
+        return f"^{instead.get(text[1:], text[1:])}"
+    return instead.get(text.removesuffix(":0"), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,21 +26,27 @@ class Output:
 
 def op_outputs(graph: tf.Graph) -> dict[str, list[Output]]:
     """Return the outputs of each op by its name, from static shapes; handles and strings count as 0 bytes."""
+    made: dict[tuple[tf.DType, tuple[int | None, ...] | None], Output] = {}  # layers of a deep model have equal outputs
     result = {}
-    shared: dict[Output, Output] = {}  # layers of a deep model have equal outputs
     for operation in graph.get_operations():
         outputs = []
         for tensor in operation.outputs:
-            dtype = tensor.dtype.base_dtype
-            if dtype in (tf.resource, tf.variant, tf.string) or tensor.shape.rank is None:
-                outputs.append(Output(dtype.name, None, 0))
-                continue
-            dims = tensor.shape.as_list()
-            elements = int(np.prod([dim or 1 for dim in dims], dtype=np.int64))
-            shape = None if None in dims else tuple(dims)
-            outputs.append(Output(np.dtype(dtype.as_numpy_dtype).name, shape, elements * dtype.size))
-        result[operation.name] = [shared.setdefault(output, output) for output in outputs]
+            shape = tensor.shape
+            key = (tensor.dtype.base_dtype, None if shape.rank is None else tuple(shape.as_list()))
+            if key not in made:
+                made[key] = _output(*key)
+            outputs.append(made[key])
+        result[operation.name] = outputs
     return result
+
+
+def _output(dtype: tf.DType, dims: tuple[int | None, ...] | None) -> Output:
+    if dtype in (tf.resource, tf.variant, tf.string) or dims is None:
+        return Output(dtype.name, None, 0)
+    known = tuple(dim for dim in dims if dim is not None)
+    elements = math.prod(known)
+    shape = known if len(known) == len(dims) else None
+    return Output(np.dtype(dtype.as_numpy_dtype).name, shape, elements * dtype.size)
 
 
 def output_bytes(graph: tf.Graph) -> dict[str, int]:

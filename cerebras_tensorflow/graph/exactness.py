@@ -5,13 +5,13 @@ The table of all kernels that we tested is in README.md of this package.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.function_calls import called_functions, reachable_functions
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef
 from cerebras_tensorflow.graph.random_ops import is_replaceable, is_seeded
 from cerebras_tensorflow.graph.scatters import UPDATES_OF_ROWS, has_distinct_rows
 
@@ -20,8 +20,6 @@ _DRAWS_ALWAYS = "draws other numbers in each run"
 _SAMPLERS = ("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler",
              "FixedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler")  # fmt: skip
 _POOLS = ("FractionalMaxPool", "FractionalAvgPool")
-_GENERATORS = ("StatefulUniform", "StatefulUniformFullInt", "StatefulUniformInt", "StatefulStandardNormalV2",
-               "StatefulTruncatedNormal", "StatefulRandomBinomial", "RngSkip", "RngReadAndSkip")  # fmt: skip
 _CONTAINERS = ("FIFOQueue", "FIFOQueueV2", "PaddingFIFOQueue", "PaddingFIFOQueueV2", "PriorityQueue",
                "PriorityQueueV2", "RandomShuffleQueue", "RandomShuffleQueueV2", "Barrier", "Stage", "MapStage",
                "OrderedMapStage", "ConditionalAccumulator", "ResourceConditionalAccumulator",
@@ -120,8 +118,6 @@ def find_inexact_ops(graph_def: GraphDef) -> list[InexactOp]:
         for name, node in nodes.items()
         if (problem := _problem(nodes, node)) is not None
     ]
-    if any(node.op in _GENERATORS for node in nodes.values()):
-        result += _shared_generators(NodeTable(graph_def))
     functions = reachable_functions(graph_def)
     for name, function in functions.items():
         inner = {node.name: node for node in function.node_def}
@@ -144,15 +140,3 @@ def _problem(nodes: Mapping[str, NodeDef], node: NodeDef) -> tuple[str, str] | N
         return _DRAWS, "call its function directly, not through an op that takes the function"
     rule = _RULES.get(node.op)
     return (rule.reason, rule.advice) if rule is not None and rule.applies(nodes, node) else None
-
-
-def _shared_generators(table: NodeTable) -> Iterator[InexactOp]:
-    """Yield ops that draw from the same tf.random.Generator in no fixed order."""
-    draws: dict[str, list[str]] = {}
-    for name, node in table.nodes.items():
-        if node.op in _GENERATORS:
-            draws.setdefault(table.data_inputs(name)[0].node, []).append(name)
-    for names in draws.values():
-        for name in names[1:]:
-            reason = f"and {names[0]} draw from one tf.random.Generator in no fixed order"
-            yield InexactOp(name, table.nodes[name].op, reason, "use a generator for each, or tf.random", (name,))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs
-from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, copied
 
 CALLS = {
     "PartitionedCall": ("f",),
@@ -56,7 +56,7 @@ def with_arguments(
         shapes: The shape of each.
         names: "attribute/function" -> function to call instead. The attribute is "" if the op itself is the function.
     """
-    new = NodeDef.FromString(node.SerializeToString())
+    new = copied(node)
     del new.input[:]
     new.input.extend([*data_inputs(node), *arguments, *control_inputs(node)])
     if node.op not in CALLS:
@@ -122,3 +122,15 @@ def functions_with(library: Mapping[str, FunctionDef], own: Iterable[str]) -> se
             reached.add(name)
             pending.extend(callers.get(name, ()))
     return reached
+
+
+def functions_that(does: Callable[[str], bool], library: Mapping[str, FunctionDef]) -> set[str]:
+    """Return the functions with an op of some kind, directly or through other functions.
+
+    Args:
+        does: Whether an op is of the kind, by its type.
+        library: All functions by name.
+    """
+    return functions_with(
+        library, [name for name, one in library.items() if any(does(node.op) for node in one.node_def)]
+    )

@@ -1,16 +1,15 @@
-"""The nodes of a GraphDef with inputs, consumers and a topological order. All passes use it."""
+"""The nodes of a GraphDef with inputs and consumers. All passes use it."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.text import is_number
 
 if TYPE_CHECKING:
     NodeDef: TypeAlias = Any
@@ -22,9 +21,11 @@ else:
     FunctionDef = type(GraphDef().library.function.add())  # TensorFlow has no public name for it
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One input of a node: output `port` of node `node`, or a control edge if port is -1."""
+class Endpoint(NamedTuple):
+    """One input of a node: output `port` of node `node`, or a control edge if port is -1.
+
+    A tuple, because a compilation makes and hashes millions.
+    """
 
     node: str
     port: int
@@ -49,9 +50,16 @@ def parse_input(text: str) -> Endpoint:
     if text.startswith("^"):
         return Endpoint(text[1:], -1)
     node, colon, port = text.rpartition(":")
-    if colon and port.isdigit():
+    if colon and is_number(port):
         return Endpoint(node, int(port))
     return Endpoint(text, 0)
+
+
+def copied(message: Any) -> Any:
+    """Return a copy of a NodeDef, a FunctionDef or a GraphDef."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 _DATA_TYPES = {
@@ -84,13 +92,17 @@ class NodeTable:
         self.graph_def = graph_def
         self.nodes: dict[str, NodeDef] = {node.name: node for node in graph_def.node}
         self.index: dict[str, int] = {name: i for i, name in enumerate(self.nodes)}
-        parsed = {text: parse_input(text) for node in graph_def.node for text in node.input}
-        self.inputs: dict[str, list[Endpoint]] = {
-            name: [parsed[text] for text in node.input] for name, node in self.nodes.items()
-        }
+        self.inputs: dict[str, list[Endpoint]] = {}
         self.consumers: dict[str, list[str]] = {name: [] for name in self.nodes}
-        for name, inputs in self.inputs.items():
-            for source in dict.fromkeys(endpoint.node for endpoint in inputs):
+        parsed: dict[str, Endpoint] = {}
+        for name, node in self.nodes.items():
+            inputs = self.inputs[name] = []
+            for text in node.input:
+                endpoint = parsed.get(text)
+                if endpoint is None:
+                    endpoint = parsed[text] = parse_input(text)
+                inputs.append(endpoint)
+            for source in {endpoint.node: None for endpoint in inputs}:
                 self.consumers[source].append(name)
 
     def data_inputs(self, name: str) -> list[Endpoint]:
@@ -147,98 +159,3 @@ def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:
         if "_class" in node.attr:
             del node.attr["_class"]
     return pruned
-
-
-class CycleError(CompileError):
-    """The edges of a graph form a cycle; `nodes` lists the nodes that could not be ordered."""
-
-    def __init__(self, nodes: list[str]) -> None:
-        super().__init__(f"the graph has a cycle through {', '.join(nodes[:4])}")
-        self.nodes = nodes
-
-
-def nodes_before(table: NodeTable, name: str) -> set[str]:
-    """Names of the direct inputs of a node, without the back edges of while loops."""
-    before = {endpoint.node for endpoint in table.inputs[name]}
-    if table.nodes[name].op in ("Merge", "RefMerge"):
-        before = {node for node in before if table.nodes[node].op not in ("NextIteration", "RefNextIteration")}
-    return before
-
-
-def order_nodes(
-    table: NodeTable,
-    extra_edges: Mapping[str, Iterable[str]] | None = None,
-    sources: Iterable[str] = (),
-    early: Iterable[str] = (),
-) -> list[str]:
-    """Return all nodes in a topological order that keeps few values alive at a time.
-
-    Nodes that depend on the sources (the batch) keep the program's order, except that `early` nodes come as soon as
-    possible. Other nodes (a weight's read, a decayed moment, a random mask) come just before their first use.
-
-    Args:
-        table: The graph.
-        extra_edges: Node -> more nodes that must come before it.
-        sources: Nodes whose descendants drive the order.
-        early: Nodes to place as soon as their inputs are ready (weight updates, each right after its gradient).
-
-    Raises:
-        CycleError: If the edges form a cycle. Loops of tf.while_loop are allowed and cut at NextIteration.
-    """
-    before = {name: nodes_before(table, name) | set((extra_edges or {}).get(name, ())) for name in table.nodes}
-    after: dict[str, list[str]] = {name: [] for name in table.nodes}
-    for name, nodes in before.items():
-        for node in nodes:
-            after[node].append(name)
-    drivers = _reachable(after, sources)
-    waiting = {name: sum(node in drivers for node in before[name]) for name in drivers}
-    early_nodes = set(early)
-    heap = [(name not in early_nodes, table.index[name], name) for name, count in waiting.items() if count == 0]
-    heapq.heapify(heap)
-    order: dict[str, None] = {}
-    while heap:
-        name = heapq.heappop(heap)[-1]
-        _place_with_needs(name, before, order)
-        for follower in after[name]:
-            waiting[follower] -= 1
-            if waiting[follower] == 0:
-                heapq.heappush(heap, (follower not in early_nodes, table.index[follower], follower))
-    stuck = [name for name, count in waiting.items() if count > 0]
-    if stuck:
-        raise CycleError(stuck)
-    for name in table.nodes:
-        _place_with_needs(name, before, order)
-    return list(order)
-
-
-def _reachable(edges: Mapping[str, Iterable[str]], roots: Iterable[str]) -> set[str]:
-    reached: set[str] = set()
-    pending = list(roots)
-    while pending:
-        name = pending.pop()
-        if name not in reached:
-            reached.add(name)
-            pending.extend(edges[name])
-    return reached
-
-
-def _place_with_needs(name: str, before: Mapping[str, set[str]], order: dict[str, None]) -> None:
-    """Append a node to the order, after its missing ancestors (depth first, without recursion)."""
-    if name in order:
-        return
-    stack = [(name, iter(sorted(before[name])))]
-    open_nodes = {name}
-    while stack:
-        current, needs = stack[-1]
-        for need in needs:
-            if need in order:
-                continue
-            if need in open_nodes:
-                raise CycleError([need, current])
-            open_nodes.add(need)
-            stack.append((need, iter(sorted(before[need]))))
-            break
-        else:
-            stack.pop()
-            open_nodes.discard(current)
-            order[current] = None

@@ -137,7 +137,7 @@ class Program:
         resident: Variables in the session.
         events: The schedule, in order; empty in pipelined mode.
         window_bytes: Bytes of streamed weights that may be in memory at a time.
-        overhead_bytes: Estimated memory [B] of kernels, queues and allocators, without values and weights.
+        overhead_bytes: Estimated memory [B] of kernels, queues, allocators and the graph, without values and weights.
         residence: Where the streamed weights are kept.
         order: Names of the ops in the order of the schedule; empty if there is no schedule.
         value_curve: Bytes of live values while each op of the order runs, from static shapes.
@@ -203,8 +203,8 @@ class Program:
 
     @property
     def needs_store(self) -> bool:
-        """Whether a run of the Program needs a weight store."""
-        return bool(self.streamed) and self.residence is not Residence.HOST_MEMORY
+        """Whether a run of the Program needs a weight store, for weights or for spilled values alone."""
+        return bool(self.stored) and self.residence is not Residence.HOST_MEMORY
 
     @property
     def stored(self) -> tuple[WeightSpec, ...]:

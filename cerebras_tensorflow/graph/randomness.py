@@ -33,7 +33,7 @@ from cerebras_tensorflow.graph.function_calls import (
     with_arguments,
 )
 from cerebras_tensorflow.graph.loops import Loop, find_loops, frames_of_nodes
-from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, NodeTable, constant_node
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, NodeTable, constant_node, copied
 from cerebras_tensorflow.graph.random_ops import (
     PHILOX,
     Source,
@@ -290,7 +290,7 @@ class _Functions:
         """Return the name of a function's variant for one use; make it on first use."""
         new_name = f"{name}_cs_random_{use}"
         if new_name not in self.variants:
-            new = FunctionDef.FromString(self.library[name].SerializeToString())
+            new = copied(self.library[name])
             new.signature.name = new_name
             self.variants[new_name] = new  # before its body is rewritten: a recursive function calls itself
             self._rewrite(new, table_of_function(self.library[name]), use)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs, source_of
-from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, copied
 
 _SUMS = frozenset({"AddN", "AccumulateNV2"})
 _ONLY_OF_SUMS = ("N", "shape")  # attributes that AddV2 does not have
@@ -122,7 +122,7 @@ def _chain(node: NodeDef, refer: Callable[[str, str], str]) -> list[NodeDef]:
 
 
 def _addition(node: NodeDef, name: str, op: str, inputs: Iterable[str]) -> NodeDef:
-    new = NodeDef.FromString(node.SerializeToString())
+    new = copied(node)
     new.name, new.op = name, op
     del new.input[:]
     new.input.extend(inputs)

@@ -11,7 +11,9 @@ import tensorflow as tf
 from cerebras_tensorflow.graph.nodes import Endpoint, NodeTable
 from cerebras_tensorflow.tf_private import op_definition
 
-READ_OPS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
+_KNOWN_READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
+"""Reads of a form that we know how to stream."""
+READ_OPS = _KNOWN_READS | {"ReadVariableXlaSplitND", "ResourceGatherNd", "_ReadVariablesOp"}
 # A first write by these ops replaces the value, so it needs no load. All other writes modify the old value.
 REPLACING_OPS = frozenset({"AssignVariableOp"})
 MODIFYING_OPS = frozenset(
@@ -33,14 +35,27 @@ MODIFYING_OPS = frozenset(
 APPLY_PREFIXES = ("ResourceApply", "ResourceSparseApply")
 # Stateful ops with a resource that change no variable: reads, and ops on resources of other kinds.
 _UNCHANGING_OPS = READ_OPS | {
-    "DisableCopyOnRead", "ReadVariableXlaSplitND", "ResourceGatherNd", "VarIsInitializedOp", "_ReadVariablesOp",
+    "DisableCopyOnRead", "VarIsInitializedOp",
     "CloseSummaryWriter", "CreateSummaryFileWriter", "FlushSummaryWriter", "MakeIterator",
 }  # fmt: skip
+GENERATOR_OPS = frozenset(
+    {
+        "StatefulUniform",
+        "StatefulUniformFullInt",
+        "StatefulUniformInt",
+        "StatefulStandardNormalV2",
+        "StatefulTruncatedNormal",
+        "StatefulRandomBinomial",
+        "RngSkip",
+        "RngReadAndSkip",
+    }
+)
+"""Ops that draw from a tf.random.Generator, and change its variable."""
 _OTHER_RESOURCES = ("InitializeTable", "Iterator", "LookupTable", "Queue", "Stack", "TensorArray", "Write")
 
 
-def is_write(op: str) -> bool:
-    """Whether an op writes the variable whose handle it takes."""
+def is_known_write(op: str) -> bool:
+    """Whether an op is a write of a form that we know how to stream or to leave out. `may_write` finds all writes."""
     return op in REPLACING_OPS or op in MODIFYING_OPS or op.startswith(APPLY_PREFIXES)
 
 
@@ -52,6 +67,11 @@ def may_write(op: str) -> bool:
     if definition is None or not definition.is_stateful:
         return False  # no definition: the op is a function
     return any(argument.type == tf.resource.as_datatype_enum for argument in definition.input_arg)
+
+
+def may_change_model(op: str) -> bool:
+    """As `may_write`, but not of a tf.random.Generator: each micro-batch draws from it, one after the other."""
+    return op not in GENERATOR_OPS and may_write(op)
 
 
 @dataclass(frozen=True)
@@ -79,8 +99,8 @@ class Variable:
     name: str  # name in the checkpoint
     dtype: np.dtype
     shape: tuple[int, ...] | None  # None: not fully known
-    accesses: list[VariableAccess] = field(default_factory=list)
-    calls: list[VariableAccess] = field(default_factory=list)  # function calls and loops that take its handle
+    accesses: list[VariableAccess] = field(default_factory=list)  # ops that read or write it themselves
+    calls: list[VariableAccess] = field(default_factory=list)  # others: function calls, loops, draws of a Generator
     obstacle: Obstacle | None = None  # why it cannot be streamed
 
     @property
@@ -98,7 +118,7 @@ class Variable:
     @property
     def writes(self) -> list[VariableAccess]:
         """The accesses that write the variable."""
-        return [access for access in self.accesses if is_write(access.op)]
+        return [access for access in self.accesses if may_change_model(access.op)]
 
 
 def find_variables(table: NodeTable, within: Container[str] | None = None) -> dict[str, Variable]:
@@ -108,8 +128,8 @@ def find_variables(table: NodeTable, within: Container[str] | None = None) -> di
         table: The graph.
         within: Names of the ops whose accesses count; None: all.
 
-    If an op that we do not know (a function call, a while loop) takes the handle, the variable gets an obstacle and
-    stays resident.
+    If an op that we cannot stream (a write of a slice, a function call, a while loop) takes the handle, the variable
+    gets an obstacle and stays resident.
     """
     variables: dict[str, Variable] = {}
     for name, node in table.nodes.items():
@@ -161,9 +181,9 @@ def _note_consumer(table: NodeTable, variable: Variable, consumer: str, switches
         for end in (Endpoint(consumer, 0), Endpoint(consumer, 1)):
             _follow_handle(table, variable, end, (*switches, end))
         return
-    if op in READ_OPS or is_write(op):
-        variable.accesses.append(VariableAccess(consumer, op, switches))
+    if op == "VarIsInitializedOp":
         return
-    if op != "VarIsInitializedOp":
-        variable.calls.append(VariableAccess(consumer, op, switches))
+    uses = variable.accesses if op in READ_OPS or may_change_model(op) else variable.calls
+    uses.append(VariableAccess(consumer, op, switches))
+    if op not in _KNOWN_READS and not is_known_write(op):
         variable.obstacle = Obstacle(f"op {consumer} ({op}) takes it as a whole", (consumer,))

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, parse_input
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable, copied, parse_input
 
 
-def cast_for_each_use(graph_def: GraphDef, weights: Container[str]) -> None:
-    """Change a graph so that no two ops share a cast of a weight.
+def cast_for_each_use(table: NodeTable, weights: Container[str]) -> NodeTable:
+    """Change a graph so that no two ops share a cast of a weight. Return its new table.
 
     Args:
-        graph_def: A step. It is changed, since a copy of a large one takes hundreds of megabytes.
+        table: A step. Its graph is changed, since a copy of a large one takes hundreds of megabytes.
         weights: Names of the VarHandleOps of these weights.
     """
-    table = NodeTable(graph_def)
+    graph_def = table.graph_def
     copies: dict[str, list[NodeDef]] = {}
     moved: dict[tuple[str, str], str] = {}  # (user, cast) -> copy
     for name, node in table.nodes.items():
@@ -26,7 +26,7 @@ def cast_for_each_use(graph_def: GraphDef, weights: Container[str]) -> None:
             continue
         users = [user for user in table.consumers[name] if Endpoint(name, 0) in table.inputs[user]]
         for number, user in enumerate(users[1:]):
-            copy = NodeDef.FromString(node.SerializeToString())
+            copy = copied(node)
             copy.name = f"{name}/cs_copy_{number}"
             copies.setdefault(name, []).append(copy)
             moved[(user, name)] = copy.name
@@ -39,6 +39,7 @@ def cast_for_each_use(graph_def: GraphDef, weights: Container[str]) -> None:
     for name in sorted(copies, key=table.index.__getitem__, reverse=True):
         for copy in reversed(copies[name]):
             graph_def.node.insert(table.index[name] + 1, copy)
+    return NodeTable(graph_def) if copies else table
 
 
 def _is_of_weight(table: NodeTable, cast: str, weights: Container[str]) -> bool:

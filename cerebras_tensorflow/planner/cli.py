@@ -321,11 +321,17 @@ def _load_module(place: str) -> Any:
     path = Path(place)
     if not path.is_file():
         raise SettingsError(f"there is no file {place}{did_you_mean_file(path, '*.py')}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Dataclasses and pickle look a module up by its name. The file may have the name of a loaded module.
+    name = path.stem if path.stem not in sys.modules else f"{path.stem} of cs-plan"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _first_on_path(path.parent.resolve()):
-        spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        with _first_on_path(path.parent.resolve()):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import tensorflow as tf
 from cerebras_tensorflow import tf_private
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.step import compile_step
+from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.config.run_settings import run_settings
 from cerebras_tensorflow.estimator.execution import micro_batch_size
@@ -152,7 +154,9 @@ def _plan_micro_batch(
 ) -> StepPlan:
     """Plan a step with the micro-batches of the inputs; see plan_step."""
     sparsity = choice_of(params, None) if mode == ModeKeys.TRAIN else None
-    model = call_model_fn(model_fn, inputs, mode, params, run_settings(config), sparsity=sparsity)
+    model = _call(
+        functools.partial(call_model_fn, model_fn, inputs, mode, params, run_settings(config), False, sparsity)
+    )
     step = training_ops(model).step if mode == ModeKeys.TRAIN else model.step(_outputs(model))
     names = {node.name for node in step.graph_def.node}
     outputs = {name: made for name, made in op_outputs(model.graph).items() if name in names}
@@ -195,6 +199,21 @@ def _plan_micro_batch(
         op_bytes={name: sum(output.num_bytes for output in made) for name, made in outputs.items()},
         live=dict(zip(program.order, program.value_curve, strict=True)),
     )
+
+
+def _call(call: Callable[[bool], Model]) -> Model:
+    """Call model_fn without initial values of variables; with them if it uses them itself.
+
+    Args:
+        call: Takes whether variables get initial values.
+    """
+    try:
+        return call(False)
+    except CerebrasError:
+        raise
+    except Exception:  # noqa: BLE001 (whatever follows in model_fn from a value that is None)
+        pass
+    return call(True)  # outside, so that an error of this call alone is shown
 
 
 def timeline(plan: StepPlan, rates: Rates, title: str) -> Timeline:

@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system.wafer.simulate import simulate
+from cerebras_tensorflow.text import is_number
 from cerebras_tensorflow.units import format_bytes, format_seconds
 
 NAMES = ("batch_size", "micro_batch_size", "num_csx", "memory_budget")
@@ -108,11 +109,11 @@ def numbers(text: str) -> list[int]:
         ArgumentTypeError: If one is not a number of 1 or more.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) for part in parts):
+    if not all(is_number(part) and int(part) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r}: expected one number or several, as in 8 or 1,8,64")
     return [int(part) for part in parts]
 
 
 def words(text: str) -> list[int | str]:
     """Return the numbers and words of an option such as "4,8,none"."""
-    return [int(part) if part.isdigit() else part for part in (part.strip() for part in text.split(","))]
+    return [int(part) if is_number(part) else part for part in (part.strip() for part in text.split(","))]

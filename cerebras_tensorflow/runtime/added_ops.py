@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.micro_batches import CARRIED, Carried, Gradient, is_mean_over_micro_batches, is_summary
-from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, parse_input
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, copied, parse_input
 from cerebras_tensorflow.graph.program import Program
-from cerebras_tensorflow.graph.variables import is_write
+from cerebras_tensorflow.graph.variables import may_change_model
 
 
 class AddedOps:
@@ -51,7 +51,7 @@ class AddedOps:
             inputs = [parse_input(text) for text in node.input]
             later = [self._is_in_update(endpoint.node, is_in_update) for endpoint in inputs]
             varying = [self._is_varying(endpoint.node, is_in_update) for endpoint in inputs]
-            if any(later) or is_summary(node.op) or is_write(node.op):
+            if any(later) or is_summary(node.op) or may_change_model(node.op):
                 is_in_update[node.name] = True
                 result += self._with_carried(node, inputs, varying)
                 continue
@@ -91,7 +91,7 @@ class AddedOps:
         return name not in self._gradients and self._needs_batch(name)
 
     def _with_carried(self, node: NodeDef, inputs: list[Endpoint], varying: list[bool]) -> list[NodeDef]:
-        new = NodeDef.FromString(node.SerializeToString())
+        new = copied(node)
         del new.input[:]
         made: list[NodeDef] = []
         for endpoint, is_varying in zip(inputs, varying, strict=True):

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow import tf_private
-from cerebras_tensorflow.graph.function_calls import called_functions, functions_with
+from cerebras_tensorflow.graph.function_calls import called_functions, functions_that
 from cerebras_tensorflow.graph.micro_batches import BATCH, CARRIED, TOTAL, Carried
-from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, parse_input, prune
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, parse_input, prune
 from cerebras_tensorflow.graph.program import Program, read_name
 from cerebras_tensorflow.graph.scatters import add_rows_in_order
 from cerebras_tensorflow.graph.sums import fix_order_of_sums
@@ -74,7 +75,7 @@ class FetchedGraph:
         self._beside: dict[str, bool] = {}
         self._added_writes: set[str] = set()
         self._library = {function.signature.name: function for function in graph_def.library.function}
-        self._writing_functions = _writing_functions(self._library)
+        self._writing_functions = functions_that(_writes, self._library)
         self._writing: dict[tuple[frozenset[str], bool], bool] = {}
         self._placeholders: dict[frozenset[str], frozenset[str]] = {}
 
@@ -252,7 +253,7 @@ class FetchedGraph:
         new_functions = {function.signature.name: function for function in wanted.library.function}
         if not new_functions.keys() <= self._library.keys():
             self._library |= new_functions
-            self._writing_functions = _writing_functions(self._library)
+            self._writing_functions = functions_that(_writes, self._library)
         writes = {node.name for node in missing if self._may_write(node)}
         missing = call_store(list(missing), self._streamed, self._specs)
         new = {node.name for node in missing}
@@ -281,7 +282,7 @@ class FetchedGraph:
         }
 
     def _may_write(self, node: NodeDef) -> bool:
-        return _writes(node) or not self._writing_functions.isdisjoint(called_functions(node, self._library))
+        return _writes(node.op) or not self._writing_functions.isdisjoint(called_functions(node, self._library))
 
     def _after(self, operation: Any) -> Any:
         """Return a tensor that exists after an op ran: import_graph_def maps a control input only to a tensor."""
@@ -291,13 +292,8 @@ class FetchedGraph:
             return tf.constant(0, name=f"cs_after/{operation.name}")
 
 
-def _writes(node: NodeDef) -> bool:
-    return may_write(node.op) or node.op in _PYTHON
-
-
-def _writing_functions(library: Mapping[str, FunctionDef]) -> set[str]:
-    """Return the names of the functions that may change a variable, themselves or by a call."""
-    return functions_with(library, [name for name, one in library.items() if any(map(_writes, one.node_def))])
+def _writes(op: str) -> bool:
+    return may_write(op) or op in _PYTHON
 
 
 def has_node(graph: tf.Graph, name: str) -> bool:
@@ -323,6 +319,27 @@ def leaves(fetches: Any) -> Iterator[Any]:
         yield from (fetches.indices, fetches.values, fetches.dense_shape)
     else:
         yield from leaves([part for part in (fetches.values, fetches.indices) if part is not None])
+
+
+def with_values(fetches: Any, result: Any, values: Mapping[str, Any]) -> Any:
+    """Return the result of a run with some values replaced: scalars for tensors of rank 0, as of all other tensors.
+
+    Session.run returns what was fed for a fetched tensor, and then an array of rank 0.
+
+    Args:
+        fetches: A structure of tensors and ops.
+        result: What Session.run returned for it.
+        values: Name of a tensor -> its value.
+    """
+    if isinstance(fetches, dict):
+        changed = copy.copy(result)
+        changed.update((key, with_values(part, result[key], values)) for key, part in fetches.items())
+        return changed
+    if isinstance(fetches, (list, tuple)):
+        parts = [with_values(part, value, values) for part, value in zip(fetches, result, strict=True)]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    value = values.get(fetches.name, result) if isinstance(fetches, tf.Tensor) else result
+    return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
 
 
 def op_names(fetches: Any) -> Iterator[str]:

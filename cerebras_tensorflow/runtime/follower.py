@@ -55,7 +55,9 @@ def follow(
                 session.run(session.graph.get_operation_by_name(train_node))
             elif message.kind == COPY:
                 assert held is not None, "the first CSX was told that this one copies variables"
-                held.hold(message, *session.copy(message.values["names"]))
+                names = message.values["names"]
+                if held.has_room(message, session.snapshot_bytes(names)):
+                    held.hold(message, *session.copy(names))
             else:
                 take_change(message, session, ranks, checkpoints)
 

@@ -32,8 +32,8 @@ class RepeatedRuns:
         kind = (tuple(element.name for element in elements), tuple(feeds))
         run = self._prepared.get(kind)
         if run is None:
-            is_fed = any(element.name in feeds for element in elements)
-            if is_fed or not elements or len(self._prepared) == _MOST_RUNS:
+            is_special = any(element.name in feeds or _may_look_dead(element) for element in elements)
+            if is_special or not elements or len(self._prepared) == _MOST_RUNS:
                 return self._session.run(fetches, feeds)
             run = self._prepared[kind] = self._prepare(elements, list(feeds))
         values = iter(run(*feeds.values()))
@@ -51,6 +51,9 @@ class RepeatedRuns:
         def values(*fed: Any) -> Iterator[Any]:
             arrays = [tensor.array(value) for tensor, value in zip(fed_tensors, fed, strict=True)]
             fetched = run(*arrays)
+            for name, value in zip(tensors, fetched, strict=True):
+                if getattr(value, "shape", None) == (0,) and value.dtype == np.float32:  # see _may_look_dead
+                    raise tf.errors.InvalidArgumentError(None, None, f"{name} does not have value")
             return (None if place is None else fetched[place] for place in order)
 
         return values
@@ -77,6 +80,16 @@ class _FedTensor:
                 raise ValueError(f"Cannot feed value of shape {array.shape} for Tensor {name}, which has shape {shape}")
             self._last = array.shape
         return array
+
+
+def _may_look_dead(element: Any) -> bool:
+    """Return whether a fetch's value may be an empty float32 vector.
+
+    That is what TensorFlow's callable returns for a tensor of a branch that was not taken, or of an op that did not
+    run. Session.run raises an error.
+    """
+    is_tensor = isinstance(element, tf.Tensor) and element.dtype == tf.float32
+    return bool(is_tensor and element.shape.is_compatible_with([0]))
 
 
 def _is_plain(fetches: Any) -> bool:

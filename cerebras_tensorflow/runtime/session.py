@@ -19,7 +19,7 @@ from cerebras_tensorflow.graph.program import GLOBAL_STEP_AFTER, Program, Weight
 from cerebras_tensorflow.graph.randomness import MOST_MICRO_STEPS, SEEDED_COUNTER, UNSEEDED_COUNTER, counter_feed
 from cerebras_tensorflow.runtime.csx.checkpoint_files import OwnersRead, Source
 from cerebras_tensorflow.runtime.csx.orders import Order, Orders
-from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, leaves, op_names
+from cerebras_tensorflow.runtime.fetches import FetchedGraph, has_node, leaves, op_names, with_values
 from cerebras_tensorflow.runtime.host.heap import trim_heap
 from cerebras_tensorflow.runtime.inference.shared import InferenceRun, SharedInference
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
@@ -54,6 +54,7 @@ class ProgramSession(tf.compat.v1.Session):
         next_batch: Called when a run needs a new batch. Returns tensor name -> array.
         csx: Gives this CSX its part of each step in micro-batches. None: it computes the whole step.
         inference: Lets other CSX compute batches of an evaluation or a prediction. None: there are no others.
+        steps_take_batches: Whether a step takes a batch even if nothing in it uses one.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class ProgramSession(tf.compat.v1.Session):
         next_batch: Callable[[], Mapping[str, np.ndarray]] | None = None,
         csx: Orders | None = None,
         inference: SharedInference | None = None,
+        steps_take_batches: bool = True,
     ) -> None:
         self._original = graph
+        self._steps_take_batches = steps_take_batches
         self._inference = inference
         self.program = program
         self._train_node = train_node
@@ -175,16 +178,14 @@ class ProgramSession(tf.compat.v1.Session):
         if self._store is not None and (is_step or self._train_node is None):
             self._store.between_steps()
         try:
-            if is_step:
-                feeds.update(self._read_before_step(fetched, feeds))
+            known = self._read_before_step(fetched, feeds) if is_step else {}
+            feeds = {**known, **feeds}
             if is_step and self._micro_batches is not None:
                 feeds = self._run_micro_batches(self._micro_batches, [*fetched, *extra], feeds, traces.run)
             else:
-                feeds = {
-                    **self._standard_feeds(names, is_step),
-                    **self._values_of_others(fetched, names, feeds),
-                    **feeds,
-                }
+                standard = self._standard_feeds(names, is_step)  # takes the batch that the others compute
+                known = known or self._values_of_others(fetched, names, feeds)
+                feeds = {**standard, **known, **feeds}
             self._is_updating = self._is_updating or is_step
             # MonitoredSession always gives options and run_metadata. Without options, run_metadata stays empty.
             is_repeated = is_step and (options is None or not options.ByteSize())
@@ -208,14 +209,14 @@ class ProgramSession(tf.compat.v1.Session):
             self._count(int(after[-1]))
         elif not is_step:
             self._count_draws(names)
-        return result
+        return with_values(mapped, result, known) if known else result
 
     def load(self, name: str, value: np.ndarray, source: Source | None = None) -> None:
         """Set a variable by its checkpoint name.
 
         Args:
             name: The variable.
-            value: Its value.
+            value: Its value. TensorFlow may take over its memory, so that an update of the variable writes there.
             source: Where a checkpoint has this value. Other CSX may read it there.
         """
         self._variables.load(name, value)
@@ -324,18 +325,16 @@ class ProgramSession(tf.compat.v1.Session):
             if others is not None:
                 others.variables_changed(names)
 
-    def _read_before_step(self, fetched: Sequence[Any], feeds: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the values, before the step, of tensors that hooks fetch and that only read variables.
+    def _read_before_step(self, fetched: Sequence[Any], feeds: Mapping[Any, Any]) -> Mapping[str, Any]:
+        """Return name -> value, before the step, of tensors that hooks fetch and that only read variables.
 
-        The caller feeds these values, so each such tensor returns its own. Computed in the same run as the step, it
-        could have the value from before the step or from after it.
+        The caller feeds these values. Computed in the same run as the step, a tensor could have the value from before
+        the step or from after it.
         """
-        tensors = [tensor for tensor in fetched if isinstance(tensor, tf.Tensor)]
+        tensors = [tensor for tensor in fetched if isinstance(tensor, tf.Tensor) and tensor.dtype.is_numpy_compatible]
         beside = [tensor for tensor in tensors if self._ops.is_beside_the_step(tensor)]
-        if not beside:
-            return {}
-        values = self._session.run(beside, feeds)
-        return {tensor: value for tensor, value in zip(beside, values, strict=True) if tensor.dtype.is_numpy_compatible}
+        values = self._session.run(beside, feeds) if beside else []
+        return {tensor.name: value for tensor, value in zip(beside, values, strict=True)}
 
     @functools.cached_property
     def _step_fetches(self) -> list[Any]:
@@ -361,7 +360,8 @@ class ProgramSession(tf.compat.v1.Session):
     def _standard_feeds(self, names: frozenset[str], is_step: bool) -> dict[str, np.ndarray]:
         """Return the feeds of the Program's own placeholders: the step counters and the batch."""
         feeds = self._counters()
-        if self._next_batch is not None and (is_step or self._ops.needs_batch(names)):
+        always = is_step and self._steps_take_batches
+        if self._next_batch is not None and (always or self._ops.needs_batch(names)):
             feeds.update(self._current_parts()[0])
         return feeds
 

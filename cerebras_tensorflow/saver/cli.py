@@ -17,6 +17,7 @@ from cerebras_tensorflow.text import one_line, tell
 from cerebras_tensorflow.units import parse_size
 
 if TYPE_CHECKING:
+    from cerebras_tensorflow.locations import ObjectLocation
     from cerebras_tensorflow.saver.convert import Selection
     from cerebras_tensorflow.saver.interface import TensorReader, TensorWriter
 
@@ -109,7 +110,7 @@ def _sweep_command(words: list[str]) -> int:
         metavar="HOURS",
         type=float,
         default=24.0,
-        help="keep younger objects, whose writer may be alive: longer than a save takes; default: 24",
+        help="keep younger objects and uploads, whose writer may be alive: longer than a save takes; default: 24",
     )
     parser.add_argument("--dry-run", action="store_true", help="list the objects, and remove nothing")
     options = parser.parse_args(words)
@@ -139,7 +140,24 @@ def _sweep(options: argparse.Namespace) -> int:
     for item in leftovers:
         print(one_line(f"{'found' if options.dry_run else 'removed'} {item.key}: {format_bytes(item.size)}"))
     print(f"{len(leftovers)} objects, {format_bytes(sum(item.size for item in leftovers))}")
+    if location.scheme == "s3":
+        _sweep_uploads(location, options)
     return 0
+
+
+def _sweep_uploads(location: ObjectLocation, options: argparse.Namespace) -> None:
+    from cerebras_tensorflow.saver.objects.unfinished import sweep_uploads
+
+    try:
+        uploads = sweep_uploads(location, options.older_than * 3600, options.dry_run)
+    except CheckpointError as exc:  # the objects are swept; a server or a role may not know these requests
+        command_line.show(exc, command_line.warning_line("cs-checkpoint sweep", exc))
+        return
+    what = "found" if options.dry_run else "aborted"
+    for upload in uploads:
+        print(one_line(f"{what} the upload of {upload.key}"))
+    if uploads:
+        print(f"{what} {len(uploads)} uploads that were not completed")
 
 
 def _inspect(options: argparse.Namespace) -> int:

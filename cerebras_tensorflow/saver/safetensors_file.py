@@ -145,6 +145,7 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
     for name, item in header.items():
         if name == _METADATA_KEY:
             continue
+        name.encode()  # JSON can escape characters that UTF-8 cannot have
         if item["dtype"] not in _DTYPES:
             raise ValueError(f"tensor {name!r} has the unknown type {str(item['dtype'])[:80]!r}")
         dtype = np.dtype(_DTYPES[item["dtype"]])

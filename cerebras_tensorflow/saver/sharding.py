@@ -15,6 +15,8 @@ import fnmatch
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from cerebras_tensorflow.text import is_number
+
 _MAX_SHARDS = 99_999
 _REST = "*"
 # By default, a checkpoint has about this many files, with sizes within these limits.
@@ -79,7 +81,7 @@ def read_layout(path: str) -> Layout:
         if not text:
             continue
         shard, _, pattern = text.replace("\t", " ").partition(" ")
-        if not shard.isascii() or not shard.isdigit() or not pattern.strip() or int(shard) >= _MAX_SHARDS:
+        if not is_number(shard) or not pattern.strip() or int(shard) >= _MAX_SHARDS:
             raise ValueError(f"{path}:{number}: {text!r}: expected a shard number and a pattern, as in '0 layer_1/*'")
         rules.append((int(shard), pattern.strip()))
     if not rules:

@@ -87,6 +87,15 @@ class SparseGroups:
                     chosen[name] = group.algorithm
         return chosen
 
+    def check_end(self, last_step: int) -> None:
+        """Check that each schedule leaves some weights in use until the last step of a run.
+
+        Raises:
+            SettingsError: If one does not.
+        """
+        for group in self.groups:
+            group.algorithm.check_end(f"what {group.filter} takes", last_step)
+
 
 def configure(config: Any) -> SparseGroups | None:
     """Return the groups of a configuration; None if it is None.

@@ -104,15 +104,20 @@ def kind_of(error: OSError) -> Kind:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
+def opened(path: Path, lock_timeout_s: float | None = None) -> Iterator[sqlite3.Connection]:
     """Yield a connection to one of the two files. A missing file is created with its tables.
+
+    Args:
+        path: The file.
+        lock_timeout_s: How long to wait for a lock that another process has [s]; by default LOCK_TIMEOUT_S.
 
     Raises:
         RecordsError: If the folder or the file cannot be created, read or written, is damaged, or stays locked.
     """
-    with _explained(path):
+    timeout_s = LOCK_TIMEOUT_S if lock_timeout_s is None else lock_timeout_s
+    with _explained(path, timeout_s):
         _make_file(path)
-        connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+        connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None)
         with closing(connection):
             connection.row_factory = sqlite3.Row
             # A damaged or forged record may hold text that is not UTF-8. The other records must stay readable.
@@ -127,13 +132,17 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def transaction(path: Path) -> Iterator[sqlite3.Connection]:
+def transaction(path: Path, lock_timeout_s: float | None = None) -> Iterator[sqlite3.Connection]:
     """Yield a connection that holds the file's write lock; commits at the end, rolls back on any exception.
+
+    Args:
+        path: The file.
+        lock_timeout_s: As for `opened`.
 
     Raises:
         RecordsError: As for `opened`, or if the file is not writable for this user.
     """
-    with opened(path) as connection:
+    with opened(path, lock_timeout_s) as connection:
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
@@ -146,7 +155,7 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, lock_timeout_s: float) -> Iterator[None]:
     """Turn errors of SQLite and of the file system into RecordsError."""
     try:
         yield
@@ -164,7 +173,7 @@ def _explained(path: Path) -> Iterator[None]:
             ) from exc
         if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "locked" in text:
             raise RecordsError(
-                f"another process has kept {path} locked for {LOCK_TIMEOUT_S:.0f} s; `fuser {path}` names it",
+                f"another process has kept {path} locked for {lock_timeout_s:.0f} s; `fuser {path}` names it",
                 LOCKED,
             ) from exc
         is_refused = code.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")) or (

@@ -84,7 +84,7 @@ SPARSE_WEIGHT_BYTES = Fact(
 )
 
 KERNEL_EFFICIENCY_1 = Fact(
-    0.304,
+    0.305,
     "of the peak",
     "fitted",
     "BERT-large pipelined and GPT-J streamed, releases 1.7.1 and 1.8.0: copies and waits inside the kernels of 1.x",
@@ -92,7 +92,7 @@ KERNEL_EFFICIENCY_1 = Fact(
     high=0.37,
 )
 KERNEL_EFFICIENCY_2 = Fact(
-    0.527,
+    0.540,
     "of the peak",
     "fitted",
     "Llama-7B, GPT-J and BERT-large streamed, releases 2.0.3 and 2.1.1: the kernels of 2.x; the two runs of 2.0.3 are "
@@ -112,7 +112,12 @@ STEP_OVERHEAD_S = Fact(
     high=1e-3,
 )
 CLUSTER_HOP_S = Fact(
-    10e-6, "s", "assumed", "one level of the tree that broadcasts weights and sums gradients", low=2e-6, high=50e-6
+    10e-6,
+    "s",
+    "assumed",
+    "one hop between the machines that keep the weights and a system; a level of the tree between systems is another",
+    low=2e-6,
+    high=50e-6,
 )
 CLUSTER_FAN_OUT = Fact(4, "links/level", "assumed", "systems or nodes below a node of that tree")
 INITIAL_WEIGHT_BYTES_PER_S = Fact(

@@ -17,12 +17,15 @@ from cerebras_tensorflow.system import database, facts, jobs, remote, systems_ta
 from cerebras_tensorflow.system.database import LOCKED, REFUSED, UNUSABLE, RecordsError
 from cerebras_tensorflow.system.interface import System
 from cerebras_tensorflow.system.state import BOOTING, SystemState, check_admits
+from cerebras_tensorflow.text import is_number, is_port
 
 EMBEDDED_NAME = "cs2-embedded"
 EMBEDDED_ADDRESS = f"localhost:{facts.PORT}"
 EMBEDDED = SystemState(EMBEDDED_NAME, EMBEDDED_ADDRESS, env.PIPELINED, is_mode_pinned=False)
 UNRECORDED = "0"
 """Number of a launch that has no record."""
+_MODE_LOCK_TIMEOUT_S = 2.0
+"""Everybody who may read the systems can keep writers out. The queue waits while a run's mode is recorded."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HOST_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9A-Fa-f:.]+\]")
@@ -145,7 +148,7 @@ class LocalSystem(System):
         number = env.read().job_id
         systems = jobs.joined(names)
         try:
-            if number is not None and number.isdigit():
+            if number is not None and is_number(number):
                 launched = jobs.attach(self.home, int(number), systems, execution_mode)
                 if launched is not None:
                     return launched, False
@@ -180,8 +183,8 @@ def find(cs_ip: str | None = None, home: Path | None = None) -> System:
     try:
         states = listed(home)
     except RecordsError as exc:
-        # The file may not exist because the disk is full. A run on the embedded system does not need it.
-        if exc.kind != UNUSABLE or (systems_file(home).exists() and systems_file(home).stat().st_size):
+        # On a full disk a new file may not get its first system. A run on the embedded system does not need the file.
+        if exc.kind != UNUSABLE or _has_systems(systems_file(home)):
             raise
         states = [EMBEDDED]
     if cs_ip is None or not cs_ip.strip():
@@ -203,6 +206,17 @@ def find(cs_ip: str | None = None, home: Path | None = None) -> System:
         f"`cs-system create NAME --address {wanted}`, start one there with `cs-system serve`, or leave out --cs_ip "
         "to run on the embedded system."
     )
+
+
+def _has_systems(path: Path) -> bool:
+    """Return whether a file has a record of a system, as far as it can be read."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    try:
+        with database.opened(path) as connection:
+            return connection.execute("SELECT 1 FROM systems").fetchone() is not None
+    except RecordsError:
+        return True
 
 
 def find_here(cs_ip: str | None = None, home: Path | None = None) -> LocalSystem:
@@ -350,7 +364,7 @@ def admit(home: Path, name: str, execution_mode: str) -> bool:
         return False
     if state.execution_mode != execution_mode:
         try:
-            with database.transaction(systems_file(home)) as connection:
+            with database.transaction(systems_file(home), _MODE_LOCK_TIMEOUT_S) as connection:
                 state = systems_table.read_one(connection, name)
                 check_admits(state, execution_mode)
                 systems_table.update(connection, replace(state, execution_mode=execution_mode))
@@ -386,8 +400,8 @@ def normal_address(text: str) -> str:
     host, separator, port = text.strip().rpartition(":")
     if not separator or text.strip().endswith("]"):
         host, port = text.strip(), str(facts.PORT)
-    if not port.isdigit() or not 0 < int(port) < 65536 or not HOST_PATTERN.fullmatch(host):
-        raise ValueError(f"{text!r} is not an address: expected HOST or HOST:PORT")
+    if not is_port(port) or int(port) == 0 or not HOST_PATTERN.fullmatch(host):
+        raise ValueError(f"{text!r} is not an address: expected HOST or HOST:PORT, with a port from 1 to 65535")
     host = host.lower()
     return f"{'localhost' if host in ('127.0.0.1', '[::1]') else host}:{int(port)}"
 

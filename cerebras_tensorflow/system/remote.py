@@ -20,6 +20,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import ExecModeError, SystemNotFoundError, SystemStateError
 from cerebras_tensorflow.system import jobs, protocol, token
 from cerebras_tensorflow.system.interface import System
+from cerebras_tensorflow.text import is_number
 
 PROTO = "cerebras_tensorflow/system/systems.proto"
 TLS_NAME = "simulated.cluster-server.cerebras.local"
@@ -157,7 +158,7 @@ def _listens(address: str) -> bool:
 def _own_labels() -> dict[str, str]:
     """Return the labels of this process's launch; empty outside a launch."""
     environment = env.read()
-    if environment.job_id is None or not environment.job_id.isdigit():
+    if environment.job_id is None or not is_number(environment.job_id):
         return {}
     try:
         return dict(jobs.record(environment.home, int(environment.job_id)).labels)

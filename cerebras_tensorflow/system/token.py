@@ -13,6 +13,7 @@ from cerebras_tensorflow.errors import SettingsError
 
 NAME = "serve_token"
 LEAST_BYTES = 4
+_MOST_BYTES = 1024
 LISTENING = "0A"
 
 
@@ -44,7 +45,7 @@ def read(path: Path) -> str:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, encoding="utf-8") as file:
             status = os.fstat(handle)
-            token = file.read(4096).strip()
+            token = file.read(_MOST_BYTES + 2).strip()
     except (OSError, ValueError) as exc:
         raise SettingsError(f"cannot read the token in {path}: {exc}") from exc
     if status.st_mode & 0o077:
@@ -53,6 +54,8 @@ def read(path: Path) -> str:
         raise SettingsError(f"{path} belongs to another user, who knows the token in it")
     if len(token) < LEAST_BYTES:
         raise SettingsError(f"{path} is empty or too short: expected a token of at least {LEAST_BYTES} characters")
+    if len(token) > _MOST_BYTES or not token.isascii() or not token.isprintable():
+        raise SettingsError(f"{path}: expected a token of one line, of at most {_MOST_BYTES} ASCII characters")
     return token
 
 

@@ -15,7 +15,7 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.system import job_priority, jobs
 from csrun.csctl import resources
-from csrun.csctl.documented import refuse
+from csrun.csctl.documented import add_refused_options, refuse
 from csrun.csctl.resources import Filters, ResourceError
 
 
@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if argv is None else argv
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     refuse(words)
     arguments = _parser().parse_args(words)
     print(arguments.run(env.read().home, arguments))
@@ -42,10 +44,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Examples: csctl get jobs; csctl get jobs -a; csctl cancel job wsjob-...; "
         "csctl label job wsjob-... model=gptj run-",
     )
-    parser.add_argument("-n", "--namespace", choices=(resources.NAMESPACE,), help="there is only one")
+    _add_common_options(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    get = commands.add_parser("get", help="Get resources")
+    get = _add_command(commands, "get", "Get resources")
     get.add_argument("type", metavar="TYPE", help=", ".join(resources.TYPES))
     _add_list_options(get)
     get.add_argument("name", metavar="NAME", nargs="?", default="")
@@ -56,15 +58,16 @@ def _parser() -> argparse.ArgumentParser:
     get.set_defaults(run=_get)
     _add_job_commands(commands)
 
-    cancel = commands.add_parser("cancel", help="Cancel job: it saves and stops, and is killed after half a minute")
-    cancel.add_argument("type", metavar="job", choices=("job", "jobs"))
+    cancel = _add_command(commands, "cancel", "Cancel job: it saves and stops, and is killed after half a minute")
+    cancel.add_argument("type", metavar="job", choices=("job", "jobs", "pod"))  # to the published client, a pod is one
     cancel.add_argument("name", metavar="ID")
     cancel.set_defaults(run=_cancel)
 
-    label = commands.add_parser("label", help="Label resources: KEY=VALUE sets a label, KEY- removes it")
+    label = _add_command(commands, "label", "Label resources: KEY=VALUE sets a label, KEY- removes it")
     label.add_argument("type", metavar="job", choices=("job", "jobs"))
     label.add_argument("name", metavar="ID")
     label.add_argument("changes", metavar="KEY=VALUE|KEY-", nargs="+")
+    _add_output(label, default="")
     label.set_defaults(run=_label)
 
     _add_other_commands(commands)
@@ -72,35 +75,55 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_other_commands(commands: Any) -> None:
-    export = commands.add_parser("log-export", help="Gather a job's record and log as ID.zip")
+    export = _add_command(commands, "log-export", "Gather a job's record and log as ID.zip")
     export.add_argument("name", metavar="ID")
     export.add_argument("-p", "--path", type=Path, default=Path(), help="folder for the archive (default: here)")
+    export.add_argument("--target-type", choices=("local",), help="only local: into the folder of --path")
     export.set_defaults(run=_export)
 
-    volumes = commands.add_parser("check-volumes", help="Check which volumes can be mounted")
-    volumes.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    volumes = _add_command(commands, "check-volumes", "Check which volumes can be mounted")
+    _add_output(volumes)
     volumes.set_defaults(run=_check_volumes)
 
-    clear = commands.add_parser("clear-worker-cache", help="Clear the worker cache")
+    clear = _add_command(commands, "clear-worker-cache", "Clear the worker cache")
     clear.set_defaults(run=lambda _home, _arguments: resources.NO_WORKER_CACHE)
 
-    types = commands.add_parser("types", help="Display resource types")
+    types = _add_command(commands, "types", "Display resource types")
     types.set_defaults(run=lambda _home, _arguments: "\n".join(resources.TYPES))
 
-    config = commands.add_parser("config", help="View the settings of the client")
-    config.add_argument("what", choices=("view",))
+    config = _add_command(commands, "config", "View the settings of the client")
+    config.add_argument("what", choices=("view",), metavar="view")
     config.add_argument("--raw", action="store_true", help="show all settings")
     config.set_defaults(run=_config)
 
-    cluster = commands.add_parser("cluster", help="Show how the cluster is connected")
-    cluster.add_argument("what", choices=("topology",))
+    cluster = _add_command(commands, "cluster", "Show how the cluster is connected")
+    cluster.add_argument("what", choices=("topology",), metavar="topology")
     cluster.add_argument("--switch-only", action="store_true", help="only connections of switches")
     cluster.set_defaults(run=lambda _home, _arguments: resources.NO_SWITCHES)
 
-    session = commands.add_parser("session", help="Show reserved systems")
-    session.add_argument("what", choices=("get", "list"))
+    session = _add_command(commands, "session", "Show reserved systems")
+    session.add_argument("what", choices=("get", "list"), metavar="get|list")
     session.add_argument("name", metavar="NAME", nargs="?", default="")
+    session.add_argument("--redundant", action="store_true", help="list: only redundant sessions")
+    session.add_argument("-u", "--unassigned-only", action="store_true", help="list: only what no session has")
+    _add_output(session)
     session.set_defaults(run=_session)
+
+
+def _add_command(commands: Any, name: str, text: str) -> Any:
+    """Return the parser of a new command, which takes the options of all commands too."""
+    parser = commands.add_parser(name, help=text, conflict_handler="resolve")
+    _add_common_options(parser)
+    return parser
+
+
+def _add_common_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--namespace", choices=(resources.NAMESPACE,), help="there is only one")
+    add_refused_options(parser)
+
+
+def _add_output(command: argparse.ArgumentParser, default: str = "table") -> None:
+    command.add_argument("-o", "--output", choices=("table", "wide", "json", "yaml"), default=default)
 
 
 def _add_list_options(command: argparse.ArgumentParser) -> None:
@@ -112,22 +135,23 @@ def _add_list_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-jobs", type=int, default=5000, metavar="N", help="only the newest N (default: 5000)")
     command.add_argument("--sort", choices=("age", "priority"), default="age", help="order of jobs (default: age)")
     command.add_argument("--order", choices=("asc", "desc"), default="asc", help="direction of --sort (default: asc)")
-    command.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    _add_output(command)
 
 
 def _add_job_commands(commands: Any) -> None:
-    job = commands.add_parser("job", help="Show jobs, or change the priority of one")
+    job = _add_command(commands, "job", "Show jobs, or change the priority of one")
     kinds = job.add_subparsers(required=True, metavar="COMMAND")
-    listed = kinds.add_parser("list", help="List jobs")
+    listed = _add_command(kinds, "list", "List jobs")
     _add_list_options(listed)
     listed.set_defaults(run=_get, type="jobs", name="", role=None)
-    one = kinds.add_parser("get", help="Show one job")
+    one = _add_command(kinds, "get", "Show one job")
     one.add_argument("name", metavar="ID")
-    one.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    _add_output(one)
     one.set_defaults(run=_get_job)
-    priority = kinds.add_parser("set-priority", help="Set the place of a job in the queue: p1 is first, p2 the default")
+    priority = _add_command(kinds, "set-priority", "Set the place of a job in the queue: p1 is first, p2 the default")
     priority.add_argument("name", metavar="ID")
     priority.add_argument("priority", metavar="PRIORITY", help="p1, p2, p3, or 100 to 399; root also p0 or 1 to 99")
+    _add_output(priority, default="")
     priority.set_defaults(run=_set_priority)
 
 
@@ -152,7 +176,7 @@ def _get_job(home: Path, arguments: argparse.Namespace) -> str:
 
 
 def _shown(wanted: resources.Resources, output: str) -> str:
-    if output == "table":
+    if output in ("table", "wide"):
         return resources.table(wanted)
     return _formatted(wanted.content if wanted.objects else {}, output)
 
@@ -162,18 +186,21 @@ def _set_priority(home: Path, arguments: argparse.Namespace) -> str:
 
     priority = job_priority.parse(arguments.priority)
     actions.set_priority(home, arguments.name, priority, os.getuid())
+    if arguments.output:
+        return _get_job(home, arguments)
     return f"successfully updated {arguments.name} job priority to {arguments.priority}"
 
 
 def _session(_home: Path, arguments: argparse.Namespace) -> str:
     if arguments.name:
         raise ResourceError(f"session {arguments.name} not found: no systems are reserved on this machine")
+    if arguments.output in ("json", "yaml"):
+        return _formatted({}, arguments.output)
     return "No sessions: every system of this machine is free for every job"
 
 
 def _check_volumes(home: Path, arguments: argparse.Namespace) -> str:
-    checked = resources.check_volumes(home)
-    return resources.table(checked) if arguments.output == "table" else _formatted(checked.content, arguments.output)
+    return _shown(resources.check_volumes(home), arguments.output)
 
 
 def _cancel(home: Path, arguments: argparse.Namespace) -> str:
@@ -201,6 +228,8 @@ def _label(home: Path, arguments: argparse.Namespace) -> str:
             key, value = _pair(word)
             changes[key] = value
     actions.label(home, arguments.name, changes)
+    if arguments.output:
+        return _get_job(home, arguments)
     return f"job/{arguments.name} was patched"
 
 

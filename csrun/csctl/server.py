@@ -17,6 +17,7 @@ from google.protobuf import json_format
 
 from cerebras_tensorflow.errors import SystemStateError
 from cerebras_tensorflow.system import job_priority, protocol
+from cerebras_tensorflow.text import is_number
 from csrun.csctl import actions, resources
 from csrun.csctl.resources import Filters, ResourceError, Resources
 
@@ -169,7 +170,7 @@ class CsCtl:
 
     def _download(self, request: Any) -> Any:
         path = self._exported(request.export_id)
-        start = int(request.page_token) if request.page_token.isdigit() else 0
+        start = int(request.page_token) if is_number(request.page_token) else 0
         with path.open("rb") as file:
             file.seek(start)
             chunk = file.read(CHUNK_BYTES)

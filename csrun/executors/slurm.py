@@ -39,6 +39,7 @@ TEST_TIMEOUT_S = 20.0
 MAX_RESTARTS = 3
 PENDING_GRACE_S = 3.0
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.M)
+_WITHOUT_SLURM = "Install Slurm's client, or use --executor embedded"
 SIZES_OF_ANOTHER_STEP = (
     "SLURM_NTASKS",
     "SLURM_NPROCS",
@@ -156,27 +157,33 @@ def _check_possible(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
     if "SLURM_JOB_ID" in environ:
         return  # inside an allocation: the nodes are allocated already
     _, *options = srun_options(plan)
+    program = shutil.which("srun", path=environ.get("PATH"))
+    if program is None:
+        raise CommandError(
+            f"there is no srun on PATH, so nothing can run under Slurm. {_WITHOUT_SLURM}", process.NOT_FOUND
+        )
     total = ("--exclusive", f"--nodes={plan.request.total_nodes}", f"--ntasks={plan.request.total_nodes}")
     for request in dict.fromkeys((tuple(options), total)):
         try:
             tested = subprocess.run(
-                ["srun", "--test-only", *request, "true"],
+                # The whole path: of a name, Python would run the next srun on PATH if the first cannot be executed.
+                [program, "--test-only", *request, "true"],
                 env=dict(environ),
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=TEST_TIMEOUT_S,
             )
-        except FileNotFoundError as exc:
+        except OSError as exc:
             raise CommandError(
-                "there is no srun on PATH, so nothing can run under Slurm. Install Slurm's client, or use "
-                "--executor embedded",
-                process.NOT_FOUND,
+                f"srun cannot be executed: {exc.strerror}. {_WITHOUT_SLURM}", process.NOT_EXECUTABLE
             ) from exc
         except subprocess.TimeoutExpired:
             return  # the controller is busy; srun itself waits for it
         if tested.returncode != 0:
             reason = (tested.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise CommandError(f"Slurm cannot run this launch on its nodes: {reason}", tested.returncode)
+            code = tested.returncode if tested.returncode > 0 else 128 - tested.returncode
+            raise CommandError(f"Slurm cannot run this launch on its nodes: {reason}", code)
 
 
 def _lost_nodes(log: Path, start: int) -> list[str]:

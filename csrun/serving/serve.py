@@ -74,7 +74,10 @@ def serve(home: Path, settings: Settings) -> None:
     port, certificate = _bound(server, settings)
     reachable = f"{settings.host}:{port}"
     if settings.config is not None:
-        settings.config.write_text(cluster.client_config(reachable, certificate), encoding="utf-8")
+        try:
+            settings.config.write_text(cluster.client_config(reachable, certificate), encoding="utf-8")
+        except OSError as exc:
+            raise SettingsError(f"cannot write {settings.config} for csctl: {exc.strerror}") from exc
     with ExitStack() as stack:
         ended = stack.enter_context(_stop_signals())
         if settings.ssh is not None:
@@ -128,6 +131,8 @@ def _stop_signals() -> Iterator[int]:
 
 def _token_file(home: Path, settings: Settings) -> Path:
     has_tls = settings.certificate is not None and settings.key is not None
+    if not has_tls and (settings.certificate or settings.key):
+        raise SettingsError("--tls-cert and --tls-key need each other: without one of them there is no TLS")
     if not _is_loopback(settings.host) and not (has_tls and settings.token_file):
         raise SettingsError(
             f"{settings.host} is reachable from other hosts: that needs --tls-cert, --tls-key and --token-file. "

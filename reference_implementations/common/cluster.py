@@ -9,6 +9,7 @@ from pathlib import Path
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.system import jobs
+from cerebras_tensorflow.text import is_number
 from reference_implementations.common.sections import RunSettings
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def prepare(settings: RunSettings) -> None:
 def label_job(labels: dict[str, str]) -> None:
     """Label the launch that this process belongs to, as `csctl label job` does."""
     environment = env.read()
-    if environment.job_id is None or not environment.job_id.isdigit():
+    if environment.job_id is None or not is_number(environment.job_id):
         logger.info("job_labels are ignored: no launcher started this run; start it with csrun_wse")
         return
     job = jobs.record(environment.home, int(environment.job_id))

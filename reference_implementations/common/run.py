@@ -28,8 +28,9 @@ from cerebras_tensorflow.saver import integrity
 from cerebras_tensorflow.saver.checkpoint_reader import checkpoints_newest_first, is_complete, open_checkpoint
 from cerebras_tensorflow.saver.model_dir import uploads
 from cerebras_tensorflow.sparsity.configure import configure
-from reference_implementations.common import cluster
-from reference_implementations.common.sections import MODES, RunSettings
+from cerebras_tensorflow.text import is_number
+from reference_implementations.common import cluster, global_batch
+from reference_implementations.common.sections import MODES, TRAINING_MODES, RunSettings
 from reference_implementations.common.settings import check_section, check_sections, write_yaml
 
 logger = logging.getLogger(__name__)
@@ -76,11 +77,12 @@ class ReferenceModel:
         else:
             section = "train_input" if mode == "train" else "eval_input"
             function = self.train_input_fn if mode == "train" else self.eval_input_fn
+        called = global_batch.without_size(_import(function))
         if not synthetic:
-            return _import(function)
+            return called
         from reference_implementations.common.data.synthetic import synthetic_input_fn
 
-        return synthetic_input_fn(_import(function), section)
+        return synthetic_input_fn(called, section)
 
 
 def run(model: ReferenceModel, argv: Sequence[str] | None = None) -> int:
@@ -122,7 +124,6 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     path = Path(options.params)
     content = read_params(path)
     sparsity = content.pop("sparsity", None)
-    check_sparsity(sparsity, path)
     overrides = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(RunSettings)
@@ -136,15 +137,16 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     if "max_steps" in overrides and "steps" not in overrides:
         runconfig = {key: value for key, value in runconfig.items() if key != "steps"}
     content = {**content, "runconfig": {**runconfig, **overrides}}
-    global_batch_size = _take_global_batch_size(content)
+    global_batch_size = global_batch.take(content)
     checked = check_sections(content, sections, str(path), {"runconfig": tuple(overrides)})
+    _check_sparsity(sparsity, checked["runconfig"], path)
     params: dict[str, Any] = {name: _plain(dataclasses.asdict(section)) for name, section in checked.items()}
     for name in INPUT_SECTIONS:
         for key in PATH_KEYS:
             if params.get(name, {}).get(key):
                 params[name][key] = _resolve(params[name][key], path.parent)
         if global_batch_size is not None and name == "train_input":
-            params[name]["global_batch_size"] = global_batch_size
+            params[name][global_batch.KEY] = global_batch_size
         if "micro_batch_size" in overrides and name in params:
             params[name]["micro_batch_size"] = overrides["micro_batch_size"]
     if sparsity is not None:
@@ -154,34 +156,19 @@ def load_params(options: argparse.Namespace, sections: Mapping[str, type]) -> di
     return params
 
 
-def _take_global_batch_size(content: dict[str, Any]) -> int | None:
-    """Return the global batch size, from an option, `runconfig` or `train_input`; the input then has such batches."""
-    section = content.get("train_input")
-    if not isinstance(section, dict):
-        return None
-    section = dict(section)
-    of_section = section.pop("global_batch_size", None)
-    chosen = content["runconfig"].get("global_batch_size")
-    size = chosen if chosen is not None else of_section
-    content["train_input"] = section if size is None else {**section, "batch_size": size}
-    return size
-
-
 def with_port(address: str | None) -> str | None:
     """Return an address with a port; 1.4.0: cs_ip without a port means :9000."""
-    if not address or address.rpartition(":")[2].isdigit():
+    if not address or is_number(address.rpartition(":")[2]):
         return address or None
     return f"{address}:{DEFAULT_PORT}"
 
 
-def check_sparsity(section: Any, path: Path) -> None:
-    """Check section `sparsity` of a params file.
-
-    Raises:
-        SettingsError: If a key or a value is unknown or out of range.
-    """
+def _check_sparsity(section: Any, settings: RunSettings, path: Path) -> None:
     try:
-        configure(section)
+        groups = configure(section)
+        last_step = settings.max_steps or settings.steps  # a run that resumes for `steps` ends later
+        if groups is not None and last_step is not None and settings.mode in TRAINING_MODES:
+            groups.check_end(last_step)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
 
@@ -211,7 +198,7 @@ def _check_model_dir(model_dir: str) -> None:
 
 
 def _check_checkpoint_path(settings: RunSettings, model_dir: str) -> None:
-    """Refuse a checkpoint_path that cannot be read; say when training does not use it.
+    """Refuse a checkpoint_path that cannot be read; say when the mode does not use it.
 
     Raises:
         SettingsError: If it cannot be read.
@@ -225,12 +212,13 @@ def _check_checkpoint_path(settings: RunSettings, model_dir: str) -> None:
         except CheckpointError as exc:
             raise SettingsError(f"checkpoint_path: {exc}") from exc
     newest = checkpoints_newest_first(model_dir)
-    if settings.mode in ("train", "train_and_eval") and newest:
-        logger.warning(
-            "checkpoint_path %s is not used: the run resumes from %s in model_dir. To start from checkpoint_path, give "
-            "another --model_dir.",
-            *(path, newest[0]),
-        )
+    unused = ""
+    if settings.mode in TRAINING_MODES and newest:
+        unused = f"the run resumes from {newest[0]} in model_dir. To start from it, give another --model_dir"
+    elif settings.mode == "eval_all":
+        unused = "eval_all evaluates each checkpoint in model_dir. To evaluate it, use the mode eval"
+    if unused:
+        logger.warning("checkpoint_path %s is not used: %s.", path, unused)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -257,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--micro_batch_size",
-        type=lambda text: int(text) if text.isdigit() else text,
+        type=lambda text: int(text) if is_number(text) else text,
         help="samples of a batch to compute at a time: a number, auto, none, or with --compile_only explore",
     )
     parser.add_argument(
@@ -297,12 +285,12 @@ def _execute(model: ReferenceModel, params: dict[str, Any], options: argparse.Na
     if settings.throttle_secs:
         logger.info("throttle_secs is ignored: train_and_eval evaluates once, after training")
     model_dir = options.model_dir
-    is_training = settings.mode in ("train", "train_and_eval")
+    is_training = settings.mode in TRAINING_MODES
     if is_training:
         params["train_input"]["skip_steps"] = steps_to_skip(
             model_dir, params["train_input"], settings, params.get("optimizer", {}).get("grad_accum_steps", 1)
         )
-        if "global_batch_size" not in params["train_input"]:  # otherwise a step takes one batch
+        if global_batch.KEY not in params["train_input"]:  # otherwise a step takes one batch
             params["train_input"]["skip_steps"] *= env.read().num_csx or settings.num_csx or 1
     write_params = functools.partial(
         write_yaml, copy.deepcopy(params), Path(work_folder(model_dir), "train", "params_train.yaml")
@@ -434,7 +422,7 @@ def _make_estimator(
         save_summary_steps=settings.save_summary_steps,
         log_step_count_steps=settings.log_step_count_steps,
     )
-    warm_start = settings.checkpoint_path if settings.mode in ("train", "train_and_eval") else None
+    warm_start = settings.checkpoint_path if settings.mode in TRAINING_MODES else None
     return ReferenceEstimator(model_fn, model_dir=model_dir, config=config, params=params, warm_start_from=warm_start)
 
 

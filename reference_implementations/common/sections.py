@@ -10,6 +10,7 @@ from reference_implementations.common.optimizers.schedule_settings import read_s
 
 Mode = Literal["train", "eval", "eval_all", "predict", "train_and_eval"]
 MODES: tuple[str, ...] = ("train", "eval", "eval_all", "predict", "train_and_eval")
+TRAINING_MODES = ("train", "train_and_eval")
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ def child(way: dict[str, Any]) -> None:
 
     from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
     from cerebras_tensorflow.estimator.training import checkpoints
+    from cerebras_tensorflow.estimator.training.checkpoint_saver import CheckpointSaver
 
     v1 = tf.compat.v1
     times: dict[str, float] = {}
-    write = checkpoints.CheckpointSaver._write_snapshot  # noqa: SLF001
+    write = CheckpointSaver._write_snapshot  # noqa: SLF001
 
     def timed(self: Any, path: str, saved_at_s: float, snapshot: Any) -> None:
         begin = time.perf_counter()
@@ -74,7 +75,7 @@ def child(way: dict[str, Any]) -> None:
             times["load"] = time.perf_counter() - begin
 
     checkpoints.restore = timed_restore
-    checkpoints.CheckpointSaver._write_snapshot = timed  # type: ignore[method-assign]  # noqa: SLF001
+    CheckpointSaver._write_snapshot = timed  # type: ignore[method-assign]  # noqa: SLF001
     settings = CSConfig(num_csx=way["num_csx"], micro_batch_size=4, weight_store="memory", read_once=way["read_once"])
     config = CSRunConfig(cs_config=settings, save_summary_steps=None, save_checkpoints_steps=1_000_000)
     CerebrasEstimator(model_fn, way["model_dir"], config=config).train(input_fn, max_steps=way["steps"])

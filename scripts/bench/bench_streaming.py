@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--no-packing", action="store_true", help="move the zeros of sparse weights too")
     options.add_argument("--plan", action="store_true", help="compile and print the plan only")
     options.add_argument("--cold", action="store_true", help="drop the store's pages from the cache before each step")
+    options.add_argument("--direct", action="store_true", help="bypass the page cache with all weights of a file store")
     return options
 
 
@@ -114,8 +115,14 @@ def streaming_options(options: argparse.Namespace) -> Any:
     )
 
 
-def open_store(program: Any, folder: Path) -> Any:
-    """Return the weight store of a Program, as the estimator opens it; None if it needs none."""
+def open_store(program: Any, folder: Path, is_direct: bool | None = None) -> Any:
+    """Return the weight store of a Program, as the estimator opens it; None if it needs none.
+
+    Args:
+        program: The Program.
+        folder: Of the store's files.
+        is_direct: Whether a file store bypasses the page cache. None: if it is large, as the estimator's does.
+    """
     from cerebras_tensorflow.graph.program import Residence
     from cerebras_tensorflow.runtime.host.heap import return_large_buffers
     from cerebras_tensorflow.runtime.weight_store.file import FileStore
@@ -126,7 +133,7 @@ def open_store(program: Any, folder: Path) -> Any:
     if program.residence is Residence.MAPPED_FILE:
         return MappedStore(program.stored, folder)
     return_large_buffers()
-    return FileStore(program.stored, folder, reads=program.bytes_read_of_each)
+    return FileStore(program.stored, folder, is_direct=is_direct, reads=program.bytes_read_of_each)
 
 
 def file_bytes(store: Any) -> tuple[int, int]:
@@ -206,7 +213,7 @@ def main() -> None:
         print_plan(model, step, program, plan, options.batch)
         print(json.dumps(result))
         return
-    store = open_store(program, Path(options.store_dir))
+    store = open_store(program, Path(options.store_dir), options.direct or None)
     pipeline.start()
     session = ProgramSession(program, model.graph, model.train_node, store, None, pipeline.next_batch)
     fill(session, model)

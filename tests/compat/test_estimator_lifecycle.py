@@ -175,6 +175,15 @@ def test_training_without_steps_ends_with_the_input(fresh: Any) -> None:
     assert step_of(fresh.train(models.once)) == 4
 
 
+def test_a_step_that_uses_nothing_of_its_input_goes_on_after_the_end_of_the_input(tmp_path: Path) -> None:
+    def counter(features: Any, labels: Any, mode: str) -> Any:
+        step = V1.get_global_step()
+        return tf.estimator.EstimatorSpec(mode, loss=tf.constant(1.0), train_op=tf.compat.v1.assign_add(step, 1))
+
+    estimator = tf.estimator.Estimator(counter, str(tmp_path / "model"))
+    assert step_of(estimator.train(models.once, steps=9)) == 9
+
+
 def test_training_reduces_the_loss(trained: Any) -> None:
     assert trained.evaluate(models.once)["loss"] < 1.0
 
@@ -334,6 +343,10 @@ def test_evaluate_returns(trained: Any, name: str) -> None:
     assert name in trained.evaluate(models.once)
 
 
+def test_metrics_are_in_the_order_of_their_names(trained: Any) -> None:
+    assert list(trained.evaluate(models.once)) == ["loss", "mae", "global_step"]
+
+
 def test_the_loss_is_the_mean_over_batches(trained: Any) -> None:
     weights, bias = trained.get_variable_value("w"), trained.get_variable_value("b")
     errors = (models.X @ weights + bias - models.Y) ** 2
@@ -460,7 +473,9 @@ def test_checkpoints_are_named_as_tensorflow_names_them(trained: Any) -> None:
 def test_variable_values_equal_those_of_tensorflows_reader(trained: Any, name: str) -> None:
     assert name in trained.get_variable_names()
     reader = tf.train.load_checkpoint(trained.latest_checkpoint())
-    assert np.array_equal(reader.get_tensor(name), trained.get_variable_value(name))
+    expected, value = reader.get_tensor(name), trained.get_variable_value(name)
+    assert np.array_equal(expected, value)
+    assert type(value) is type(expected)
 
 
 @pytest.mark.parametrize("method, arguments", [("get_variable_names", ()), ("get_variable_value", ("w",))])
@@ -710,3 +725,37 @@ def test_an_evaluation_initializes_its_own_variables_beside_a_local_init_op(tmp_
 
     estimator = tf.estimator.Estimator(model_fn, str(tmp_path)).train(models.repeated, max_steps=1)
     assert np.isfinite(estimator.evaluate(models.once, steps=1)["loss"])
+
+
+def test_the_device_function_of_the_config_places_the_training_graph_only(tmp_path: Path) -> None:
+    placed: dict[str, str] = {}
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        placed[mode] = tf.constant(1.0).device
+        return models.linear(features, labels, mode, None)
+
+    config = tf.estimator.RunConfig(device_fn=lambda op: "/device:CPU:0")
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path), config).train(models.repeated, max_steps=1)
+    estimator.evaluate(models.once, steps=1)
+    assert placed == {"train": "/device:CPU:0", "eval": ""}
+
+
+def test_programs_may_call_the_private_methods_that_build_a_graph(trained: Any) -> None:
+    mode = tf.estimator.ModeKeys.EVAL
+    with tf.Graph().as_default():
+        V1.create_global_step()
+        features, labels, hooks = trained._get_features_and_labels_from_input_fn(models.once, mode)
+        spec = trained._call_model_fn(features, labels, mode, trained.config)
+        assert spec.mode == mode and len(hooks) == 1
+        assert trained._get_features_from_input_fn(models.once, mode)[0].keys() == features.keys()
+
+
+def test_a_receiver_without_labels_gives_its_features() -> None:
+    from tensorflow_estimator.python.estimator.export.export import UnsupervisedInputReceiver
+
+    with tf.Graph().as_default():
+        text = tf.compat.v1.placeholder(tf.string, name="text")
+        receiver = UnsupervisedInputReceiver(text, text)
+        assert receiver.features == {"feature": text} and receiver.receiver_tensors == {"input": text}
+        with pytest.raises(ValueError, match="receiver_tensor input must be a Tensor"):
+            UnsupervisedInputReceiver(text, "no tensor")

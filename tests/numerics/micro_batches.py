@@ -15,15 +15,20 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_step
+from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.estimator.model.gradient_marks import marked_gradients, marks_of
 from cerebras_tensorflow.estimator.model.model_call import graph_semantics, op_name
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.nodes import prune
 from cerebras_tensorflow.graph.program import Program, Residence, WeightSpec
+from cerebras_tensorflow.runtime.csx.peers import Peers
+from cerebras_tensorflow.runtime.csx.shared_store import SharedStore
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
 from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
+from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
+from cerebras_tensorflow.runtime.weight_store.remote import ServerAddress, ServerStore
 
 v1 = tf.compat.v1
 BATCH, SEQUENCE, VOCABULARY, HIDDEN = 8, 4, 50, 16
@@ -165,7 +170,7 @@ def train(
         added = later() if later is not None else {}
     try:
         for name, value in cut.values.items():
-            session.load(name, value)
+            session.load(name, value.copy())  # TensorFlow may take its memory
         wanted = {"loss": cut.loss, **cut.fetches, **added}
         fetched = [session.run([wanted, cut.train_op])[0] for _ in range(steps)]
         return Result(program, fetched, {name: session.read(name).copy() for name in cut.values})
@@ -189,3 +194,25 @@ def options(folder: Path | None, is_mapped: bool) -> StreamingOptions:
 def different(left: Result, right: Result) -> list[str]:
     """Names of the variables whose bits differ."""
     return [name for name, value in left.variables.items() if value.tobytes() != right.variables[name].tobytes()]
+
+
+def store_of(
+    program: Program, rank: int, folder: Path, shared: str | None, servers: Sequence[ServerAddress] = ()
+) -> WeightStore:
+    """Return the store of one CSX."""
+    if shared is None:
+        return FileStore(program.stored, folder / str(rank))
+    specs = program.stored_by(rank)
+    makers: dict[str, Callable[[], WeightStore]] = {
+        "memory": lambda: MemoryStore(specs, is_shared=True),
+        "file": lambda: FileStore(specs, folder / str(rank)),
+        "mapped": lambda: MappedStore(specs, folder / str(rank)),
+        "servers": lambda: ServerStore(specs, servers),
+    }
+    return SharedStore(
+        program,
+        rank,
+        makers[shared](),
+        lambda answer, counted, memory: Peers(rank, folder, b"secret", answer, counted=tuple(counted), memory=memory),
+        OwnedParts() if rank else None,
+    )

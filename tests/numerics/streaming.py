@@ -129,6 +129,7 @@ def opened(
     is_mapped: bool = False,
     threads: int = 0,
     repeats_batch: bool = False,
+    min_stream_bytes: int = 1024,
 ) -> Iterator[ProgramSession]:
     """Yield a session with the initial values and batches for some steps: a new batch per step, or always the first.
 
@@ -139,7 +140,7 @@ def opened(
     if mode == "weight_streaming" and make_store is None:
         residence = Residence.HOST_MEMORY
     options = StreamingOptions(
-        min_stream_bytes=1024,
+        min_stream_bytes=min_stream_bytes,
         window_bytes=window_bytes,
         slice_bytes=4096,
         spill_share=1e9,
@@ -153,7 +154,7 @@ def opened(
     session = ProgramSession(program, built.graph, built.step.train_node, store, config, lambda: next(source))
     try:
         for name, value in built.values.items():
-            session.load(name, value)
+            session.load(name, value.copy())  # TensorFlow may take its memory, and an update write there
         yield session
     finally:
         session.close()

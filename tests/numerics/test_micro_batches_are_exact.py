@@ -249,16 +249,44 @@ def moved_first(loss: Any, step: Any) -> Any:
     return adam(loss * scale.assign_add(1.0), step)
 
 
+def average(loss: Any, step: Any, condition: Callable[[Any, Any], Any] | None = None) -> Any:
+    """Adds the square of the loss to an average: in a branch with a condition, else in a loop."""
+    added = v1.get_variable("average", [], initializer=v1.zeros_initializer(), trainable=False)
+
+    def add(number: Any = 0) -> Any:
+        with tf.control_dependencies([added.assign_add(loss * loss)]):
+            return tf.constant(1) + number
+
+    if condition is None:
+        return tf.group(adam(loss, step), tf.while_loop(lambda number: number < 2, add, [0]))
+    return tf.group(adam(loss, step), tf.cond(condition(loss, step), add, lambda: 0))
+
+
+def test_a_value_of_the_batch_in_a_branch_is_carried_to_the_update() -> None:
+    """Its mean, as outside of a branch, in the steps that take the branch."""
+
+    def averages(condition: Callable[[Any, Any], Any]) -> list[float]:
+        cut = build(partial(average, condition=condition))
+        return [float(train(cut, steps=steps).variables["average"]) for steps in (1, 2)]
+
+    first, second = averages(lambda loss, step: tf.less(step.read_value(), 9))
+    assert averages(lambda loss, step: tf.equal(step.read_value(), 1)) == [0.0, pytest.approx(second - first)]
+    assert averages(lambda loss, step: tf.greater(step.read_value(), 9)) == [0.0] * 2
+    assert 0.0 < first < second
+
+
 @pytest.mark.parametrize(
     "trainer, message",
     [
+        (average, "inside a while loop"),
+        (partial(average, condition=lambda loss, _: loss > 0.0), "whose condition depends on the batch"),
         (by_hand, "changes w by a value of the batch that is not a gradient we know. Compute gradients"),
         (in_function, "changes bias by a value of the batch"),
         (counting, "depends on the batch and is not a floating-point value"),
         (moved_first, "changes a variable before the gradients are known"),
         (lambda loss, step: step.assign_add(1), "takes no gradient"),
     ],
-    ids=["by hand", "no gradient", "integer", "write before", "no update"],
+    ids=["loop", "condition", "by hand", "no gradient", "integer", "write before", "no update"],
 )
 def test_a_step_that_would_be_trained_wrongly_is_refused(trainer: Any, message: str) -> None:
     with pytest.raises(CompileError, match=message):

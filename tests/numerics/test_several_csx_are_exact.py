@@ -20,7 +20,7 @@ from cerebras_tensorflow.compiler.step import compile_for_each_csx
 from cerebras_tensorflow.estimator.execution.owned_parts import OwnedParts
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.micro_batches import EVERY
-from cerebras_tensorflow.graph.program import Program, Residence
+from cerebras_tensorflow.graph.program import Residence
 from cerebras_tensorflow.runtime.collectives import totals
 from cerebras_tensorflow.runtime.collectives.in_process import make_group
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
@@ -32,14 +32,11 @@ from cerebras_tensorflow.runtime.csx.variables import VariableSender
 from cerebras_tensorflow.runtime.follower import follow
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.runtime.session_snapshot import SessionSnapshot
-from cerebras_tensorflow.runtime.weight_store.file import FileStore
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
-from cerebras_tensorflow.runtime.weight_store.mapped import MappedStore
-from cerebras_tensorflow.runtime.weight_store.memory import MemoryStore
-from cerebras_tensorflow.runtime.weight_store.remote import ServerAddress, ServerStore
+from cerebras_tensorflow.runtime.weight_store.remote import ServerAddress
 from reference_implementations.common.optimizers.make import training_step
 from reference_implementations.common.sections import OptimizerSettings
-from tests.numerics.micro_batches import Cut, Result, batches, build, different, options, tied_loss, train
+from tests.numerics.micro_batches import Cut, Result, batches, build, different, options, store_of, tied_loss, train
 from tests.numerics.test_micro_batches_are_exact import TRAINERS, adam
 from tests.unit.runtime.weight_store.test_remote import weight_servers
 
@@ -114,7 +111,7 @@ def train_on(
             if held is not None:
                 held.close()
 
-    threads = [threading.Thread(target=other, args=(ranks,)) for ranks in group[1:]]
+    threads = [threading.Thread(target=other, args=(ranks,), name=f"rank {ranks.rank}") for ranks in group[1:]]
     for thread in threads:
         thread.start()
     shares = CopyShares(group[0], partial(connect, group[0])) if copies is not None else None
@@ -124,7 +121,7 @@ def train_on(
         added = later() if later is not None else {}
     try:
         for name, value in (start or cut.values).items():
-            session.load(name, value)
+            session.load(name, value.copy())
         fetched = []
         for number in range(steps):
             between(session, number)
@@ -138,28 +135,6 @@ def train_on(
             thread.join()
     assert not errors
     return result
-
-
-def store_of(
-    program: Program, rank: int, folder: Path, shared: str | None, servers: Sequence[ServerAddress] = ()
-) -> WeightStore:
-    """Return the store of one CSX."""
-    if shared is None:
-        return FileStore(program.stored, folder / str(rank))
-    specs = program.stored_by(rank)
-    makers: dict[str, Callable[[], WeightStore]] = {
-        "memory": lambda: MemoryStore(specs, is_shared=True),
-        "file": lambda: FileStore(specs, folder / str(rank)),
-        "mapped": lambda: MappedStore(specs, folder / str(rank)),
-        "servers": lambda: ServerStore(specs, servers),
-    }
-    return SharedStore(
-        program,
-        rank,
-        makers[shared](),
-        lambda answer, counted, memory: Peers(rank, folder, b"secret", answer, counted=tuple(counted), memory=memory),
-        OwnedParts() if rank else None,
-    )
 
 
 def assert_same_bits(cut: Cut, folder: Path, numbers: Sequence[int], data: Any = None, steps: int = 3) -> Result:
@@ -319,9 +294,30 @@ def masked(value: Any, step: Any) -> Any:
     return tf.group(step.assign_add(1), *updates)
 
 
+def looped(value: Any, step: Any) -> Any:
+    """Adam, a loop that writes a variable, and a function that reads it."""
+    total = v1.get_variable("total", [50, 16], initializer=v1.zeros_initializer(), trainable=False)
+    seen = v1.get_variable("seen", [], initializer=v1.zeros_initializer(), trainable=False)
+    w = next(one for one in v1.trainable_variables() if one.op.name == "w")
+
+    def body(number: Any) -> Any:
+        with tf.control_dependencies([total.assign_add(tf.fill(total.shape, tf.reduce_mean(w)))]):
+            return number + 1
+
+    loop = tf.while_loop(lambda number: number < 3, body, [0])
+    mean = tf.function(lambda: tf.reduce_mean(total), autograph=False)()
+    return tf.group(adam(value, step), loop, seen.assign(mean))
+
+
 @pytest.mark.parametrize(
     ("trainer", "everywhere"),
-    [(masked, {"rates"}), (chained, set()), (checked, {"embedding", "w"}), (scheduled, {"rates", "decays"})],
+    [
+        (looped, set()),
+        (masked, {"rates"}),
+        (chained, set()),
+        (checked, {"embedding", "w"}),
+        (scheduled, {"rates", "decays"}),
+    ],
 )
 def test_an_update_beside_those_of_other_owners_gets_the_bits_of_one_csx(
     trainer: Callable[[Any, Any], Any], everywhere: set[str], tmp_path: Path
@@ -410,10 +406,17 @@ def test_tensors_that_hooks_make_are_means_over_the_micro_batches_of_all_csx() -
         assert v1.Summary.FromString(fetched["summary"]).value[0].simple_value == pytest.approx(ids.mean())
 
 
-def test_moving_averages_take_the_mean_of_all_csx(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["whole", "slice", "slice in a function"])
+def test_moving_averages_take_the_mean_of_all_csx(kind: str, tmp_path: Path) -> None:
     def loss(ids: Any, targets: Any) -> Any:
         average = v1.get_variable("average", [4], initializer=v1.zeros_initializer(), trainable=False)
-        update = average.assign_sub(0.25 * (average - tf.reduce_mean(tf.cast(ids, tf.float32), 0)))
+        new = average - 0.25 * (average - tf.reduce_mean(tf.cast(ids, tf.float32), 0))
+        if kind == "whole":
+            update = average.assign(new)
+        elif kind == "slice":
+            update = average[:].assign(new)  # another op: ResourceStridedSliceAssign
+        else:
+            update = tf.function(lambda value: average[:].assign(value), autograph=False)(new)
         v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, update)
         return tied_loss(ids, targets)
 

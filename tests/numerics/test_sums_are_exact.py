@@ -59,7 +59,7 @@ def weights_after_one_step(built: Built, mode: str, runs: int, folder: Path | No
     with opened(built, mode, runs, make_store, threads=8, repeats_batch=True) as session:
         for _ in range(runs):
             for name, value in built.values.items():
-                session.load(name, value)
+                session.load(name, value.copy())
             session.run(built.train_op)
             results.add(b"".join(session.read(name).tobytes() for name in built.values))
     return results

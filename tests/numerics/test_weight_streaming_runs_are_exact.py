@@ -106,10 +106,10 @@ def deep_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     return CSEstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def smallest_budget(folder: Path) -> str:
+def smallest_budget(folder: Path, **settings: Any) -> str:
     """The smallest sufficient budget, as named by the error for a budget of 1 MB."""
     with pytest.raises(CompileError) as raised:
-        estimator(folder, deep_model_fn, memory_budget="1MB").train(input_fn, steps=2)
+        estimator(folder, deep_model_fn, memory_budget="1MB", **settings).train(input_fn, steps=2)
     match = re.match(r"memory_budget is 1\.0 MB, and this step needs (?:at least )?([\d.]+ [MG]B)", str(raised.value))
     assert match, str(raised.value)
     assert not [path for path in folder.rglob("*") if path.is_file()]  # refused before anything is written
@@ -122,11 +122,14 @@ def test_a_run_within_a_budget_spills_and_ends_with_the_same_weights(
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "pipelined")
     pipelined = estimator(tmp_path / "pipelined", deep_model_fn).train(input_fn, steps=2)
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
-    budget_bytes = parse_size(smallest_budget(tmp_path / "refused")) + ROUNDING_BYTES
-    streamed = estimator(tmp_path / "streamed", deep_model_fn, memory_budget=budget_bytes).train(input_fn, steps=2)
-    (program,) = manifests(tmp_path / "streamed")
-    assert sum(spec["num_bytes"] for spec in program["spilled"]) > 50_000_000
-    assert weights_of(streamed) == weights_of(pipelined)
+    for name, settings in {"streamed": {}, "resident": {"min_stream_bytes": 1 << 30}}.items():
+        # The process grows with each run.
+        budget_bytes = parse_size(smallest_budget(tmp_path / "refused", **settings)) + ROUNDING_BYTES
+        run = estimator(tmp_path / name, deep_model_fn, memory_budget=budget_bytes, **settings).train(input_fn, steps=2)
+        (program,) = manifests(tmp_path / name)
+        assert bool(program["streamed"]) == (name == "streamed")
+        assert sum(spec["num_bytes"] for spec in program["spilled"]) > 50_000_000
+        assert weights_of(run) == weights_of(pipelined)
     assert not manifests(tmp_path / "refused")
 
 

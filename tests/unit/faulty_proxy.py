@@ -5,15 +5,17 @@ from __future__ import annotations
 import http.client
 import random
 import threading
+import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 
-FAULTS = ("throttle", "cut", "corrupt", "forget", "refuse")
+from tests.unit.loopback_server import LoopbackServer
+
+FAULTS = ("throttle", "cut", "corrupt", "forget", "refuse", "delay")
 _THROTTLED = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
-class FaultyProxy:
+class FaultyProxy(LoopbackServer):
     """A server that passes requests on. A context manager.
 
     Args:
@@ -24,52 +26,23 @@ class FaultyProxy:
         rate: Share of the requests that get a fault.
         faults: The kinds of faults: throttle (503, and the server does not see the request), cut (half an answer),
             corrupt (one byte of an answer's body), forget (the server does its work, the answer is lost), refuse (the
-            connection is closed, and the server does not see the request).
+            connection is closed, and the server does not see the request), delay (the request waits for `delay_s`).
+        delay_s: How long a delayed request waits.
         given: Number of each fault so far.
     """
 
     def __init__(self, port: int, seed: int = 1) -> None:
         self.rate = 0.0
+        self.delay_s = 0.02
         self.faults: tuple[str, ...] = FAULTS
         self.given: Counter[str] = Counter()
         self.num_requests = 0
         self._target = port
         self._random = random.Random(seed)
         self._lock = threading.Lock()
-        proxy = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_one_request(self) -> None:
-                try:
-                    super().handle_one_request()
-                except OSError:  # the client has gone
-                    self.close_connection = True
-
-            def log_message(self, format: str, *words: Any) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                proxy.serve(self)
-
-            do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-
-    def __enter__(self) -> FaultyProxy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def serve(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         fault = self._next(handler.command)
         if fault == "refuse":
@@ -78,6 +51,8 @@ class FaultyProxy:
         if fault == "throttle":
             self._answer(handler, 503, {}, _THROTTLED)
             return
+        if fault == "delay":
+            time.sleep(self.delay_s)
         server = http.client.HTTPConnection("127.0.0.1", self._target, timeout=60)
         headers = {key: value for key, value in handler.headers.items() if key.lower() != "connection"}
         server.request(handler.command, handler.path, body, headers)

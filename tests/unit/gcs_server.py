@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.unit.loopback_server import LoopbackServer
 
 _TIME = "2026-11-22T12:00:00.000Z"
 _PAGE = 3  # keys in a page of a listing, so that tests have several
 
 
-class GcsServer:
+class GcsServer(LoopbackServer):
     """A server with one bucket, `bucket`. A context manager.
 
     Attributes:
@@ -28,33 +30,9 @@ class GcsServer:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self._writes = 0
         self._lock = threading.Lock()
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                owner.answer(self)
-
-            do_HEAD = do_PUT = do_DELETE = do_GET
-
-            def log_message(self, format: str, *words: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        fields = {"gcs_base_url": f"http://127.0.0.1:{self._server.server_address[1]}", "disable_oauth": True}
+        super().__init__()
+        fields = {"gcs_base_url": self.url, "disable_oauth": True}
         self.service_account = json.dumps({**fields, "client_email": "", "private_key": "", "private_key_id": ""})
-
-    def __enter__(self) -> GcsServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer one request."""
@@ -108,7 +86,7 @@ class GcsServer:
         items: dict[str, str] = {}
         for key in sorted(self.objects):
             head, found, _ = key.removeprefix(prefix).partition(end) if end else (key, "", "")
-            if not key.startswith(prefix):
+            if not key.startswith(prefix) or key <= query.get("start-after", ""):
                 continue
             if found:
                 folder = escape(f"{prefix}{head}{end}")

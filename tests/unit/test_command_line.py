@@ -84,6 +84,12 @@ def test_an_error_of_ours_is_one_line_without_escapes(
     assert capsys.readouterr().err == "cs-tool: error: no \\x1b[31m good\n"
 
 
+def test_a_word_that_is_not_utf8_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    word = os.fsdecode(b"job-\xff")
+    assert command_line.exit_code("cs-tool", lambda: len(word.encode())) == 1
+    assert capsys.readouterr().err == "cs-tool: error: 'job-\\udcff' is not UTF-8 text\n"
+
+
 def test_an_unusable_file_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def write() -> int:
         Path("/nonexistent/x").write_text("")

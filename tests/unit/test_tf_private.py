@@ -181,6 +181,63 @@ def test_a_callable_runs_a_session_with_feeds() -> None:
         assert run(np.float32(3.0)) == [6.0]
 
 
+def scope_names(graph: tf.Graph) -> list[str]:
+    """Return the names that TensorFlow gives to scopes opened and closed in many ways."""
+    v1 = tf.compat.v1
+    names = []
+
+    def note(*words: str | None) -> None:
+        with v1.variable_scope(*words) as scope:
+            names.append(scope.name)
+
+    with graph.as_default():
+        for _ in range(2):
+            with v1.variable_scope("a") as outer:
+                note(None, "b")
+                note(None, "b")
+                with v1.variable_scope("b"):
+                    note(None, "c")
+                    note(None, "c")
+                note(None, "b/c")
+            with v1.variable_scope(outer):
+                note(None, "b")
+                note(None, "d")
+            note(None, "a/b")
+            with v1.variable_scope("a"):
+                note(None, "d")
+        note(None, "a")
+    return names
+
+
+def test_scopes_that_close_fast_have_the_names_of_tensorflow() -> None:
+    graph = tf.Graph()
+    tf_private.close_scopes_fast(graph)
+    names = scope_names(graph)
+    assert names == scope_names(tf.Graph())
+    assert {"a/b_1", "a/b/c_1", "a_1"} <= {*names}
+
+
+def test_the_end_of_a_scope_forgets_the_scopes_in_it() -> None:
+    graph = tf.Graph()
+    tf_private.close_scopes_fast(graph)
+    with graph.as_default(), tf.compat.v1.variable_scope("a"):
+        for number in range(3):
+            with tf.compat.v1.variable_scope(f"layer_{number}"), tf.compat.v1.variable_scope("dense"):
+                pass
+    (store,) = graph.get_collection(("__varscope",))
+    assert {*store.variable_scopes_count} == {"a"}
+
+
+def test_a_variable_without_a_value_is_a_handle_and_its_read() -> None:
+    with tf.Graph().as_default() as graph:
+        settings = {"name": "v", "shape": tf.TensorShape([2, 3]), "dtype": tf.float32, "trainable": True}
+        variable = tf_private.variable_without_value({**settings, "initial_value": None, "collections": None})
+        assert [op.type for op in graph.get_operations()] == ["VarHandleOp", "ReadVariableOp"]
+        assert (variable.name, variable.shape, variable.trainable) == ("v:0", [2, 3], True)
+        assert graph.get_collection("variables") == [variable]
+        assert tf.gradients(tf.reduce_sum(variable * 2.0), [variable])[0].shape == [2, 3]
+
+
 def test_an_event_file_has_a_path(tmp_path: Path) -> None:
     with tf.Graph().as_default():
         writer = tf.compat.v1.summary.FileWriter(str(tmp_path))

@@ -4,7 +4,7 @@
          + variables that stay
          + streamed weights: the window, or the largest weight if that is larger
          + values between ops
-         + overhead (`overhead_bytes`): kernels, queues and allocators
+         + overhead (`overhead_bytes`): kernels, queues, allocators and the graph
 
 Without a budget, values are spilled only while this adds little to the bytes that the weights move anyway. The peak
 then hardly grows with the depth of a model.
@@ -32,6 +32,9 @@ _SESSION_BYTES, _STORE_BYTES = 100_000_000, 128_000_000
 _POOL_SHARE, _LARGEST_SHARE = 0.15, 0.25
 # Without gates, ops run further ahead of the order, and more than one value of the largest size exists at a time.
 _LARGEST_SHARE_IN_MEMORY = 2.0
+# TensorFlow's and our objects for an op, from the compiler to the session's executor. GPT-2 of 2 to 24 layers, BERT and
+# T5 took 7 to 19 kB; large models are nearer to 10.
+_BYTES_PER_OP = 10_000
 # Slices in memory at a time: one of each of an optimizer op's three variables, twice, since the op copies its inputs.
 _SLICES = 6
 # Share of a budget that a plan may fill. The rest covers the plan's error of a few percent.
@@ -69,19 +72,29 @@ class Traffic:
         return _MOVES_OF_A_WEIGHT * sum(self.weights)
 
 
-def overhead_bytes(values: Sequence[Value], peak_bytes: int, traffic: Traffic | None) -> int:
+def overhead_bytes(
+    values: Sequence[Value], peak_bytes: int, traffic: Traffic | None, num_ops: int, spilled_bytes: int = 0
+) -> int:
     """Return the memory that a step takes in addition to its values and its weights.
 
     Args:
         values: Values of the step.
         peak_bytes: Most bytes of values at a time.
         traffic: Traffic of its weights. None: the weights stay in memory.
+        num_ops: Number of ops of the step.
+        spilled_bytes: Bytes of its spilled values.
     """
     largest = max((value.num_bytes for value in values), default=0)
     in_pool = peak_bytes + (traffic.update_bytes if traffic else 0)
     share = _LARGEST_SHARE if traffic else _LARGEST_SHARE_IN_MEMORY
     taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + share * largest
-    return int(taken) + _SESSION_BYTES + (min(_STORE_BYTES, sum(traffic.weights)) if traffic else 0)
+    in_store = sum(traffic.weights) + spilled_bytes if traffic else 0
+    return int(taken) + _SESSION_BYTES + graph_bytes(num_ops) + min(_STORE_BYTES, in_store)
+
+
+def graph_bytes(num_ops: int) -> int:
+    """Return the memory that the ops of a step take as objects, without their values."""
+    return _BYTES_PER_OP * num_ops
 
 
 def spill_within(
@@ -108,11 +121,17 @@ def spill_within(
     least = plan(0)
     if options.memory_budget is None:
         return _spill_little(plan, least, int(options.spill_share * traffic.step_bytes))
-    fixed = options.process_bytes + resident_bytes + traffic.peak_bytes + overhead_bytes(values, 0, traffic)
-    limit = int((_PLANNED_SHARE * options.memory_budget - fixed) / (1 + _POOL_SHARE))
-    if most_value_bytes is not None:
-        limit = min(limit, most_value_bytes)
-    return plan(limit) if limit > least.peak_bytes else replace(least, is_least=True)
+    usable = _PLANNED_SHARE * options.memory_budget - options.process_bytes - resident_bytes - traffic.peak_bytes
+
+    def limit(spilled_bytes: int) -> int:
+        most = int((usable - overhead_bytes(values, 0, traffic, length, spilled_bytes)) / (1 + _POOL_SHARE))
+        return most if most_value_bytes is None else min(most, most_value_bytes)
+
+    unspilled = plan(None)
+    if unspilled.peak_bytes <= limit(0):
+        return unspilled
+    most = limit(_STORE_BYTES)
+    return plan(most) if most > least.peak_bytes else replace(least, is_least=True)
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,7 @@ class Footprint:
         resident_bytes: Variables that stay in memory.
         value_bytes: Most bytes of values between ops.
         moved_bytes: Bytes that moves add to the values at the busiest op.
-        overhead_bytes: Kernels, queues and allocators.
+        overhead_bytes: Kernels, queues, allocators and the graph.
     """
 
     process_bytes: int
@@ -157,8 +176,9 @@ def budget_error(memory_budget: int, least: Footprint) -> MemoryBudgetError:
         f"{format_bytes(least.process_bytes)} for the process, {format_bytes(least.moved_bytes)} for weights on the "
         f"move, {format_bytes(least.value_bytes)} for the values of its largest ops with everything else spilled, "
         f"{format_bytes(least.resident_bytes)} for variables that stay, {format_bytes(least.overhead_bytes)} for "
-        "kernels, queues and allocators, plus a reserve. Raise memory_budget to that, set micro_batch_size, or make "
-        "the batch or the sequence smaller"
+        "kernels, queues, allocators and the graph, plus a reserve. Raise memory_budget to that, set micro_batch_size, "
+        "or make the batch or the sequence smaller",
+        needed,
     )
 
 

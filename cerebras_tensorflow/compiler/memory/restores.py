@@ -13,7 +13,7 @@ from cerebras_tensorflow.compiler.memory.spilling import Spill
 from cerebras_tensorflow.compiler.nodes.ops import reshape_nodes
 from cerebras_tensorflow.compiler.nodes.store_calls import call_node, index_node
 from cerebras_tensorflow.graph.cost import Output
-from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, NodeTable, copied
 from cerebras_tensorflow.graph.program import PRIVATE_LOAD_TOKEN, STORE_TOKEN, Event
 
 BEFORE_NEXT = 1 - 1e-6
@@ -113,7 +113,7 @@ class _Builder:
         """Add copies of the ops that make a value, and give their result to its late uses."""
         copies: dict[str, str] = {}
         for name in recomputation.ops:
-            copy = NodeDef.FromString(self._table.nodes[name].SerializeToString())
+            copy = copied(self._table.nodes[name])
             copy.name = f"{recomputation.endpoint.node}/cs_again/{len(copies)}"
             del copy.input[:]
             copy.input.extend(self._source(endpoint, copies) for endpoint in self._table.data_inputs(name))

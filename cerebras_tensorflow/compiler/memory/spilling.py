@@ -92,20 +92,16 @@ def plan_spills(
     size = np.array([gap.value.num_bytes for gap in gaps], np.int64)
     free = np.ones(len(gaps), np.bool_)
     chosen: list[_Gap] = []
-    high = curve.copy()  # the curve, with -1 where nothing more can be spilled
-    while True:
-        worst = int(high.argmax())
-        if high[worst] <= limit:
-            break
-        fits = free & (begin < worst) & (worst < end)
-        if not fits.any():
-            high[worst] = -1
-            continue
-        best = _furthest(fits, end, size)
+    covering = _covering(begin, end, length)  # free gaps over each position
+    high = np.where(covering > 0, curve, -1)  # the curve where something can still be spilled
+    while high[worst := int(high.argmax())] > limit:
+        best = _furthest(free & (begin < worst) & (worst < end), end, size)
         free[best] = False
         chosen.append(gaps[best])
-        for line in (curve, high):
-            line[begin[best] + 1 : end[best]] -= size[best]
+        inside = slice(begin[best] + 1, end[best])
+        curve[inside] -= size[best]
+        covering[inside] -= 1
+        high[inside] = np.where(covering[inside] > 0, curve[inside], -1)
     chosen.sort(key=lambda gap: gap.end)
     return SpillPlan(tuple(_spill(gap, outputs) for gap in chosen), curve)
 
@@ -135,6 +131,14 @@ def _output(endpoint: Endpoint, outputs: Mapping[str, Sequence[Output]]) -> Outp
     made = outputs.get(endpoint.node, ())
     output = made[endpoint.port] if endpoint.port < len(made) else None
     return output if output is not None and output.shape is not None else None
+
+
+def _covering(begin: NDArray[np.int64], end: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Return how many gaps have each position between their two ends."""
+    change = np.zeros(length + 1, np.int64)
+    np.add.at(change, begin + 1, 1)
+    np.add.at(change, end, -1)
+    return np.cumsum(change)[:length]
 
 
 def _furthest(fits: NDArray[np.bool_], end: NDArray[np.int64], size: NDArray[np.int64]) -> int:

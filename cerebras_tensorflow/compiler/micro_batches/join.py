@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from cerebras_tensorflow.compiler.memory.budget import graph_bytes
 from cerebras_tensorflow.graph.micro_batches import UPDATE, MicroBatches
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, parse_input
+from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, copied, parse_input
 from cerebras_tensorflow.graph.program import RESIDENT, Event, Program, WeightSpec
 
 _SHARED_OPS = ("VarHandleOp", "Placeholder")
@@ -48,7 +49,9 @@ def join(gradient: Program, update: Program, plan: MicroBatches, scratch: Sequen
         order=(*gradient.order, *map(renamed, update.order)),
         value_curve=(*gradient.value_curve, *update.value_curve) if is_planned else (),
         held_curve=(*gradient.held_curve, *update.held_curve) if is_planned else (),
-        overhead_bytes=max(gradient.overhead_bytes, update.overhead_bytes),
+        # Both graphs stay in memory; each part counts its own.
+        overhead_bytes=max(gradient.overhead_bytes, update.overhead_bytes)
+        + graph_bytes(min(len(gradient.order), len(update.order))),
         notes=tuple(dict.fromkeys((*gradient.notes, *update.notes))),
         micro_batches=plan,
     )
@@ -68,12 +71,12 @@ def _renamer(gradient: Program, update: Program) -> Callable[[str], str]:
 
 
 def _with_names(node: NodeDef, name: str, renamed: Callable[[str], str]) -> NodeDef:
-    new = NodeDef.FromString(node.SerializeToString())
+    new = copied(node)
     new.name = name
     for position, text in enumerate(new.input):
         endpoint = parse_input(text)
         if renamed(endpoint.node) != endpoint.node:
-            new.input[position] = str(replace(endpoint, node=renamed(endpoint.node)))
+            new.input[position] = str(Endpoint(renamed(endpoint.node), endpoint.port))
     return new
 
 

@@ -24,7 +24,7 @@ from cerebras_tensorflow.compiler.micro_batches.writes import find_writes, varia
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.micro_batches import EVERY
 from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, prune
-from cerebras_tensorflow.graph.variables import is_write
+from cerebras_tensorflow.graph.variables import is_known_write
 
 _SMALL_BYTES = 64  # a larger value belongs to one CSX
 _JOINS = frozenset(["Merge", "RefMerge", "Exit", "RefExit"])  # ops that end a branch or a loop
@@ -78,7 +78,7 @@ def update_of(update: Update, owners: Owners, rank: int) -> GraphDef:
     earlier = _Earlier(table, find_writes(table))
     result = GraphDef(versions=update.graph_def.versions, library=update.graph_def.library)
     for node in update.graph_def.node:
-        if is_write(node.op) and variables_of(table, node.name) & others:
+        if is_known_write(node.op) and variables_of(table, node.name) & others:
             waits = dict.fromkeys(text for text in node.input if text.startswith("^"))
             waits.update(dict.fromkeys(f"^{name}" for name in earlier.awaited(node.name)))
             node = NodeDef(name=node.name, op="NoOp", input=list(waits))
@@ -183,7 +183,9 @@ class _Choice:
         """Whether all changes of a variable are known, belong to the train op, and can be left out."""
         changes = [write for write, variables in written.items() if handle in variables]
         return all(
-            is_write(self._table.nodes[write].op) and write in self._trained and not self._earlier.has_branches(write)
+            is_known_write(self._table.nodes[write].op)
+            and write in self._trained
+            and not self._earlier.has_branches(write)
             for write in changes
         )
 

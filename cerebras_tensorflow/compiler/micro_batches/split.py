@@ -7,6 +7,7 @@ takes a value of the first one, the cut replaces that value:
 - A gradient becomes its total over all micro-batches.
 - A floating-point value that the train op takes (the loss, a batch mean for a moving average) becomes the mean over all
   micro-batches. An op that turns it into a bool or an integer (is the loss finite?) runs on the mean.
+- A value in a branch of tf.cond is carried like any other, and is zero where the branch is not taken.
 - A scalar that a summary takes becomes the mean. Any other value that a summary takes is that of the first micro-batch.
 
 If a step cannot be cut in this way, the compiler raises an error. It also raises an error if a step changes a weight by
@@ -18,11 +19,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cerebras_tensorflow.compiler.micro_batches.nodes import READ, placeholder_node, sink_nodes, variable_nodes
+from cerebras_tensorflow.compiler.micro_batches.nodes import (
+    READ,
+    always_nodes,
+    branch_nodes,
+    placeholder_node,
+    sink_nodes,
+    variable_nodes,
+)
 from cerebras_tensorflow.compiler.micro_batches.waits import without_waits_for_writes
 from cerebras_tensorflow.compiler.micro_batches.writes import find_writes, variables_of
 from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.cost import Output
+from cerebras_tensorflow.graph.loops import frames_of_nodes
 from cerebras_tensorflow.graph.micro_batches import (
     CARRIED,
     TOTAL,
@@ -32,12 +42,14 @@ from cerebras_tensorflow.graph.micro_batches import (
     is_mean_over_micro_batches,
     is_summary,
 )
-from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable
+from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, copied, parse_input
+from cerebras_tensorflow.graph.topological_order import order_nodes
 
 _ADVICE = (
     "Compute gradients of the loss with tf.gradients, Optimizer.compute_gradients or tf.GradientTape, with respect to "
     "the variables themselves, and outside of tf.function; or set micro_batch_size to none and num_csx to 1"
 )
+
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -108,10 +120,15 @@ class _Cut:
         self._upstream = self._table.ancestors(name for mark in self._marks for name in _ops_of(mark))
         self._writes = find_writes(self._table)
         self._varying = self._find_varying()
+        has_branches = any(node.op == "Switch" for node in self._table.nodes.values())
+        self._deadness = Deadness(self._table, order_nodes(self._table) if has_branches else [])
+        self._frames = frames_of_nodes(self._table)
         self._totals = dict(self._name_totals())  # op of a mark -> input string of its total
         self._kept: dict[str, NodeDef] = {}  # nodes of the update
         self._carried: dict[tuple[Endpoint, bool], Carried] = {}
+        self._inputs: dict[str, str] = {}  # placeholder -> input string of the value in the branch that takes it
         self._placeholders: list[NodeDef] = []  # for the carried values
+        self._always: list[NodeDef] = []  # carried values of branches
 
     def parts(self) -> Parts:
         """Return the two parts."""
@@ -192,7 +209,7 @@ class _Cut:
                     replacement = str(endpoint)
                 if replacement:
                     inputs.append(replacement)
-            node = NodeDef.FromString(self._table.nodes[name].SerializeToString())
+            node = copied(self._table.nodes[name])
             del node.input[:]
             node.input.extend(inputs)
             self._kept[name] = node
@@ -207,7 +224,7 @@ class _Cut:
             return ""  # the update starts after all micro-batches
         if is_training and not self._is_floating(endpoint):
             return None
-        return self._carry(endpoint, is_training)
+        return self._carry(endpoint, user, is_training)
 
     def _refused(self, source: str) -> str:
         user = next(name for name in self._table.consumers[source] if name in self._kept)
@@ -217,18 +234,46 @@ class _Cut:
             "value, of which the update takes the mean, or set micro_batch_size to none."
         )
 
-    def _carry(self, endpoint: Endpoint, is_training: bool) -> str:
-        """Return the placeholder for a value of the micro-batches."""
+    def _carry(self, endpoint: Endpoint, user: str, is_training: bool) -> str:
+        """Return the input that takes a value of the micro-batches."""
         output = self._output(endpoint)
         rank = None if output.shape is None else len(output.shape)
         is_floating = self._is_floating(endpoint)
         is_mean = is_floating if is_training else is_mean_over_micro_batches(is_floating, rank)
         key = (endpoint, is_mean)
         if key not in self._carried:
-            tensor = f"{endpoint.node}:{endpoint.port}"
-            self._carried[key] = Carried(tensor, f"{CARRIED}{len(self._carried)}", is_mean)
-            self._placeholders.append(placeholder_node(self._carried[key].placeholder, output))
-        return self._carried[key].placeholder
+            self._check_place(endpoint, user)
+            placeholder = f"{CARRIED}{len(self._carried)}"
+            branches = self._deadness.branches_of_output(endpoint)
+            tensor = endpoint
+            if branches:
+                tensor = Endpoint(f"{placeholder}/always", 0)
+                self._always += always_nodes(tensor.node, endpoint, branches, output)
+            nodes, self._inputs[placeholder] = branch_nodes(placeholder, branches, output)
+            self._carried[key] = Carried(f"{tensor.node}:{tensor.port}", placeholder, is_mean)
+            self._placeholders += [placeholder_node(placeholder, output), *nodes]
+            self._keep([parse_input(condition).node for condition, _ in branches], is_training)
+        return self._inputs[self._carried[key].placeholder]
+
+    def _check_place(self, endpoint: Endpoint, user: str) -> None:
+        """Check that each micro-batch has one value of an endpoint, or none has.
+
+        Raises:
+            CompileError: If it is in a loop, or in a branch whose condition depends on the batch.
+        """
+        what = f"micro-batches: the update takes {endpoint} ({self._table.nodes[endpoint.node].op}) for {user}, "
+        if self._frames.get(endpoint.node):
+            raise CompileError(
+                f"{what}a value of the batch inside a while loop. There is no rule for its mean over micro-batches. "
+                "Compute the value outside of the loop, or set micro_batch_size to none and num_csx to 1."
+            )
+        for condition, _ in self._deadness.branches_of_output(endpoint):
+            if parse_input(condition).node in self._varying:
+                raise CompileError(
+                    f"{what}inside a branch of tf.cond whose condition depends on the batch, so micro-batches may take "
+                    "different branches. Compute the value outside of tf.cond, or set micro_batch_size to none and "
+                    "num_csx to 1."
+                )
 
     def _check_updates(self) -> None:
         """Check that every change of a trainable variable uses a marked gradient.
@@ -287,7 +332,10 @@ class _Cut:
         handles = [name for name, node in table.nodes.items() if node.op == "VarHandleOp"]
         sources = [name for name in self._request.sources if name in table.nodes]
         marked = [name for mark in used for name in _ops_of(mark)]
-        wanted = table.ancestors([*roots, *marked, *handles, *sources])
+        always = {node.name for node in self._always}
+        taken = [parse_input(text).node for node in self._always for text in node.input]
+        known = [name for name in (*roots, *taken) if name not in always]
+        wanted = table.ancestors([*known, *marked, *handles, *sources])
         result = GraphDef(versions=table.graph_def.versions, library=table.graph_def.library)
         for mark in used:
             if self._is_stored(mark):  # both parts have the same variables
@@ -296,6 +344,7 @@ class _Cut:
             if node.name in wanted:
                 result.node.append(node)
                 result.node.extend(following.get(node.name, ()))
+        result.node.extend(self._always)
         return result
 
     def _second_part(self, used: Sequence[Mark]) -> GraphDef:

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 from cerebras_tensorflow.compiler.micro_batches.writes import find_writes, variables_of
 from cerebras_tensorflow.errors import CompileError
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable, copied
 from cerebras_tensorflow.graph.variables import READ_OPS
 
 
@@ -69,7 +69,7 @@ def _refusal(table: NodeTable, write: str) -> CompileError:
 
 
 def _with_inputs(node: NodeDef, inputs: Sequence[str]) -> NodeDef:
-    new = NodeDef.FromString(node.SerializeToString())
+    new = copied(node)
     del new.input[:]
     new.input.extend(inputs)
     return new

@@ -1,21 +1,20 @@
-"""Finds the ops of a step that change variables, directly or in a function."""
+"""Finds the ops of a step that may change variables, directly or in a function."""
 
 from __future__ import annotations
 
-from cerebras_tensorflow.graph.function_calls import called_functions, functions_with
+from cerebras_tensorflow.graph.function_calls import called_functions, functions_that
 from cerebras_tensorflow.graph.nodes import NodeTable
-from cerebras_tensorflow.graph.variables import is_write
+from cerebras_tensorflow.graph.variables import may_change_model
 
 
 def find_writes(table: NodeTable) -> frozenset[str]:
-    """Return the names of the ops that change a variable, and of the calls of functions that do."""
+    """Return the names of the ops that may change a variable, and of the calls of functions that may."""
     library = {function.signature.name: function for function in table.graph_def.library.function}
-    own = [name for name, function in library.items() if any(is_write(node.op) for node in function.node_def)]
-    writing = functions_with(library, own)
+    writing = functions_that(may_change_model, library)
     return frozenset(
         name
         for name, node in table.nodes.items()
-        if is_write(node.op) or (writing and not writing.isdisjoint(called_functions(node, writing)))
+        if may_change_model(node.op) or (writing and not writing.isdisjoint(called_functions(node, writing)))
     )
 
 

@@ -10,7 +10,7 @@ from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.constants import equal_constants, take_instead
 from cerebras_tensorflow.graph.cost import Output
-from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, parse_input
+from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable
 from cerebras_tensorflow.graph.program import Event
 
 
@@ -198,33 +198,39 @@ class Emission:
         for node in rest:
             if node.name in instead:
                 continue
-            new = NodeDef.FromString(node.SerializeToString())
-            del new.input[:]
+            new = result.node.add()
+            new.CopyFrom(node)
             if node.name in on_host:
                 new.device = "/device:CPU:0"
-            inputs, control = self._rewritten_inputs(node)
-            new.input.extend([*inputs, *(f"^{name}" for name in dict.fromkeys(control))])
-            result.node.append(new)
+            inputs, control = self._rewritten_inputs(node.name)
+            inputs += [f"^{name}" for name in dict.fromkeys(control)]
+            _set_inputs(new, take_instead(inputs, instead))
         del rest
         for name in list(self._new):
             new = self._new.pop(name)
             if name not in instead:
+                _set_inputs(new, take_instead(new.input, instead))
                 result.node.append(new)
+        for new in self.deadness.new_nodes:
+            _set_inputs(new, take_instead(new.input, instead))
         result.node.extend(self.deadness.new_nodes)
-        for node in result.node:
-            take_instead(node, instead)
         return result
 
-    def _rewritten_inputs(self, node: NodeDef) -> tuple[list[str], list[str]]:
+    def _rewritten_inputs(self, name: str) -> tuple[list[str], list[str]]:
         """Return the inputs of an original node, and the nodes that it waits for."""
         inputs: list[str] = []
         control: list[str] = []
-        for text in node.input:
-            endpoint = parse_input(text)
+        for endpoint in self.table.inputs[name]:
             if endpoint.is_control:
                 control += self.control_of(endpoint.node)
                 continue
-            inputs.append(self.input(node.name, endpoint))
-            if (node.name, endpoint) not in self._replaced and (node.name, endpoint.node) in self._loads:
+            inputs.append(self.input(name, endpoint))
+            if (name, endpoint) not in self._replaced and (name, endpoint.node) in self._loads:
                 control += self.control_of(endpoint.node)
-        return inputs, [*control, *self._extra_control.get(node.name, ())]
+        return inputs, [*control, *self._extra_control.get(name, ())]
+
+
+def _set_inputs(node: NodeDef, inputs: list[str]) -> None:
+    if inputs != node.input:
+        del node.input[:]
+        node.input.extend(inputs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cerebras_tensorflow.graph.accesses.ordering import first_reads
 from cerebras_tensorflow.graph.nodes import NodeTable
-from cerebras_tensorflow.graph.ordering import first_reads
 from cerebras_tensorflow.graph.variables import Variable, VariableAccess
 
 

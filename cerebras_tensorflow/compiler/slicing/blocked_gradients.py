@@ -21,7 +21,7 @@ from cerebras_tensorflow.compiler.slicing.row_blocks import block_prefix
 from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.loops import frames_of_nodes
-from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable, constant_node
+from cerebras_tensorflow.graph.nodes import GraphDef, NodeDef, NodeTable, constant_node, copied
 
 MIN_BYTES, MIN_VOCABULARY_BYTES = 300_000_000, 100_000_000
 """Smallest gradient that is computed in blocks: of any matrix, and of one that is much longer in one dimension."""
@@ -169,7 +169,7 @@ class _Builder:
         """Add the ops that compute some rows of an op's result. The last one is named `new`."""
         self.replaced.add(name)
         node = self._table.nodes[name]
-        copy = NodeDef.FromString(node.SerializeToString())
+        copy = copied(node)
         copy.name = new
         inputs = data_inputs(node)
         if node.op in _SUMS:

@@ -13,7 +13,7 @@ from cerebras_tensorflow.compiler.nodes.store_calls import INT64
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.compiler.slicing.assigns import ASSIGNS, SlicedAssign
 from cerebras_tensorflow.graph.cost import Output
-from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, constant_node
+from cerebras_tensorflow.graph.nodes import Endpoint, NodeDef, constant_node, copied
 from cerebras_tensorflow.graph.program import SLICE_LOAD_TOKEN, SLICE_STORE_TOKEN
 
 
@@ -89,7 +89,7 @@ class SliceCopy:
 
     def _copy(self, name: str) -> None:
         table = self._emission.table
-        copy = NodeDef.FromString(table.nodes[name].SerializeToString())
+        copy = copied(table.nodes[name])
         copy.name = f"{self._prefix}/cs_op_{len(self._copies)}"
         del copy.input[:]
         copy.input.extend(self._taken(name, endpoint) for endpoint in table.data_inputs(name))

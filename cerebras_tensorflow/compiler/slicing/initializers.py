@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.memory.recomputing import ELEMENT_WISE
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64
-from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, parse_input
+from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable, copied, parse_input
 
 _BEGIN_NODE, _SHAPE_NODE = "cs_rows/begin", "cs_rows/shape"  # placeholders for the beginning and shape of a slice
 _INNER_OPS = (ELEMENT_WISE - {"BiasAdd"}) | {"Identity"}
@@ -145,7 +145,7 @@ class SlicedInitializers:
             copy = NodeDef(name=name, op="Slice", input=[str(endpoint), _BEGIN_NODE, _SHAPE_NODE])
             copy.attr["T"].type, copy.attr["Index"].type = original.attr["dtype"].type, INT64
         else:
-            copy = NodeDef.FromString(original.SerializeToString())
+            copy = copied(original)
             copy.name = name
             del copy.input[:]
             if original.op == "Fill":

@@ -7,8 +7,9 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.graph.loops import loop_depths
-from cerebras_tensorflow.graph.nodes import CycleError, NodeTable, order_nodes
+from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Note
+from cerebras_tensorflow.graph.topological_order import CycleError, order_nodes
 from cerebras_tensorflow.graph.variables import Obstacle, Variable, step_writes
 
 

@@ -49,8 +49,7 @@ def compile_weight_streaming(
     """
     table = NodeTable(graph_def)
     large = {variable.handle for variable in find_variables(table).values() if is_large(variable, options)}
-    cast_for_each_use(graph_def, large & set(weights))
-    table = NodeTable(graph_def)
+    table = cast_for_each_use(table, large & set(weights))
     variables = find_variables(table)
     if train_node is None:
         forbid_writes(table, variables.values(), sources)

@@ -36,7 +36,7 @@ class StreamPlan:
         applies: Optimizer ops that are done in slices.
         assigns: Groups of assigns that are done in slices.
         restores: How each value that leaves memory comes back.
-        overhead_bytes: Memory of kernels, queues and allocators.
+        overhead_bytes: Memory of kernels, queues, allocators and the graph.
         is_least: Whether all spillable values are spilled.
     """
 
@@ -66,8 +66,11 @@ class StreamPlan:
 
     def family(self, handles: Sequence[str]) -> list[VariableUses]:
         """Return the uses of the streamed variables with the given VarHandleOps."""
-        by_handle = {uses.variable.handle: uses for uses in self.uses}
-        return [by_handle[handle] for handle in handles]
+        return [self._by_handle[handle] for handle in handles]
+
+    @cached_property
+    def _by_handle(self) -> Mapping[str, VariableUses]:
+        return {uses.variable.handle: uses for uses in self.uses}
 
 
 def plan_step_memory(
@@ -118,7 +121,13 @@ def plan_step_memory(
         applies=tuple(applies),
         assigns=tuple(assigns),
         restores=restores,
-        overhead_bytes=overhead_bytes(values, int(restores.curve.max(initial=0)), traffic),
+        overhead_bytes=overhead_bytes(
+            values,
+            int(restores.curve.max(initial=0)),
+            traffic,
+            len(order),
+            sum(spill.num_bytes for spill in restores.spills),
+        ),
         is_least=spilling.is_least,
     )
 

@@ -15,7 +15,7 @@ from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT, SlicedApply
 from cerebras_tensorflow.compiler.slicing.assigns import SlicedAssign
 from cerebras_tensorflow.compiler.slicing.copies import SliceCopy
-from cerebras_tensorflow.graph.nodes import NodeDef, constant_node
+from cerebras_tensorflow.graph.nodes import NodeDef, constant_node, copied
 from cerebras_tensorflow.graph.program import (
     LEND_TOKEN,
     LOAD_TOKEN,
@@ -183,7 +183,7 @@ class UpdateNodes:
     ) -> str:
         """Add the optimizer op of one slice. Return its name."""
         node = self._emission.table.nodes[cut.node]
-        apply = NodeDef.FromString(node.SerializeToString())
+        apply = copied(node)
         apply.name = name
         del apply.input[:]
         taken = list(inputs)

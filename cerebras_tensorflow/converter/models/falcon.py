@@ -14,6 +14,7 @@ from cerebras_tensorflow.converter.rules import (
     Model,
     Tensor,
     family,
+    release,
 )
 
 _BIASES = ("use_projection_bias_in_attention", "use_ffn_bias_in_attention", "use_ffn_bias")
@@ -95,7 +96,11 @@ def _write(values: Config, _target_values: Config, target: str) -> Config:
         }
     settings: Config = {**dict.fromkeys(_BIASES, values["bias"]), "loss_scaling": "num_tokens"}
     settings |= {"filter_size": 4 * values["hidden_size"], "rotary_dim": values["rotary_dim"]}
-    settings |= {"use_untied_layer_norm": is_untied, "rope_theta": values["rope_theta"]}
+    settings |= {"use_untied_layer_norm": is_untied}
+    if release(target) < (2, 1):
+        rotary.only("rope_theta", values["rope_theta"], rotary.THETA)
+    else:
+        settings["rope_theta"] = values["rope_theta"]
     return settings | rotary.write_groups(groups, heads, target)
 
 
@@ -133,7 +138,7 @@ FALCON = Model(
             embedding_dropout_rate=0.1,
         ),
     ),
-    formats=(HF, *parts.CS_2_FORMATS[1:]),
+    formats=(HF, *parts.CS_2_FORMATS),
     hf_class="FalconForCausalLM",
     cs_class="GPTJModel",
     hf_prefix="transformer.",

@@ -59,8 +59,8 @@ def write_cs(values: Config, target: str) -> Config:
     scaling = dict(values["rope_scaling"] or {})
     kind = scaling.pop("rope_type", None)
     if release(target) < (2, 1):
-        _only("rope_theta", values["rope_theta"], THETA)
-        _only("rope_type", kind or "default", "default")
+        only("rope_theta", values["rope_theta"], THETA)
+        only("rope_type", kind or "default", "default")
         return {}
     settings: Config = {"rope_theta": values["rope_theta"], "pos_scaling_factor": 1.0}
     if kind is None:
@@ -104,12 +104,13 @@ def write_groups(num_groups: int, num_heads: int, target: str) -> Config:
             f"{num_heads}."
         )
     if release(target) < (2, 0):
-        _only("num_key_value_heads", num_groups, num_heads)
+        only("num_key_value_heads", num_groups, num_heads)
     if num_groups == num_heads:
         return {}
     return {"attention_module": "multiquery_attention", "extra_attention_params": {"num_kv_groups": num_groups}}
 
 
-def _only(key: str, value: Any, allowed: Any) -> None:
+def only(key: str, value: Any, allowed: Any) -> None:
+    """Raise ConfigConversionError if a setting has a value that the target's release cannot hold."""
     if value != allowed:
         raise ConfigConversionError(f"Can't convert config with {key}={value}. Only {allowed} is supported.")

@@ -47,7 +47,9 @@ def evaluate(request: InferenceRequest) -> dict[str, Any]:
     session_config = session_config_of(settings, strategy)
     path = checkpoint_of(request)
     if path is None:
-        run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
+        run_log.info(
+            "Could not find trained model in model_dir: %s, running initialization to evaluate.", request.model_dir
+        )
     else:
         path = tensorflow_prefix(path)
     warn_of_unused(settings, request.params, ModeKeys.EVAL)
@@ -90,4 +92,4 @@ def _metrics(model: GraphModel) -> tuple[Any, dict[str, Any]]:
     metrics = dict(given)
     metrics["loss"] = model.on_each_replica(tf.compat.v1.metrics.mean, model.spec.loss)
     updates = [model.group(update) for _, update in metrics.values()]
-    return tf.group(updates), {name: model.first(value) for name, (value, _) in metrics.items()}
+    return tf.group(updates), {name: model.first(value) for name, (value, _) in sorted(metrics.items())}

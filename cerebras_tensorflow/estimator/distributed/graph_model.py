@@ -106,13 +106,17 @@ def build(request: Request, mode: str, strategy: Any) -> GraphModel:
     def call_model(features: Any, labels: Any) -> Any:
         return call_for_spec(request.model_fn, features, labels, mode, request.params, request.settings.config)
 
+    def make_input(context: Any = None) -> Any:
+        params = copy.deepcopy(request.params)
+        return call_on_cpu(request.input_fn, mode, params, request.settings.config, context)
+
     if strategy is None:
-        features, labels, hooks = _input(request, mode)
+        features, labels, hooks = parse_input_fn_result(make_input())
         spec = call_model(features, labels)
         return GraphModel(spec, None, spec.scaffold or tf.compat.v1.train.Scaffold(), hooks)
     with warnings.catch_warnings():  # TensorFlow warns of options of datasets that it reads itself
         warnings.filterwarnings("ignore", message=OPTIONS_WARNING)
-        iterator = strategy.make_input_fn_iterator(lambda context: _call_input_fn(request, mode, context))
+        iterator = strategy.make_input_fn_iterator(make_input)
     features, labels = features_and_labels(iterator.get_next())
     spec = strategy.extended.call_for_each_replica(call_model, args=(features, labels))
     return GraphModel(spec, strategy, combine_scaffolds(spec.scaffold, strategy), [_InputHook(iterator.initialize)])
@@ -144,9 +148,8 @@ def device_function(distribution: Distribution) -> Any:
     )
 
 
-def _input(request: Request, mode: str) -> tuple[Any, Any, list[Any]]:
-    """Return features, labels, and the hooks that start the input."""
-    result = _call_input_fn(request, mode, None)
+def parse_input_fn_result(result: Any) -> tuple[Any, Any, list[Any]]:
+    """Return features, labels, and the hooks that start the input, from what input_fn returned in the current graph."""
     if not isinstance(result, (tf.data.Dataset, tf.compat.v1.data.Dataset)):
         return *features_and_labels(result), []
     with tf.device("/cpu:0"):
@@ -154,15 +157,11 @@ def _input(request: Request, mode: str) -> tuple[Any, Any, list[Any]]:
         return *features_and_labels(iterator.get_next()), [_InputHook(lambda: iterator.initializer)]
 
 
-def _call_input_fn(request: Request, mode: str, context: Any) -> Any:
-    offered = {
-        "params": copy.deepcopy(request.params),
-        "mode": mode,
-        "config": request.settings.config,
-        "input_context": context,
-    }
+def call_on_cpu(input_fn: Callable[..., Any], mode: str, params: Any, config: Any, input_context: Any) -> Any:
+    """Call an input_fn in the current graph, with its ops on the CPU."""
+    offered = {"mode": mode, "params": params, "config": config, "input_context": input_context}
     with tf.device("/cpu:0"):
-        return call_input_fn(request.input_fn, offered)
+        return call_input_fn(input_fn, offered)
 
 
 class _InputHook(tf.compat.v1.train.SessionRunHook):

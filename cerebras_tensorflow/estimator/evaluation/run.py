@@ -134,7 +134,7 @@ class EvaluationOps:
 
     Attributes:
         updates: Metric name -> op that adds one batch to the metric.
-        values: Metric name -> tensor of its value, or a structure of tensors.
+        values: Metric name -> tensor of its value, or a structure of tensors; in the order of the names, as in 2.15.
         host: Metrics that run on the host; None if the spec has no host_call.
     """
 
@@ -164,6 +164,7 @@ def evaluation_ops(model: Model) -> EvaluationOps:
         for key, metric in metrics.items():
             values[key], updates[key] = metric
         values["loss"], updates["loss"] = tf.compat.v1.metrics.mean(model.spec.loss)
+    values = dict(sorted(values.items()))
     return EvaluationOps(updates, values, HostMetrics(host_call) if host_call is not None else None)
 
 
@@ -187,7 +188,10 @@ def opened_model(
     if request.checkpoint_path:
         checkpoints.check_exists(request.checkpoint_path)
     if path is None and request.load is None:
-        run_log.info("Could not find trained model in model_dir: %s, running initialization.", request.model_dir)
+        purpose = "evaluate" if mode == ModeKeys.EVAL else "predict"
+        run_log.info(
+            "Could not find trained model in model_dir: %s, running initialization to %s.", request.model_dir, purpose
+        )
     session_config = session_config_of(request.settings, target.mode)  # XLA must be chosen before the first session
     pipeline = InputPipeline(request.input_fn, request.params, mode, request.settings)
     micro_batch_size.cut(pipeline, request.settings.cs, request.params, mode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ def write_evaluation(folder: str, results: Mapping[str, Any], checkpoint_path: s
     if checkpoint_path is not None:
         metadata = tf.compat.v1.SummaryMetadata()
         metadata.plugin_data.plugin_name = _TEXT_PLUGIN
-        text = tf.make_tensor_proto(checkpoint_path, tf.string)
+        text = tf.make_tensor_proto(os.fsencode(checkpoint_path), tf.string)
         summary.value.add(tag="checkpoint_path", metadata=metadata, tensor=text)
     with tf.Graph().as_default():
         events = EventFile(folder)

@@ -18,6 +18,7 @@ from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
+from cerebras_tensorflow.garbage import no_garbage_collection
 from cerebras_tensorflow.graph.cost import op_outputs
 from cerebras_tensorflow.graph.exactness import OPS_OF_INPUTS, InexactOp, find_inexact_ops
 from cerebras_tensorflow.graph.layers import find_network
@@ -138,7 +139,7 @@ def compile_model(
         _warn_of_notes(program, model)
         run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, estimate, tuple(others))
-    with run_progress("Compiling"):
+    with run_progress("Compiling"), no_garbage_collection():
         program, *others = compile_for_each_csx(step, mode, options, op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
     _warn_of_notes(program, model)
@@ -250,7 +251,8 @@ def check_budget(mode: str, options: StreamingOptions, plan: MemoryPlan) -> None
         raise MemoryBudgetError(
             f"memory_budget is {format_bytes(options.memory_budget)}, and this step needs {format_bytes_up(needed)} in "
             f"pipelined mode, which keeps all weights ({format_bytes(plan.resident_bytes)}) in memory. Raise "
-            "memory_budget to that, set micro_batch_size, or use weight streaming: csrun_wse python-ws run.py …"
+            "memory_budget to that, set micro_batch_size, or use weight streaming: csrun_wse python-ws run.py …",
+            needed,
         )
 
 

@@ -32,7 +32,10 @@ class SessionCreator(tf.compat.v1.train.SessionCreator):
 
 
 def session_config_of(settings: RunSettings, mode: str) -> Any:
-    """Return the ConfigProto of a run: a copy of the caller's, with XLA if the settings ask for it."""
+    """Return the ConfigProto of a run: a copy of the caller's, with XLA if the settings ask for it.
+
+    Call it before anything of the run uses a session: it starts TensorFlow's threads if the caller limits them.
+    """
     result = tf.compat.v1.ConfigProto()
     if settings.session_config is not None:
         result.CopyFrom(settings.session_config)
@@ -42,6 +45,9 @@ def session_config_of(settings: RunSettings, mode: str) -> Any:
         else:
             env.allow_xla_on_cpu()
             result.graph_options.optimizer_options.global_jit_level = tf.compat.v1.OptimizerOptions.ON_2
+    if result.intra_op_parallelism_threads or result.inter_op_parallelism_threads:
+        # The first session of a process sets its number of threads. Here others come before that of the training step.
+        tf.compat.v1.Session(graph=tf.Graph(), config=result).close()
     return result
 
 

@@ -22,7 +22,9 @@ from cerebras_tensorflow.estimator.config.cs_config import CSConfig
 from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.model_call import INPUT_SECTIONS
+from cerebras_tensorflow.graph.function_calls import reachable_functions
 from cerebras_tensorflow.graph.program import Program
+from cerebras_tensorflow.graph.variables import GENERATOR_OPS
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.runtime.collectives import launch
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
@@ -137,17 +139,23 @@ def global_batch_size(params: Any, mode: str) -> int | None:
 
 
 def check_program(program: Program) -> None:
-    """Check that processes without model_fn can run a Program.
+    """Check that processes without model_fn can run a Program, and give it the bits of one CSX.
 
     Raises:
-        CompileError: If it calls Python functions.
+        CompileError: If it calls Python functions, or draws from a tf.random.Generator.
     """
-    nodes = [*program.graph_def.node, *(node for one in program.graph_def.library.function for node in one.node_def)]
-    for node in nodes:
+    functions = reachable_functions(program.graph_def).values()
+    for node in [*program.graph_def.node, *(node for function in functions for node in function.node_def)]:
         if node.op in _PYTHON_CALLS and not node.attr["token"].s.startswith(_OWN_CALLS):
             raise CompileError(
                 f"num_csx: {node.name} ({node.op}) calls a Python function of this process, which other CSX do not "
                 "have. Write it with TensorFlow's ops, move it into input_fn or host_call, or set num_csx to 1."
+            )
+        if node.op in GENERATOR_OPS:
+            raise CompileError(
+                f"num_csx: {node.name} ({node.op}) draws from a tf.random.Generator, of which each CSX would have one "
+                "of its own: all would draw the same numbers. Use tf.random.uniform or tf.random.normal, or set "
+                "num_csx to 1."
             )
 
 

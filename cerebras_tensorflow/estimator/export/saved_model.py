@@ -22,6 +22,7 @@ from cerebras_tensorflow.estimator.model.scaffold import acting_saver, checkpoin
 from cerebras_tensorflow.estimator.training import checkpoints
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.logs import run_log
+from cerebras_tensorflow.runtime.session import session_settings
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.interface import TensorReader
 from cerebras_tensorflow.saver.objects.store import Bucket
@@ -72,6 +73,18 @@ class TensorServingInputReceiver(_Fields):
         if not _is_tensor(features):
             raise ValueError("feature must be a Tensor, SparseTensor, or RaggedTensor.")
         return super().__new__(cls, features, *_checked_receivers(receiver_tensors, receiver_tensors_alternatives))
+
+
+class UnsupervisedInputReceiver(ServingInputReceiver):
+    """The tensors that are fed to an exported training or evaluation graph whose model_fn needs no labels.
+
+    Raises:
+        ValueError: For the reasons of ServingInputReceiver.
+    """
+
+    def __new__(cls, features: Any, receiver_tensors: Any) -> Any:
+        """Return a checked receiver."""
+        return super().__new__(cls, features, receiver_tensors)
 
 
 class SupervisedInputReceiver(_SupervisedFields):
@@ -245,12 +258,13 @@ def _add(builder: Any, request: ExportRequest, mode: str, has_variables: bool) -
         }
         with open_checkpoint(request.checkpoint) as reader:
             values = _stored_variables(model, saver, reader)
-            if not has_variables:
-                builder.add_meta_graph([_TAGS[mode]], **described)
-                return
-            with tf.compat.v1.Session(graph=model.graph) as session:
+            config = session_settings(request.settings.session_config, is_streaming=False)
+            with tf.compat.v1.Session(graph=model.graph, config=config) as session:
                 if acting is not None:
                     acting.restore(session, request.checkpoint)
+                if not has_variables:
+                    builder.add_meta_graph([_TAGS[mode]], **described)
+                    return
                 for variable, key in values if acting is None else ():
                     session.run(variable.initializer, {variable.initializer.inputs[1]: read_key(reader, key)})
                 run_log.info("Restoring parameters from %s", request.checkpoint)

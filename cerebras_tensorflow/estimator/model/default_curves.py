@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from cerebras_tensorflow.runtime.fetches import ancestors
+from cerebras_tensorflow.text import is_number
 
 _RATE_INPUT = {
     "ResourceApplyGradientDescent": 1,
@@ -93,4 +94,4 @@ def _last_name(name: str) -> set[str]:
     """Return the last part of an op's name, in lower case, without a number: "a/LR_1" gives {"lr"}."""
     last = name.rsplit("/", 1)[-1].lower()
     head, _, number = last.rpartition("_")
-    return {head if number.isdigit() else last}
+    return {head if is_number(number) else last}

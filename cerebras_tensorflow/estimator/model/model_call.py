@@ -14,7 +14,7 @@ from cerebras_tensorflow.compiler.step import Step
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.gradient_marks import marked_gradients, marks_of
-from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph
+from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph, variables_without_values
 from cerebras_tensorflow.estimator.model.inputs import BatchInputs
 from cerebras_tensorflow.estimator.model.negative_labels import ignore_negative_labels
 from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key, checkpoint_keys
@@ -122,6 +122,7 @@ def call_model_fn(
     settings: RunSettings,
     ignores_negative_labels: bool = False,
     sparsity: SparseChoice | None = None,
+    has_initial_values: bool = True,
 ) -> Model:
     """Call a model_fn in the graph of its input, or in a new graph.
 
@@ -133,13 +134,16 @@ def call_model_fn(
         settings: Settings of the run, with the config for model_fn.
         ignores_negative_labels: Whether labels of -1 give no loss.
         sparsity: Weights to make sparse in TRAIN mode.
+        has_initial_values: Whether variables get initial values. A plan needs none, and builds the graph faster.
 
     Raises:
         SettingsError: If sparsity names no weight of the model.
         ValueError: If input_fn returns labels and model_fn does not take them, or model_fn does not return a spec.
     """
     graph = pipeline.graph or new_graph(settings)
-    with graph.as_default(), graph_semantics():
+    device_fn = settings.distribution.device_fn if mode == ModeKeys.TRAIN else None  # as in tf.estimator
+    values = nullcontext() if has_initial_values else variables_without_values()
+    with graph.as_default(), graph.device(device_fn), values, graph_semantics():
         inputs = pipeline.batch()
         labels = None if mode == ModeKeys.PREDICT else inputs.labels  # as in TensorFlow
         own_params = params_of_micro_batch(copy.deepcopy(params), mode, inputs)

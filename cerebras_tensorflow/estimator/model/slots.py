@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
 from cerebras_tensorflow.estimator.model.zero_proof import root_handle
-from cerebras_tensorflow.graph.variables import READ_OPS, is_write
+from cerebras_tensorflow.graph.variables import READ_OPS, may_change_model
 
 NO_CHANGE = READ_OPS | {"Identity", "Switch", "Enter", "VarIsInitializedOp"}
 """Ops that take the handle of a variable and do not change its value."""
@@ -37,7 +37,7 @@ def slots_of(graph: tf.Graph, weights: Mapping[str, Any], train_ops: Sequence[An
     for op in train_ops:
         roots = _handles(op)
         changed |= set() if op.type in NO_CHANGE else roots
-        for root in roots & set(names) if is_write(op.type) else ():
+        for root in roots & set(names) if may_change_model(op.type) else ():
             writes[names[root]].append(op)
     slots: dict[str, list[Any]] = {}
     for variable in graph.get_collection("variables"):

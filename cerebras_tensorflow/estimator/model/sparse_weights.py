@@ -24,9 +24,8 @@ from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT
 from cerebras_tensorflow.errors import CompileError, SettingsError
 from cerebras_tensorflow.estimator.model.partitions import PartKey, checkpoint_key
 from cerebras_tensorflow.estimator.model.slots import slots_of
-from cerebras_tensorflow.estimator.model.writing_calls import WritingCalls
+from cerebras_tensorflow.estimator.model.writing_ops import WritingOps
 from cerebras_tensorflow.estimator.model.zero_proof import ZeroProof, is_positive, root_handle
-from cerebras_tensorflow.graph.variables import is_write
 from cerebras_tensorflow.sparsity.algorithms import SparsityAlgorithm
 
 v1: Any = tf.compat.v1
@@ -116,7 +115,7 @@ class SparseGraph:
     def __init__(self, graph: tf.Graph, choice: SparseChoice) -> None:
         self._graph = graph
         self._choice = choice
-        self._calls = WritingCalls(graph)
+        self._writers = WritingOps(graph)
         self._masked: dict[str, _Masked] = {}  # by name of the VarHandleOp
         self._without_gradient: set[str] = set()  # VarHandleOps for which TensorFlow returned None
 
@@ -229,7 +228,7 @@ class SparseGraph:
         for op in train_ops:
             handles = [root_handle(tensor).name for tensor in op.inputs if tensor.dtype == tf.resource]
             touched = [handle for handle in handles if handle in family]
-            written = touched if touched and (is_write(op.type) or self._calls.writes(op)) else []
+            written = touched if touched and self._writers.writes(op) else []
             if not written:
                 continue
             if op.type in _ASSIGNS:

@@ -16,7 +16,7 @@ from cerebras_tensorflow.compiler.slicing.apply_ops import slice_bounds
 from cerebras_tensorflow.compiler.slicing.initializers import SlicedInitializers
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.partitions import PartKey, read_key
-from cerebras_tensorflow.estimator.training.checkpoints import NamedValue
+from cerebras_tensorflow.estimator.training.checkpoint_saver import NamedValue
 from cerebras_tensorflow.estimator.training.warm_start import (
     WarmStart,
     WarmStartSettings,

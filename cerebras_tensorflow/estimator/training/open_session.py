@@ -81,9 +81,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
                 model.graph, run.request.work_folder, scaffold.saver, has_files
             ).write_beside
         begin = time.perf_counter()
-        self.csx = self._other_csx()
-        if self.csx is not None and self.csx.store is not None:
-            self.opened_store = self.csx.store
+        self._start_other_csx()
         self.session = session = ProgramSession(
             self.compiled.program,
             model.graph,
@@ -92,6 +90,7 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             run.session_config,
             self._next_batch if run.pipeline.is_fed else None,
             self.csx,
+            steps_take_batches=run.request.is_cerebras,  # a tf.estimator reads its input only if the step uses it
         )
         run.unused_store.pop_all()
         run.cleanup.callback(session.close)
@@ -110,10 +109,10 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
         init.check_ready(session)
         return session
 
-    def _other_csx(self) -> FirstCsx | None:
+    def _start_other_csx(self) -> None:
         run = self._run
         assert run.model.train_node is not None, "a training run has a train op"
-        return several_csx.start(
+        self.csx = several_csx.start(
             several_csx.CsxRequest(
                 program=self.compiled.program,
                 others=self.compiled.others,
@@ -127,6 +126,8 @@ class TrainingSessionCreator(tf.compat.v1.train.SessionCreator):
             ),
             run.cleanup,
         )
+        if self.csx is not None and self.csx.store is not None:
+            self.opened_store = self.csx.store
 
     def _take_over_from_hooks(self) -> None:
         """Compile the step again if hooks have made variables, since checkpoints hold them too."""

@@ -19,7 +19,7 @@ from cerebras_tensorflow.estimator.execution.target import Target
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
 from cerebras_tensorflow.estimator.model.inputs import InputPipeline
 from cerebras_tensorflow.estimator.model.model_call import Model, call_model_fn
-from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver, NamedValue
+from cerebras_tensorflow.estimator.training.checkpoint_saver import CheckpointSaver, NamedValue
 from cerebras_tensorflow.estimator.training.initialize import initial_rows
 from cerebras_tensorflow.estimator.training.ops import TrainingOps, training_ops
 from cerebras_tensorflow.estimator.training.request import TrainingRequest

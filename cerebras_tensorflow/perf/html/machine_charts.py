@@ -40,7 +40,7 @@ def step_timeline(timeline: Timeline) -> Any:
                 y=[stream] * len(spans),
                 base=[begin * 1000 for _, begin, _, _ in spans],
                 x=[(end - begin) * 1000 for _, begin, end, _ in spans],
-                marker={"color": of_kind(stream), "line": {"width": 0.3, "color": "white"}},
+                marker={"color": of_kind(stream), "line": {"width": 0.3 if stream == COMPUTE else 0, "color": "white"}},
                 hovertext=texts,
                 hoverinfo="text",
             )

@@ -77,7 +77,7 @@ def _memory_areas(simulation: Simulation) -> list[Any]:
         width = COLUMNS * size / capacity
         bars.append(
             go.Bar(
-                name=name,
+                name=f"{name}: {min(size / capacity, 1):.1%}",
                 x=[x + width / 2],
                 y=[ROWS],
                 width=[width],
@@ -189,7 +189,7 @@ def slowest_layers(simulation: Simulation) -> Any:
     ]
     figure = chart(bars)
     figure.update_layout(barmode="group", height=520, legend={"orientation": "h", "y": 1.08})
-    figure.update_xaxes(title="milliseconds of a step, simulated; the longest bar of a layer counts")
+    figure.update_xaxes(title="milliseconds of a step, simulated")
     figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix=" ")
     return figure
 

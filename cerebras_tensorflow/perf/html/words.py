@@ -4,8 +4,8 @@ EXPLANATIONS = {
     "limits": (
         "Compute: multiplications. Memory: reads and writes of the cores' own memory. Fabric: values on their way "
         "between cores. I/O: weights, gradients and samples on the links between the wafer and the hosts. Fill and "
-        "drain: the first value on its way in, the last one on its way out. Step overhead: begin and end of a step, "
-        "and filling the pipeline."
+        "drain: the first weight on its way to the wafer and the first value into a layer, the last one out. Step "
+        "overhead: begin and end of a step, and filling the pipeline."
     ),
     "floorplan_pipelined": (
         "The wafer from above. In pipelined mode every layer has a rectangle of cores for the whole run; its cores "
@@ -35,7 +35,10 @@ EXPLANATIONS = {
         "Time in one step. Pipelined layers work at the same time, and the slowest sets the pace; streamed layers "
         "follow each other, and their times add up."
     ),
-    "slowest_parts": ("Compute, memory, fabric and I/O go on at the same time, so the longest bar of a layer decides."),
+    "slowest_parts": (
+        "Compute, memory, fabric and I/O go on at the same time, so the longest of these bars counts. Fill and drain "
+        "comes on top."
+    ),
     "weights": (
         "In weight streaming these bytes cross the links in each pass; in pipelined mode they stay on the wafer."
     ),
@@ -45,7 +48,8 @@ EXPLANATIONS = {
     ),
     "loss": ("The loss at each logged step of the run."),
     "speed": (
-        "Samples per second since the last logged step. Compare it with the simulated speed, not with other CPUs."
+        "Samples per second since the last logged step, on the CPU or GPU of this machine. It says nothing "
+        "about a CS-2; the simulated speed above does."
     ),
     "sparsity": (
         "The share of each sparse weight that is zero at the end of the run, and the share that the schedule asks for."

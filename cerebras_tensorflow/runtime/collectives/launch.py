@@ -54,9 +54,21 @@ def start(size: int, module: str, folder: Path, limit_s: float) -> Collectives:
     command = mpi_command(size, folder)
     if command.nodes:
         run_log.info("The nodes of the CSX: %s.", ", ".join(command.nodes))
-    for left in folder.glob("rank-*"):
-        left.unlink()
-    return _FirstRank(size, command, module, folder, limit_s)
+    for is_last in (False, True):
+        for left in folder.glob("rank-*"):
+            left.unlink()
+        try:
+            return _FirstRank(size, command, module, folder, limit_s)
+        except _NoAnswerError as error:
+            # MPICH 5.0.2 sometimes hangs in MPI_Init, before any code of ours, if its processes start at the same time.
+            if is_last or stopping.requested.is_set():
+                raise
+            run_log.warning("%s. Starting them again.", error)
+    raise AssertionError("unreachable")
+
+
+class _NoAnswerError(CollectiveError):
+    """The processes of a group live, but do not answer."""
 
 
 class _FirstRank(Collectives):
@@ -65,6 +77,7 @@ class _FirstRank(Collectives):
     def __init__(self, size: int, command: MpiCommand, module: str, folder: Path, limit_s: float) -> None:
         super().__init__(0, size)
         self._folder = folder
+        self._hosts = ", ".join(command.nodes) or host_name()
         self._watch = Watch(folder, size, limit_s)
         self._failure: str | None = None
         self._shared: set[str] = set()
@@ -224,7 +237,9 @@ class _FirstRank(Collectives):
                     link.close()
         log = self._folder / MPI_LOG
         text = log.read_text(errors="replace").strip()
-        raise CollectiveError(f"the processes of {self.size} CSX did not start; {log}: {text[-500:]}")
+        error = _NoAnswerError if self._process.poll() is None else CollectiveError
+        said = text[-500:] or "it is empty"
+        raise error(f"the processes of {self.size} CSX did not start on {self._hosts}; {log}: {said}")
 
     def _end(self) -> None:
         """End all processes."""

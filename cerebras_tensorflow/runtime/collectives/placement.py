@@ -177,6 +177,7 @@ def _ran(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=_ANSWER_LIMIT_S,
             env=environment,

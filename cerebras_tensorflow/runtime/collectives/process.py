@@ -6,12 +6,14 @@ MPI or Slurm starts one for each CSX. Rank 0 moves the bytes of the first CSX (r
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from cerebras_tensorflow.config import env
@@ -29,12 +31,16 @@ from cerebras_tensorflow.runtime.collectives.signs_of_life import (
     rank_file,
 )
 
+_PR_SET_PDEATHSIG = 1
+
 
 def main(folder: Path, module: str, network: str) -> int:
     """Run one rank and return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first CSX decides when the run ends
         signal.signal(number, signal.SIG_IGN)
     exit_with(folder / FIRST_FILE, 1)
+    if network == env.MPI and not env.read().is_under_slurm:  # Slurm ends the processes of a step itself
+        end_with_parent()
     ranks = _join(folder, network)
     if ranks.rank == 0:
         sign = Sign(rank_file(folder, 0))
@@ -50,14 +56,23 @@ def main(folder: Path, module: str, network: str) -> int:
         importlib.import_module(module).main(ranks, folder)
         ranks.finish()
     except BaseException as error:  # noqa: BLE001 - the first CSX reports it
-        traceback.print_exc()
-        sys.stderr.flush()
         kind = f"{type(error).__name__}: " if not isinstance(error, CerebrasError) or _is_of_group(error) else ""
         text = f"{kind}{error}".strip()
-        error_file(folder, ranks.rank).write_text(text if text.endswith(".") else f"{text}.", encoding="utf-8")
+        with suppress(OSError):  # a full disk
+            error_file(folder, ranks.rank).write_text(text if text.endswith(".") else f"{text}.", encoding="utf-8")
+            traceback.print_exc()
+            sys.stderr.flush()
         end_at_once(1)  # MPI's own end would wait for the others
     sign.close()
     return 0
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the process of MPI that has started it ends.
+
+    While MPI starts, it holds Python's lock, so no thread could end the process.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _join(folder: Path, network: str) -> CheckedCollectives:

@@ -27,9 +27,6 @@ _ABOUT_BYTES = 512
 class SharedBuffers(Buffers):
     """Buffers in memory that other processes can read, as long as there is room."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     @cached_property
     def memory(self) -> SharedMemory | None:
         """The memory; None if the system refuses it."""

@@ -1,7 +1,8 @@
 """Whether the processes of a run on several CSX are alive, by files in a folder that all of them see.
 
 Each process holds a lock on its file as long as it lives, and renews the file's time every second. So a process that
-ended and one that hangs can be told apart, on any host.
+ended and one that hangs can be told apart, on any host. If the file cannot be locked, only its time counts: such a
+process has ended when it has given no sign for long.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from cerebras_tensorflow import files
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.runtime.collectives.shared_files import end_at_once
 from cerebras_tensorflow.runtime.host import stopping
 
 _PERIOD_S = 1.0
+_NO_LOCK = b" without a lock"
 FIRST_FILE, MPI_LOG = "first", "mpi.log"
 
 
@@ -60,8 +63,8 @@ class Sign:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        os.write(self._fd, f"{host_name()} {os.getpid()}".encode())
+        has_lock = files.lock(self._fd)
+        os.write(self._fd, f"{host_name()} {os.getpid()}".encode() + (b"" if has_lock else _NO_LOCK))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="cs_sign", daemon=True)
         self._thread.start()
@@ -87,7 +90,8 @@ def has_ended(path: Path) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return os.fstat(fd).st_size > 0
+        content = os.pread(fd, 1000, 0)
+        return bool(content) and not content.endswith(_NO_LOCK)
     except OSError:
         return False
     finally:
@@ -157,10 +161,11 @@ class Watch:
 
         A rank that only lost another one comes late, and rank 0 last: MPI may end it because another one ended.
         """
-        try:
+        reason = ""
+        with suppress(OSError):
             reason = error_file(self._folder, rank).read_text(encoding="utf-8")
-        except OSError:
-            text = "ended without an error: killed, or out of memory"
+        if not reason:
+            text = "ended without an error: killed, out of memory, or unable to write to its disk"
             return 1 if rank else 3, describe(self._folder, rank, text)
         order = 2 if reason.startswith("CollectiveError") else 0
         return order, describe(self._folder, rank, f"failed: {reason}")

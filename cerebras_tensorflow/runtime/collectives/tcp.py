@@ -142,6 +142,7 @@ class _Meeting:
         self._folder = folder
         self._secret = secret
         self._found: dict[int, socket.socket] = {}
+        self._is_over = False
         self._changed = threading.Condition()
         self._end = time.monotonic() + START_LIMIT_S
 
@@ -161,15 +162,21 @@ class _Meeting:
                 self._keep(owner, self._connected(owner))
             with self._changed:
                 self._changed.wait_for(lambda: len(self._found) == self._size - 1, self._end - time.monotonic())
+                self._is_over = True
         missing = sorted(set(range(self._size)) - {self._rank, *self._found})
         if missing:
             raise CollectiveError(f"rank {missing[0]} did not come within {START_LIMIT_S:g} s")
         return dict(sorted(self._found.items()))
 
     def _keep(self, rank: int, link: socket.socket) -> None:
+        """Keep the connection to a rank, in place of an earlier one: a rank calls again if it has lost that one."""
         with self._changed:
-            self._found[rank] = link
+            left = link if self._is_over else self._found.get(rank)
+            if not self._is_over:
+                self._found[rank] = link
             self._changed.notify_all()
+        if left is not None:
+            left.close()
 
     def _connected(self, owner: int) -> socket.socket:
         """Return a connection to a lower rank.
@@ -209,7 +216,7 @@ class _Meeting:
                 caller = int.from_bytes(links.receive_bytes(link, _RANK_BYTES, end), "little")
                 theirs, own = _roles(caller, self._rank)
                 is_known = links.prove(link, self._secret, own, theirs, end)
-            if is_known and self._rank < caller < self._size and caller not in self._found:
+            if is_known and self._rank < caller < self._size:
                 self._keep(caller, link)
                 return
         except LinkEndedError:

@@ -1,7 +1,8 @@
 """A checkpoint of several CSX that all hold the same variables: each copies and writes a share of the large ones.
 
-Between two steps the first CSX tells each other one which variables to copy. While training goes on, it asks them to
-write the copies into the checkpoint.
+Between two steps the first CSX tells each other one which variables to copy. If one of them has too little memory, none
+keeps copies, and training waits for the checkpoint. While training goes on, the first CSX asks the others to write the
+copies into the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from functools import partial
 
 import numpy as np
 
-from cerebras_tensorflow.errors import CollectiveError
+from cerebras_tensorflow.errors import CollectiveError, StoreError
 from cerebras_tensorflow.graph.program import WeightSpec, dtype_from_name
 from cerebras_tensorflow.runtime.collectives.interface import Collectives
 from cerebras_tensorflow.runtime.csx.checkpoint_files import CheckpointFiles
 from cerebras_tensorflow.runtime.csx.messages import Message, send
 from cerebras_tensorflow.runtime.csx.peers import Answer, Peers, Request
+from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.session_snapshot import Elsewhere
 from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
 from cerebras_tensorflow.runtime.weight_store.interface import as_bytes
 from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory
 from cerebras_tensorflow.runtime.weight_store.snapshot import PIECE_BYTES, OwnedElsewhere
+from cerebras_tensorflow.units import format_bytes
 
 COPY = "copy"  # kind of a message: copy these variables, and keep the copies until they are written
 _MIN_BYTES = 1 << 20  # smaller variables take the first CSX less time than asking
+_MEMORY_SHARE = 0.5  # of free memory, for the copies of a save
 
 Copies = Mapping[str, np.ndarray]
 Connect = Callable[[Answer, Iterable[int], SharedMemory | None], Peers]
@@ -39,6 +43,7 @@ class Kind(IntEnum):
     HELD = 2  # read a copy
     FLUSH = 3  # make durable what was written
     END = 4  # the copies are not needed any more
+    ROOM = 5  # the answer is why there is no room for the copies, or empty
 
 
 class CopyShares:
@@ -58,7 +63,7 @@ class CopyShares:
 
     @property
     def has_copied(self) -> bool:
-        """Whether the others have copied their shares before. They keep the memory for the next copies."""
+        """Whether the others have copied their shares before. They keep the memory, unless they have little left."""
         return self._number > 0
 
     def of_others(self, specs: Sequence[WeightSpec]) -> Sequence[Sequence[str]]:
@@ -76,6 +81,9 @@ class CopyShares:
 
         Args:
             specs: The variables that have the same values on all CSX.
+
+        Raises:
+            StoreError: If another CSX has no room for its copies.
         """
         shares = self.of_others(specs)
         if not any(shares):
@@ -87,8 +95,15 @@ class CopyShares:
             for rank, names in enumerate(shares)
             for place, name in enumerate(names)
         }
+        others = range(1, self._ranks.size)
+        refusals = {rank: self._peers.ask(rank, Request(Kind.ROOM, after=self._number)).tobytes() for rank in others}
         self._is_idle.clear()
-        return Elsewhere(values, partial(self._end, self._number))
+        agreed = [rank for rank in others if not refusals[rank]]
+        if len(agreed) < len(others):
+            self._end(self._number, agreed)
+            reasons = [f"rank {rank}: {reason.decode()}" for rank, reason in refusals.items() if reason]
+            raise StoreError("; ".join(reasons))
+        return Elsewhere(values, partial(self._end, self._number, others))
 
     def wait(self) -> None:
         """Wait until the copies, if there are any, are not needed any more."""
@@ -105,9 +120,9 @@ class CopyShares:
         pieces = self._peers.stream(rank, Request(Kind.HELD, place, after=number), PIECE_BYTES)
         return OwnedElsewhere(rank, pieces, partial(ask, Kind.SAVE), partial(ask, Kind.FLUSH))
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, others: Iterable[int]) -> None:
         try:
-            for rank in range(1, self._ranks.size):
+            for rank in others:
                 self._peers.ask(rank, Request(Kind.END, after=number))
         finally:
             self._is_idle.set()
@@ -125,12 +140,32 @@ class HeldCopies:
     def __init__(self, rank: int, connect: Connect, checkpoints: CheckpointFiles) -> None:
         self._rank = rank
         self._checkpoints = checkpoints
+        self._asked = 0  # number of the last copies that this CSX has or has not room for
+        self._refusal = ""
         self._number = 0
         self._copies: list[np.ndarray] = []
         self._release: Callable[[], object] = lambda: None
         self._is_closed = False
         self._changed = threading.Condition()
         self._peers = connect(self._answer, (), None)
+
+    def has_room(self, message: Message, needed_bytes: int) -> bool:
+        """Return whether there is memory for copies, and tell the first CSX.
+
+        Args:
+            message: What asks for them.
+            needed_bytes: Memory that they allocate.
+        """
+        free = free_memory_bytes()
+        with self._changed:
+            self._asked = message.values["number"]
+            self._refusal = ""
+            if needed_bytes > _MEMORY_SHARE * free:
+                self._refusal = (
+                    f"its copies would take {format_bytes(needed_bytes)} of {format_bytes(free)} free memory"
+                )
+            self._changed.notify_all()
+        return not self._refusal
 
     def hold(self, message: Message, copies: Copies, release: Callable[[], object]) -> None:
         """Keep copies until the first CSX has no more need of them.
@@ -155,6 +190,9 @@ class HeldCopies:
 
     def _answer(self, request: Request, data: Bytes) -> tuple[int, Iterable[Bytes]]:
         """Answer a request of the first CSX: return the size of the answer, and its parts."""
+        if request.kind == Kind.ROOM:
+            refusal = self._answer_about_room(request.after)
+            return refusal.nbytes, (refusal,)
         with self._changed:
             self._changed.wait_for(lambda: self._number >= request.after or self._is_closed)
             if self._number != request.after:
@@ -172,6 +210,13 @@ class HeldCopies:
             return copy.nbytes, _pieces(copy)
         written = np.frombuffer(self._checkpoints.write(data.tobytes(), _pieces(copy)), np.uint8)
         return written.nbytes, (written,)
+
+    def _answer_about_room(self, number: int) -> Bytes:
+        with self._changed:
+            self._changed.wait_for(lambda: self._asked >= number or self._is_closed)
+            if self._asked != number:
+                raise CollectiveError(f"rank {self._rank} was not asked for the copies number {number}")
+            return np.frombuffer(self._refusal.encode(), np.uint8)
 
 
 def _is_shared(spec: WeightSpec) -> bool:

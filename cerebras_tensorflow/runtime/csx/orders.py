@@ -242,6 +242,9 @@ class FirstCsx(Orders):
         """Have other CSX copy their shares of these variables; not those that they do not have yet.
 
         In a step that has not ended, one of the others may hang: then they copy nothing.
+
+        Raises:
+            StoreError: If one of them has no room for its copies.
         """
         if self._shares is None or self._is_in_step:
             return Elsewhere()
@@ -251,7 +254,8 @@ class FirstCsx(Orders):
         """Return the variables that other CSX copy for a checkpoint, as `Orders.copied_elsewhere`."""
         if self._shares is None or self._is_in_step or (is_kept and not self._shares.has_copied):
             return frozenset()
-        return frozenset(itertools.chain.from_iterable(self._shares.of_others(self._specs)))
+        others = frozenset(itertools.chain.from_iterable(self._shares.of_others(self._specs)))
+        return others - self._changed  # they do not have these values yet
 
     def run_ended(self, is_step: bool, may_write: bool) -> None:
         """Note the end of a run. After a write outside of a step, the next step sends all variables."""

@@ -30,14 +30,18 @@ from cerebras_tensorflow.runtime.collectives.signs_of_life import describe
 from cerebras_tensorflow.runtime.host import entrance, links
 from cerebras_tensorflow.runtime.host.announcement import announce, read_announcement
 from cerebras_tensorflow.runtime.host.links import Incoming, LinkEndedError, OwnerFailedError
+from cerebras_tensorflow.runtime.host.memory import free_memory_bytes
 from cerebras_tensorflow.runtime.host.network import listen_address
 from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 from cerebras_tensorflow.runtime.weight_store.shared_memory import SharedMemory, Window
+from cerebras_tensorflow.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<QQQQQQ")
 _POLL_S = 0.05
+_SKIPPED_BYTES = 1 << 20  # of a refused request, at a time
+_CHECKED_FROM_BYTES = 64 << 20  # sums come in pieces of a few MB; to look up free memory takes longer than one of them
 
 
 @dataclass(frozen=True)
@@ -299,7 +303,13 @@ class Peers:
 
     def _reply(self, link: socket.socket) -> None:
         *fields, num_bytes = _HEADER.unpack(self._next(link, _HEADER.size).tobytes())
-        request, data = Request(*fields), self._next(link, num_bytes)
+        request = Request(*fields)
+        if num_bytes >= _CHECKED_FROM_BYTES and num_bytes > free_memory_bytes():
+            for begin in range(0, num_bytes, _SKIPPED_BYTES):
+                self._next(link, min(_SKIPPED_BYTES, num_bytes - begin))
+            links.send_answer(link, partial(_refuse, num_bytes))
+            return
+        data = self._next(link, num_bytes)
         self._count(request, 0, data.nbytes)
         size = links.send_answer(link, partial(self._answer, request, data))
         self._count(request, size or 0, 0)
@@ -307,6 +317,10 @@ class Peers:
     def _next(self, link: socket.socket, num_bytes: int) -> Bytes:
         """Return the next bytes of a connection, however long they take."""
         return links.receive(link, self._buffers.take(num_bytes), links.wait_on)
+
+
+def _refuse(num_bytes: int) -> tuple[int, Iterable[Bytes]]:
+    raise CollectiveError(f"a request with {format_bytes(num_bytes)} does not fit into free memory")
 
 
 def _fields(request: Request) -> tuple[int, int, int, int, int]:

@@ -28,8 +28,8 @@ class WireBytes:
 def plan_wire(program: Program, rank: int) -> WireBytes:
     """Return the bytes of weights and gradients that a CSX sends and receives in a step.
 
-    It leaves out the batches and scalars. Rows of an embedding count as if no token of a micro-batch repeated, so with
-    large embeddings the plan is too high.
+    It leaves out the batches and scalars. Rows of an embedding count as if no token of a micro-batch repeated, and at
+    most once each. So with large embeddings the plan is too high.
 
     Args:
         program: The Program of a step on several CSX.
@@ -49,10 +49,11 @@ def _weights(program: Program, plan: MicroBatches, rank: int) -> WireBytes:
     for event in program.events:
         if event.first >= plan.num_first or program.is_on_every_csx(event.weight):
             continue
+        num_bytes = min(event.weight_bytes, program.stored[event.weight].num_bytes)  # no row moves twice
         if program.owners[event.weight] == rank:
-            sent += event.weight_bytes * (plan.count - own)
+            sent += num_bytes * (plan.count - own)
         else:
-            received += event.weight_bytes * own
+            received += num_bytes * own
     return WireBytes(sent, received)
 
 
@@ -90,6 +91,7 @@ def _sum_bytes(program: Program, gradient: Gradient) -> int:
     if gradient.mark.rows is not None:
         index = next((number for number, spec in enumerate(program.streamed) if spec.name == name), None)
         gathers = [event.row_bytes for event in program.events if event.kind == "gather" and event.weight == index]
-        return int(sum(gathers) * scale)
+        whole = program.streamed[index].num_bytes if index is not None else 0
+        return int(min(sum(gathers), whole) * scale)  # repeated rows are added before they are sent
     sizes = [spec.num_bytes for spec in (*program.resident, *program.streamed) if spec.name == name]
     return int(sum(sizes) * scale)

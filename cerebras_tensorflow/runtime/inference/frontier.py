@@ -17,7 +17,7 @@ from cerebras_tensorflow.graph.function_calls import called_functions
 from cerebras_tensorflow.graph.micro_batches import BATCH
 from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef
 from cerebras_tensorflow.graph.program import SLICE_STORE_TOKEN, STORE_TOKEN, Program
-from cerebras_tensorflow.graph.variables import READ_OPS, is_write
+from cerebras_tensorflow.graph.variables import READ_OPS
 from cerebras_tensorflow.runtime.fetches import ancestors
 from cerebras_tensorflow.tf_private import op_definition
 
@@ -25,7 +25,7 @@ _OWN_CALLS = b"cs_"  # start of the tokens of our own calls
 _STORES = (STORE_TOKEN.encode(), SLICE_STORE_TOKEN.encode())
 # Marked stateful, but their results depend only on their inputs. A static table does not change after its setup.
 _HARMLESS = READ_OPS | {
-    "VarHandleOp", "VarIsInitializedOp", "Assert", "Placeholder", "ResourceGatherNd", "HashTableV2", "LookupTableFindV2"
+    "VarHandleOp", "VarIsInitializedOp", "Assert", "Placeholder", "HashTableV2", "LookupTableFindV2"
 }  # fmt: skip
 _BACK = ("NextIteration", "RefNextIteration")
 _DEEPER = {"Switch": 1, "RefSwitch": 1, "Enter": 1, "RefEnter": 1, "Exit": -2, "RefExit": -2}
@@ -69,8 +69,7 @@ class Frontiers:
         fetched = list(fetched)
         order = _in_order(ancestors(one if isinstance(one, tf.Operation) else one.op for one in fetched))
         has_state = {one.name for one in order if not self._is_pure(one)}
-        written = {_root(one.inputs[0]) for one in order if is_write(one.type)}
-        written |= {_root(value) for one in order if one.name in has_state for value in one.inputs if _is_handle(value)}
+        written = {_root(value) for one in order if one.name in has_state for value in one.inputs if _is_handle(value)}
         if self._writes_weights:
             return Frontier((), frozenset(), frozenset(written))
         later = _later(order, has_state, written)
@@ -108,7 +107,7 @@ class Frontiers:
         called = called_functions(node, self._functions)
         if called:
             return all(map(self._is_pure_function, called))
-        return not is_write(operation.type) and _has_no_state(operation.type)
+        return _has_no_state(operation.type)
 
     def _is_pure_function(self, name: str) -> bool:
         if name not in self._pure:

@@ -163,6 +163,7 @@ def remote(dataset: Any, folder: Path, workers: Sequence[int], should_stop: Call
     is_dense = all(type(one) is tf.TensorSpec for one in tf.nest.flatten(spec))
     flat = dataset.map(lambda *element: tuple(tf.nest.flatten(_one(element), expand_composites=True)))
     parts = list(zip(part_requests(flat, len(workers)), workers, strict=True))
+    is_ahead = order.computes_ahead(tf.data.experimental.to_variant(dataset).op)
     # Each iterator has a number, with which it finds where the workers' batches end.
     numbers, ends = itertools.count(), dict[int, int]()
 
@@ -172,7 +173,7 @@ def remote(dataset: Any, folder: Path, workers: Sequence[int], should_stop: Call
     whole = dataset if is_dense else flat.map(packed)  # one map less where the types are the same without it
 
     def batches(number: tf.Tensor) -> Any:
-        generator = functools.partial(_in_turn, folder, parts, should_stop, ends)
+        generator = functools.partial(_in_turn, folder, parts, should_stop, ends, is_ahead)
         remote = tf.data.Dataset.from_generator(generator, args=(number,), output_signature=flat.element_spec)
         return remote.map(packed).concatenate(tf.data.Dataset.from_tensors(number).flat_map(rest))
 
@@ -232,6 +233,7 @@ def _in_turn(
     requests: list[tuple[PartRequest, int]],
     should_stop: Callable[[], bool],
     ends: dict[int, int],
+    is_ahead: bool,
     number: Any,
 ) -> Iterator[tuple[Any, ...]]:
     """Yield a batch of each worker in turn until one has no more. `requests` names the worker of each part.
@@ -241,7 +243,7 @@ def _in_turn(
     """
     from cerebras_tensorflow.runtime.input_workers.remote import Batch, RemotePart  # imports gRPC
 
-    comparison = Comparison()
+    comparison = Comparison(is_ahead)
     parts = [RemotePart(folder, request, worker) for request, worker in requests]
     try:
         while True:

@@ -131,6 +131,15 @@ def upstream(operation: Any) -> Iterator[Any]:
             waiting += [*(value.op for value in current.inputs), *current.control_inputs]
 
 
+def computes_ahead(operation: Any) -> bool:
+    """Return whether a dataset's last steps compute elements before they are asked for."""
+    while operation.type in PASSING | BATCHING:
+        if operation.type == "PrefetchDataset" or operation.type.startswith("Parallel"):
+            return True
+        operation = operation.inputs[0].op
+    return operation.type.startswith("Parallel") or operation.type in MAP_AND_BATCH
+
+
 def batch_size_of(batching: Any) -> int:
     """Return the number of elements in the batches that an op makes."""
     return int(tf.get_static_value(batching.inputs[-3 if batching.type in MAP_AND_BATCH else 1]))

@@ -1,4 +1,11 @@
-"""Decides whether the chief computes a dataset itself: a batch can take longer to hand over than to compute."""
+"""Decides whether the chief computes a dataset itself: a batch can take longer to hand over than to compute.
+
+The chief cannot try both, because to begin it must compute all batches that workers have computed. So it compares the
+time between two batches of the workers with the time that it would need alone. A worker tells what computing a batch
+takes, and the chief sees how long its consumer uses one. Alone, a pipeline that computes ahead (prefetch, parallel
+steps) takes the larger of the two; another one takes both. A run without workers would take just as long, so if the
+chief changes, the rest is not slower than without workers.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +22,11 @@ WINDOW = 32
 It then skips the batches that workers have computed, by computing them; so it must not compare too late."""
 LAST_BATCH = WARM_UP + 16 * WINDOW
 # Workers must be slower by more than measurements scatter.
-_LEAST_GAIN = 0.8
-# A consumer that takes a batch this soon waits for batches: TensorFlow needs some of this time for a generator.
+_LEAST_GAIN = 0.9
+# A consumer that takes a batch this soon uses none: TensorFlow needs some of this time for a generator.
 _SOON_S = 0.004
-# A worker that spends this share of its time in computing is not slowed by handing over.
+# A worker computes the next batch while it hands one over. If it still has to wait so much for its pipeline, computing
+# limits it, not handing over, and the chief would need as long.
 _LARGE_SHARE = 0.7
 
 
@@ -51,15 +59,15 @@ class Verdict:
 
 
 class Comparison:
-    """Compares the time in which workers hand over a batch with the time to compute one.
-
-    Only if the consumer waits for batches: otherwise the workers are fast enough.
+    """Compares the time between two batches of the workers with the time that the chief would need alone.
 
     Args:
+        is_ahead: Whether the dataset computes batches while its consumer uses others.
         clock: Returns the time [s].
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, is_ahead: bool, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._is_ahead = is_ahead
         self._clock = clock
         self._batches = 0
         self._waited_s = 0.0
@@ -86,10 +94,16 @@ class Comparison:
             return None
         mean_s, waited_s = (now - self._begin) / WINDOW, self._waited_s / WINDOW
         self._begin, self._waited_s = now, 0.0
-        is_waiting = mean_s - waited_s < max(waited_s, _SOON_S)
-        if work is None or not is_waiting or work.share > _LARGE_SHARE or work.compute_s > _LEAST_GAIN * mean_s:
+        if work is None or work.share > _LARGE_SHARE:
+            return None
+        if self._alone_s(work.compute_s, mean_s - waited_s) > _LEAST_GAIN * mean_s:
             return None
         return Verdict(self._batches, mean_s, work.compute_s)
+
+    def _alone_s(self, compute_s: float, used_s: float) -> float:
+        """Return the time between two batches without workers."""
+        used_s = used_s if used_s > _SOON_S else 0.0
+        return max(compute_s, used_s) if self._is_ahead else compute_s + used_s
 
 
 class WorkClock:

@@ -22,7 +22,7 @@ from cerebras_tensorflow.graph.micro_batches import (
     Gradient,
     MicroBatches,
 )
-from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.nodes import GraphDef, copied
 from cerebras_tensorflow.runtime.micro_batches.share import Across, Share
 from cerebras_tensorflow.runtime.micro_batches.streamed import HasSums, StreamedSum
 from cerebras_tensorflow.runtime.micro_batches.sums import (
@@ -69,7 +69,7 @@ class GradientSums:
 
     def bind(self, graph_def: GraphDef) -> GraphDef:
         """Return a copy of the graph whose sinks call this object."""
-        bound = GraphDef.FromString(graph_def.SerializeToString())
+        bound = copied(graph_def)
         for node in bound.node:
             if node.op == "PyFunc" and node.attr["token"].s == GRADIENT_TOKEN.encode():
                 node.attr["token"].s = self._token

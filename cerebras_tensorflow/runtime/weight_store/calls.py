@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from cerebras_tensorflow.graph.nodes import GraphDef
+from cerebras_tensorflow.graph.nodes import GraphDef, copied
 from cerebras_tensorflow.graph.program import (
     GATHER_TOKEN,
     LEND_TOKEN,
@@ -51,7 +51,7 @@ class StoreCalls:
 
     def bind(self, graph_def: GraphDef) -> GraphDef:
         """Return a copy of the graph that calls this store."""
-        bound = GraphDef.FromString(graph_def.SerializeToString())
+        bound = copied(graph_def)
         for node in bound.node:
             if node.op == "PyFunc" and node.attr["token"].s in self._tokens:
                 node.attr["token"].s = self._tokens[node.attr["token"].s]

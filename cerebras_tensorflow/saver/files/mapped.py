@@ -161,8 +161,11 @@ def changing(fd: int, runs: Sequence[tuple[int, int]]) -> Iterator[bool]:
             yield is_free
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
-            for own_fd, _ in mine:
-                fcntl.flock(own_fd, fcntl.LOCK_SH)
+            for own_fd, pages in mine:
+                try:
+                    fcntl.flock(own_fd, fcntl.LOCK_SH)
+                except OSError:  # another process may change the file from now on
+                    _make_own(pages, 0, len(pages))
 
 
 def _inode(fd: int) -> tuple[int, int]:
@@ -173,9 +176,8 @@ def _inode(fd: int) -> tuple[int, int]:
 def _lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        # On a file system without locks, nothing is mapped either.
-        return exc.errno != errno.EWOULDBLOCK
+    except OSError:  # without a lock, nobody knows whether another process has it mapped
+        return False
     return True
 
 

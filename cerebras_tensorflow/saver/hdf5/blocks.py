@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 BLOCK_BYTES = 4 << 20
+# libhdf5 takes some 6 kB for each chunk that a selection touches.
+_MAX_CHUNKS = 1 << 15
 
 
 def blocks(
@@ -16,7 +18,8 @@ def blocks(
 
     Args:
         shape: Shape of the dataset.
-        chunks: Shape of its HDF5 chunks. Blocks have whole chunks along their axis, so that few are decompressed twice.
+        chunks: Shape of its HDF5 chunks. Blocks have whole chunks along their axis, so that few are decompressed twice,
+            and a bounded number of them.
         itemsize: Size of an element [B].
         block_bytes: Wanted size [B].
 
@@ -28,11 +31,16 @@ def blocks(
     if not shape:
         yield ()
         return
-    axis, inner_bytes = len(shape) - 1, itemsize
+    sizes = shape if chunks is None else chunks
+    axis, inner_bytes, inner_chunks = len(shape) - 1, itemsize, 1
     while axis > 0 and inner_bytes * shape[axis] <= block_bytes:
+        across = inner_chunks * -(-shape[axis] // sizes[axis])
+        if across > _MAX_CHUNKS:
+            break
         inner_bytes *= shape[axis]
+        inner_chunks = across
         axis -= 1
-    step = max(block_bytes // inner_bytes, 1)
+    step = max(min(block_bytes // inner_bytes, _MAX_CHUNKS // inner_chunks * sizes[axis]), 1)
     if chunks is not None and step > chunks[axis]:
         step -= step % chunks[axis]
     for lead in np.ndindex(shape[:axis]):

@@ -30,6 +30,7 @@ _MAX_DEPTH = 64
 # Least size of a link and its object in a file [B]. A group with several links to it is visited once for each link.
 _LINK_BYTES = 64
 _ALWAYS_ALLOWED_VISITS, _MAX_VISITS = 10_000, 2_000_000
+_MAX_CHARACTERS = 1 << 26  # of all names together, each with the groups above it
 # Several links may name one tensor, as for tied weights. Reading the file reads it once for each link.
 _MAX_TIMES_READ = 16
 
@@ -58,7 +59,7 @@ class Contents:
         self._kinds: dict[str, str] = {}
         self._metadata: dict[str, dict[str, Any]] = {}
         self._links: dict[str, str] = {}
-        self._visits = 0
+        self._visits = self._characters = 0
         self._declared_bytes = self._plain_bytes = 0
         try:
             if h5_format.INDEX_ATTRIBUTE in self._file.attrs and not accept_unindexed:
@@ -92,14 +93,20 @@ class Contents:
             raise CheckpointError(f"{self.path}: groups are nested deeper than {_MAX_DEPTH}")
         for child in group:
             limit_time()
+            path = f"{prefix}{child}"
             self._visits += 1
+            self._characters += len(path)
             if self._visits > _most_visits(self._size):
                 raise CorruptCheckpointError(
                     f"{self.path}: its groups link to each other more often than a file of {self._size} bytes "
                     "needs. Use another checkpoint."
                 )
+            if self._characters > _MAX_CHARACTERS:
+                raise CorruptCheckpointError(
+                    f"{self.path}: all names together, each with the groups above it, have more than {_MAX_CHARACTERS} "
+                    "characters: damaged or hostile. Use another checkpoint."
+                )
             link = group.get(child, getlink=True)
-            path = f"{prefix}{child}"
             if isinstance(link, h5py.ExternalLink):
                 raise CheckpointError(
                     f"{self.path}: {path!r} links to another file, {link.filename!r}. Such links are refused, because "

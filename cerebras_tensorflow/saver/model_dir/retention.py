@@ -70,8 +70,11 @@ def advance(
     if not policy.keep_max:
         preserved = None if state is None else state.last_preserved_timestamp
         return CheckpointState(path, (path,), (saved_at_s,), preserved), []
-    kept = [(other, min(stamp, saved_at_s)) for other, stamp in _stamped(state, saved_at_s) if other != path]
-    kept.append((path, saved_at_s))
+    times = dict[str, float]()
+    for other, stamp in [*_stamped(state, saved_at_s), (path, saved_at_s)]:
+        times.pop(other, None)  # an edited state may list a checkpoint twice: the last place counts
+        times[other] = min(stamp, saved_at_s)
+    kept = list(times.items())
     preserved = kept[0][1] if state is None else state.last_preserved_timestamp
     preserved = kept[0][1] if preserved is None else min(preserved, saved_at_s)
     removed = []

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 STATE_NAME = "checkpoint"
 
-_MAX_STATE_BYTES = 64 << 20
+_MAX_STATE_BYTES = 8 << 20  # parsed in some 3 s
 _ADVICE = "Remove it to fall back to the checkpoints in the folder."
 _REST = re.compile(r"\s*\Z")
 

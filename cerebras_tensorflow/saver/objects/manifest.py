@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from cerebras_tensorflow.errors import CorruptCheckpointError
 from cerebras_tensorflow.saver.files.checksum import crc32c
 from cerebras_tensorflow.saver.hdf5.index import H5Record, record_of, values_of
 from cerebras_tensorflow.saver.objects.store import Bucket
+
+logger = logging.getLogger(__name__)
 
 NAME = "manifest.json"
 DATA = re.compile(r"data-[0-9a-f]+-\d{5,9}")
@@ -96,6 +99,7 @@ def read(bucket: Bucket, folder: str) -> tuple[Manifest, bytes] | None:
         except CorruptCheckpointError:
             if attempt + 1 == _READS:
                 raise
+            logger.warning("%s: the manifest is damaged: it is read again", bucket.url(key))
     raise AssertionError("unreachable")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import collections
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from cerebras_tensorflow.saver.files.checksum import combine, crc32c
 from cerebras_tensorflow.saver.objects import manifest as manifests
 from cerebras_tensorflow.saver.objects.manifest import Manifest
 from cerebras_tensorflow.saver.objects.store import Bucket
+
+logger = logging.getLogger(__name__)
 
 _THREADS = 8
 _FEW = 5  # requests ahead of use; with the writer's objects, a conversion stays below 400 MB
@@ -141,10 +144,13 @@ class ReadAhead:
         size = min(len(pieces) * manifests.PIECE_BYTES, self._manifest.sizes[number] - offset)
         expected = self._manifest.checks[number][pieces.start : pieces.stop]
         starts = range(0, size, manifests.PIECE_BYTES)
-        for _ in range(_READS):
+        for attempt in range(_READS):
             content = self._bucket.get_range(key, offset, size)
             if tuple(crc32c(content[at : at + manifests.PIECE_BYTES]) for at in starts) == expected:
                 return content
+            if attempt + 1 < _READS:
+                where = f"{self._bucket.url(key)}: bytes {offset} to {offset + size}"
+                logger.warning("%s fail their checksum: this part is read again", where)
         raise CorruptCheckpointError(
             f"{self._bucket.url(key)}: damaged: bytes {offset} to {offset + size} fail their checksum. Use another "
             "checkpoint."

@@ -7,7 +7,7 @@ import datetime
 import functools
 import logging
 import os
-import re
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import CheckpointError, CorruptCheckpointError
 from cerebras_tensorflow.locations import ObjectLocation
+from cerebras_tensorflow.saver.objects import failures
 
 logger = logging.getLogger(__name__)
 
@@ -26,47 +27,19 @@ Version: TypeAlias = dict[str, str]
 
 _Result = TypeVar("_Result")
 
-_ATTEMPTS = 5
+_ATTEMPTS = 10
 _MANY_OBJECTS = 100
 _SIZE_THREADS = 8
-_RETRY_TIMEOUT_S = 180
+_REQUEST_TIMEOUT_S = 120  # of one attempt; ours send at most 32 MiB in one request
+_RETRY_TIMEOUT_S = 180  # after so long no attempt begins
 _FIRST_PAUSE_MS = 100
-_MAX_TEXT = 400
-_MAX_MASKED = 20_000
+_LONGEST_PAUSE_S = 15
 _COPIED_BYTES = 8 << 20
 _MIB = 1 << 20
 _MOST_PARTS = 10_000  # of an object of S3
 _SMALLEST_PART_BYTES = 8 << 20
 _SENDING_BYTES = 128 << 20  # parts of a file at a time
 _MAX_SMALL_BYTES = 256 << 20
-_TRY_AGAIN = "Try again; what was written before is untouched."
-# Names whose values are secret, as ends of longer ones: x-amz-security-token, AWSAccessKeyId, client_secret.
-_SECRET_NAME = (
-    r"(?:X-(?:Amz|Goog)-[\w-]+|[\w-]*(?:signature|sig|token|credentials?|authorization|secret|password|api-?key"
-    r"|(?:access|account|private|secret|shared)[_-]?key(?:[_-]?id)?|assertion))"
-)
-_SECRETS = (
-    # <AWSAccessKeyId>, <StringToSign>, <Token-0>: to the end of the element.
-    (
-        r"<([\w-]*(?:key-?id|secret|token|signature|credential|StringToSign|CanonicalRequest|AuthenticationErrorDetail)"
-        r"[\w-]*)>[^<]*",
-        r"<\1>...",
-    ),
-    # "name": "value", also with escaped quotes.
-    (rf"(\\*[\"']{_SECRET_NAME}\\*[\"']\s*[:=]\s*)\\*([\"']).*?(?:(?<!\\)\\*\2|$)", r"\1\2...\2"),
-    # A header: its value has spaces.
-    (r"((?:proxy-)?authorization\s*[:=]\s*)(?![\"'\\])[^\n]+", r"\1..."),
-    (rf"({_SECRET_NAME}\s*[:=]\s*)(?![\"'\\]|\.\.\.)[^&\s\"',<>]+", r"\1..."),
-    # Whatever is around them: bearer tokens, and the identifiers of AWS and Google.
-    (r"(\bbearer\s+)(?!\.\.\.)[^\s\"',<>]+", r"\1..."),
-    (r"\b(?:AKIA|ASIA|ya29\.)[\w.-]+", "..."),
-)
-# Where a user's names are in an error: advice must not depend on them.
-_PLACES = re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://\S+|<(Key|Resource|BucketName|Prefix)>[^<]*")
-_STATUS_403 = re.compile(r"\bstatus(?: code)?:? 403\b")
-_REGION = re.compile(
-    r"<Code>(?:PermanentRedirect|AuthorizationHeaderMalformed|\w*Location\w*)<|<Region>|configured region"
-)
 
 
 @dataclass(frozen=True)
@@ -112,21 +85,27 @@ class Bucket:
             ) from exc
         self._obstore: Any = obstore
         settings = env.object_storage(location.scheme)
-        retry: Any = {
-            "max_retries": 10,
-            "retry_timeout": datetime.timedelta(seconds=_RETRY_TIMEOUT_S),
-            "backoff": {"init_backoff": datetime.timedelta(milliseconds=_FIRST_PAUSE_MS), "base": 2},
-        }
-        options: Any = {"allow_http": True} if settings.pop("allow_http", "") else None
-        with self._reporting("", "be opened"):
+        options: Any = {"timeout": datetime.timedelta(seconds=_REQUEST_TIMEOUT_S)}
+        if settings.pop("allow_http", ""):
+            options["allow_http"] = True
+
+        def opened(num_retries: int) -> Any:
+            retry: Any = {
+                "max_retries": num_retries,
+                "retry_timeout": datetime.timedelta(seconds=_RETRY_TIMEOUT_S),
+                "backoff": {"init_backoff": datetime.timedelta(milliseconds=_FIRST_PAUSE_MS), "base": 2},
+            }
             words: Any = {"config": settings or None, "client_options": options, "retry_config": retry}
-            self._store: Any
             if location.scheme == "az":
                 # from_url takes the first part of an az URL for the container.
                 account, _, container = location.container.partition("/")
-                self._store = AzureStore(container, account_name=account, **words)
-            else:
-                self._store = from_url(self._root, **words)
+                return AzureStore(container, account_name=account, **words)
+            return from_url(self._root, **words)
+
+        with self._reporting(None, "be opened"):
+            self._store = opened(0)  # `_again` repeats requests, and logs it
+            # Only obstore can repeat one part of a large file. It does not log that: the first attempt is without.
+            self._store_of_parts = opened(_ATTEMPTS)
 
     def url(self, key: str) -> str:
         """Return the URL of an object."""
@@ -185,13 +164,22 @@ class Bucket:
         Raises:
             CheckpointError: If the file cannot be read, or the object cannot be written.
         """
+        part = part_bytes(os.path.getsize(path))
+        words: Any = {"chunk_size": part, "max_concurrency": max(1, _SENDING_BYTES // part)}
 
-        def write() -> None:
-            part = part_bytes(os.path.getsize(path))
-            words: Any = {"chunk_size": part, "max_concurrency": max(1, _SENDING_BYTES // part)}
-            self._obstore.put(self._store, key, Path(path), **words)
+        def write(store: Any) -> None:
+            self._obstore.put(store, key, Path(path), **words)
 
-        self._again(write, key, "be written")
+        try:
+            with self._reporting(key, "be written"):
+                write(self._store)
+        except _TransientError as exc:
+            logger.warning(
+                "%s Sending %s again, from its start. From now on, a part that fails is sent again without a message.",
+                exc,
+                path,
+            )
+            self._again(lambda: write(self._store_of_parts), key, "be written")
 
     def get_file(self, key: str, path: str) -> None:
         """Copy an object into a new file.
@@ -239,10 +227,21 @@ class Bucket:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Yield the objects below a prefix."""
-        with self._reporting(prefix, "be listed"):
-            for page in self._obstore.list(self._store, prefix=prefix or None):
-                for item in page:
-                    yield StoredObject(item["path"], int(item["size"]), item["last_modified"])
+        pages: Iterator[Any] | None = None
+        last: str | None = None
+
+        def next_page() -> Any:
+            nonlocal pages
+            # An iterator that has failed is of no use: begin a new one behind the last object.
+            running, pages = pages or iter(self._obstore.list(self._store, prefix=prefix or None, offset=last)), None
+            page = next(running, None)
+            pages = running
+            return page
+
+        while page := self._again(next_page, prefix, "be listed"):
+            for item in page:
+                last = item["path"]
+                yield StoredObject(item["path"], int(item["size"]), item["last_modified"])
 
     def children(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
         """Return the names directly below a prefix: those that have objects below them, and those of objects."""
@@ -254,35 +253,38 @@ class Bucket:
         return folders, names
 
     def _again(self, request: Callable[[], _Result], key: str, action: str, is_missing_raised: bool = False) -> _Result:
-        """Return the result of a request; repeat it a few times if it fails.
-
-        obstore repeats requests that are throttled or refused, but not those whose response is cut off.
-        """
-        for attempt in range(_ATTEMPTS):
+        """Return the result of a request; repeat it for a bounded time if it fails, and log that."""
+        end_s = time.monotonic() + _RETRY_TIMEOUT_S
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with self._reporting(key, action, is_missing_raised):
                     return request()
             except _TransientError as exc:
-                if attempt + 1 == _ATTEMPTS:
+                # Random, so that several clients do not come back at the same time.
+                pause_s = min(_FIRST_PAUSE_MS / 1000 * 2 ** (attempt - 1), _LONGEST_PAUSE_S) * random.uniform(0.5, 1)
+                if attempt == _ATTEMPTS or time.monotonic() + pause_s > end_s:
                     raise CheckpointError(str(exc)) from None
-                logger.info("%s; attempt %d of %d", exc, attempt + 2, _ATTEMPTS)
-                time.sleep(_FIRST_PAUSE_MS / 1000 * 2**attempt)
+                # Failures alone are normal with many requests.
+                level = logging.INFO if attempt == 1 else logging.WARNING
+                logger.log(level, "%s Attempt %d of %d in %.1f s.", exc, attempt + 1, _ATTEMPTS, pause_s)
+                time.sleep(pause_s)
         raise AssertionError("unreachable")
 
     @contextlib.contextmanager
-    def _reporting(self, key: str, action: str, is_missing_raised: bool = False) -> Iterator[None]:
+    def _reporting(self, key: str | None, action: str, is_missing_raised: bool = False) -> Iterator[None]:
         """Turn an error of obstore into a CheckpointError that says what to do, without credentials."""
+        url = self.url(key or "")
         try:
             yield
         except FileNotFoundError as exc:
             # A missing bucket is not a missing object.
             if is_missing_raised and "NoSuchBucket" not in str(exc):
                 raise
-            raise CheckpointError(f"{self.url(key)}: there is no such object or bucket. Check the URL.") from None
+            raise CheckpointError(f"{url}: there is no such object or bucket. Check the URL.") from None
         except (self._obstore.exceptions.BaseError, PermissionError, ValueError) as exc:
-            advice = _advice(exc, str(exc), key)
-            text = f"{self.url(key)}: cannot {action}: {without_credentials(str(exc))} {advice}"
-            raise (_TransientError if advice == _TRY_AGAIN else CheckpointError)(text) from None
+            hint = failures.advice(exc, key)
+            text = f"{url}: cannot {action}: {failures.without_credentials(str(exc))} {hint}"
+            raise (_TransientError if failures.is_transient(hint) else CheckpointError)(text) from None
 
 
 def part_bytes(size: int) -> int:
@@ -308,31 +310,3 @@ def sizes_of(bucket: Bucket, folder: str, keys: Sequence[str]) -> Iterable[int |
             return [found.get(key) for key in keys]
     with ThreadPoolExecutor(_SIZE_THREADS, "object-sizes") as pool:
         return list(pool.map(bucket.size, keys))
-
-
-def without_credentials(text: str) -> str:
-    """Return the first lines of an error of obstore, without signatures and tokens.
-
-    >>> without_credentials("GET http://s/b?X-Amz-Signature=4f2a&x=1 failed")
-    'GET http://s/b?X-Amz-Signature=...&x=1 failed'
-    """
-    text = text.split("Debug source:")[0][:_MAX_MASKED]
-    for pattern, replacement in _SECRETS:
-        text = re.sub(f"(?i){pattern}", replacement, text)
-    return " ".join(text.split())[:_MAX_TEXT]
-
-
-def _advice(exc: Exception, text: str, key: str) -> str:
-    """Return what to do about an error of obstore."""
-    kind = type(exc).__name__
-    text = _PLACES.sub("", text.split("Debug source:")[0]).replace(f"path {key}", "").replace(f"location {key}", "")
-    if _REGION.search(text):
-        return "The bucket is in another region: set AWS_REGION to it."
-    if kind in ("UnauthenticatedError", "PermissionDeniedError", "PermissionError") or _STATUS_403.search(text):
-        return (
-            "The credentials are missing, wrong or not allowed to do this: set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (for gs and az, the variables of their own clients)."
-        )
-    if "error sending request" in text or "dns error" in text:
-        return "Nothing answers there: check the endpoint (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT) and the network."
-    return _TRY_AGAIN

@@ -40,8 +40,8 @@ def advice(simulation: Simulation) -> list[str]:
         )
     if share.get("fill and drain", 0) > _MUCH:
         texts.append(
-            f"Filling and draining the layers takes {share['fill and drain']:.0%} of the step: once for each "
-            "layer and micro-batch, so fewer micro-batches or a larger batch_size help."
+            f"Filling and draining the layers takes {share['fill and drain']:.0%} of the step: each pass over a layer "
+            "waits for its first weight and its last value, so fewer micro-batches or a larger batch_size help."
         )
     if share.get("fabric", 0) > _MUCH:
         texts.append(

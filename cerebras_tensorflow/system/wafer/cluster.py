@@ -8,7 +8,7 @@ from cerebras_tensorflow.system import facts
 
 
 def tree_levels(num_csx: int) -> int:
-    """Return the levels of the tree between the weights and the systems. One system needs none.
+    """Return the levels of the tree that joins several systems. One system needs none.
 
     >>> [tree_levels(count) for count in (1, 2, 4, 5, 16)]
     [0, 1, 1, 2, 2]
@@ -17,10 +17,14 @@ def tree_levels(num_csx: int) -> int:
     return math.ceil(math.log(num_csx, fan_out) - 1e-9) if num_csx > 1 else 0
 
 
-def tree_s(num_csx: int, hop_s: float) -> float:
-    """Return the time that the tree adds to each weight's way to the wafer, and to each gradient's way back [s].
+def way_s(num_csx: int, hop_s: float) -> float:
+    """Return the time that a weight takes from the machines that keep it to the wafers, or a gradient back [s].
 
+    Weights are kept outside of a system, so even one system is a hop away from them; each level of the tree adds one.
     The rate of the links does not change: a broadcast sends one copy into each system, and a level of the tree passes
     on one sum for all systems below it.
+
+    >>> [way_s(count, 1.0) for count in (1, 4, 16)]
+    [1.0, 2.0, 3.0]
     """
-    return tree_levels(num_csx) * hop_s
+    return (1 + tree_levels(num_csx)) * hop_s

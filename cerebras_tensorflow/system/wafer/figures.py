@@ -8,6 +8,7 @@ from typing import Literal
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.system import facts
 from cerebras_tensorflow.system.facts import Fact
+from cerebras_tensorflow.text import is_number
 
 DEFAULT_RELEASE = "1.8"
 """The last release with TensorFlow, which this project ports."""
@@ -23,7 +24,7 @@ class Figures:
         kernel_efficiency: Share of the peak that the kernels reach.
         vector_start_cycles: To start the vector operation of one weight.
         step_overhead_s: Begin and end of a step [s].
-        cluster_hop_s: One level of the tree between systems and weights [s].
+        cluster_hop_s: One hop of the way between weights and systems [s].
     """
 
     kernel_efficiency: float
@@ -42,7 +43,7 @@ def kernel_efficiency(release: str) -> Fact:
         SettingsError: If it is not the number of a release from 1.0 to 2.x.
     """
     parts = release.removeprefix("R").split(".")
-    if not all(part.isdigit() for part in parts) or parts[0] not in ("1", "2"):
+    if not all(is_number(part) for part in parts) or parts[0] not in ("1", "2"):
         raise SettingsError(f"release is {release!r}; expected one such as 1.7.1, 1.8 or 2.1.1")
     return facts.KERNEL_EFFICIENCY_1 if parts[0] == "1" else facts.KERNEL_EFFICIENCY_2
 

@@ -85,6 +85,8 @@ def _assumptions(workload: Workload) -> tuple[str, ...]:
     if not is_pipelined:
         start = facts.VECTOR_START_CYCLES
         parts.append(f"start of a weight's vector operation: {start.value:g} cycles ({_told(start)})")
+        hop = facts.CLUSTER_HOP_S
+        parts.append(f"a hop of weights or gradients through the network: {hop.value:g} s ({_told(hop)})")
     return tuple(parts)
 
 

@@ -119,7 +119,7 @@ class Simulation:
                 parts[busiest.time.limit] = busiest.time.seconds
         else:
             for placed in self.layers:
-                time = placed.time
-                parts[time.limit] = parts.get(time.limit, 0.0) + time.seconds
+                for name, seconds in placed.time.waits.items():
+                    parts[name] = parts.get(name, 0.0) + seconds
         parts["step overhead"] = self.overhead_s
         return dict(sorted(parts.items(), key=lambda item: -item[1]))

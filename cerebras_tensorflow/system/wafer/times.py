@@ -41,15 +41,15 @@ class LayerTime:
 
     @property
     def limit(self) -> str:
-        """The resource that takes the longest: "compute", "memory", "fabric", "I/O" or "fill and drain"."""
-        parts = {
-            "compute": self.compute_s,
-            "memory": self.memory_s,
-            "fabric": self.fabric_s,
-            "I/O": self.io_s,
-            "fill and drain": self.fill_s,
-        }
-        return max(parts, key=parts.__getitem__)
+        """What takes the longest: "compute", "memory", "fabric", "I/O" or "fill and drain"."""
+        return max(self.waits, key=self.waits.__getitem__)
+
+    @property
+    def waits(self) -> dict[str, float]:
+        """The times that add up to that of the layer [s]: of the slowest resource, and to fill and drain."""
+        overlapping = {"compute": self.compute_s, "memory": self.memory_s, "fabric": self.fabric_s, "I/O": self.io_s}
+        slowest = max(overlapping, key=overlapping.__getitem__)
+        return {slowest: overlapping[slowest], "fill and drain": self.fill_s}
 
 
 def core_seconds(layer: Layer, efficiency: float) -> float:

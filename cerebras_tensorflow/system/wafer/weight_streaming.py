@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cerebras_tensorflow.errors import PlacementError
 from cerebras_tensorflow.system import facts
-from cerebras_tensorflow.system.wafer.cluster import tree_s
+from cerebras_tensorflow.system.wafer.cluster import way_s
 from cerebras_tensorflow.system.wafer.figures import Figures
 from cerebras_tensorflow.system.wafer.layers import ATTENTION, EMBEDDING, MATRIX_PRODUCT, Layer, Network, blocks
 from cerebras_tensorflow.system.wafer.placement import COLUMNS, CORE_DATA_BYTES, ROWS, Rectangle
@@ -169,7 +169,7 @@ def _time(layer: Layer, network: Network, schedule: _Schedule, figures: Figures,
         memory_s=schedule.samples * again * memory_core_seconds(layer) / _WAFER.cores,
         fabric_s=passes * schedule.samples * _crossing_s(layer),
         io_s=max(weights_s + (batch_s if layer is network.layers[0] else 0.0), gradients_s),
-        fill_s=passes * (crossing_s() + (tree_s(num_csx, figures.cluster_hop_s) if layer.num_weights else 0.0)),
+        fill_s=passes * (crossing_s() + (way_s(num_csx, figures.cluster_hop_s) if layer.num_weights else 0.0)),
     )
     return LayerTime(*(schedule.parts * part for part in vars(one).values()))
 

@@ -16,25 +16,34 @@ ROOT = Path(cerebras_tensorflow.__file__).parents[1]
 REPORT = """
 import gc, json, sys
 by_tensorflow = sorted({"keras", "tf_keras"} & {*sys.modules})
+from tf_keras.src.engine import data_adapter
+is_pandas_loaded = "pandas" in sys.modules
+import pandas
 from tensorflow.keras.layers import Dense as by_module
 from tensorflow import keras as by_name
 import keras, tf_keras
 one = tf.keras.layers.Dense
 print(json.dumps([by_tensorflow, gc.get_freeze_count() > 100_000, by_module is one, by_name.layers.Dense is one, *(
     kind.layers.Dense is one for kind in (keras, tf_keras)
-)]))
+), is_pandas_loaded, data_adapter._is_pandas_series(pandas.Series([1])), data_adapter._is_pandas_series([1])]))
 """
+PANDAS = (False, True, False)
+"""Whether Keras 2 has loaded pandas, and what it says about a Series and a list. Keras 3 loads pandas."""
 
 
 @pytest.mark.parametrize(
     "imports, chosen, expected",
     [
-        ("import cerebras_tensorflow; import tensorflow as tf", {}, [[], True, True, True, True, False]),
-        ("import cerebras_tensorflow, keras, tensorflow as tf", {}, [["keras"], True, True, True, True, False]),
+        ("import cerebras_tensorflow; import tensorflow as tf", {}, [[], True, True, True, True, False, *PANDAS]),
+        (
+            "import cerebras_tensorflow, keras, tensorflow as tf",
+            {},
+            [["keras"], True, True, True, True, False, True, *PANDAS[1:]],
+        ),
         (
             "import cerebras_tensorflow; import tensorflow as tf",
             {"TF_USE_LEGACY_KERAS": "1"},
-            [["tf_keras"], True, True, True, False, True],
+            [["tf_keras"], True, True, True, False, True, *PANDAS],
         ),
     ],
     ids=["Keras 3 loads on first use", "the script imports Keras 3 first", "the user chose Keras 2"],

@@ -37,11 +37,22 @@ def test_variables_that_are_set_are_read() -> None:
 
 @pytest.mark.parametrize(
     "name, value",
-    [(env.EXECUTION_MODE, "streaming"), (env.TASK, "-1"), (env.INPUT_WORKERS, "two"), (env.TRACE_STEP, "last")],
+    [
+        (env.EXECUTION_MODE, "streaming"),
+        (env.TASK, "-1"),
+        (env.INPUT_WORKERS, "two"),
+        (env.TRACE_STEP, "last"),
+        (env.TF_CONFIG_NETWORKS, "10.0.0.1/8"),
+    ],
 )
 def test_an_invalid_value_is_refused_and_the_error_names_the_variable(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name}='{value}'"):
         env.read({name: value})
+
+
+def test_a_home_whose_path_is_not_utf8_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"CEREBRAS_HOME is /a\\xff, which is not UTF-8 text"):
+        env.read({"CEREBRAS_HOME": "/a\udcff"})
 
 
 def test_a_user_without_a_home_is_asked_to_set_one(monkeypatch: pytest.MonkeyPatch) -> None:

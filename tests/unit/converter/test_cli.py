@@ -151,7 +151,9 @@ def test_an_unknown_model_or_format_pair_prints_the_supported_ones(
     assert printed.startswith("The following models are supported:\n\n")
     assert printed.endswith("\n\nConversion failed.\n")
     assert convert(source, "cs-1.6") == 1
-    assert capsys.readouterr().out.startswith("The following converters are supported:\n\n")
+    printed, told = capsys.readouterr()
+    assert printed.startswith("The following converters are supported:\n\n")
+    assert told == "convert_checkpoint: error: cannot convert gpt2 from hf to cs-1.6\n"
 
 
 def test_a_config_that_is_not_json_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,12 @@ def test_deep_nesting_of_long_names_is_refused(tmp_path: Path) -> None:
         TorchReader(torch_file(tmp_path / "x.bin", pickle.dumps(content, 2)))
 
 
+def test_a_long_name_above_many_objects_is_refused(tmp_path: Path) -> None:
+    content = {"k" * 4000: [[0] * 100] * 60}  # the inner list is in the pickle once
+    with pytest.raises(CorruptCheckpointError, match="refer to each other more often"):
+        TorchReader(torch_file(tmp_path / "x.bin", pickle.dumps(content, 2)))
+
+
 def test_a_pickle_that_sets_attributes_of_our_functions_is_refused(tmp_path: Path) -> None:
     content = b"\x80\x02ctorch\nSize\nN}X\x0c\x00\x00\x00__defaults__(I7\ntss\x86b."
     with pytest.raises(CorruptCheckpointError, match="not a file of torch"):

@@ -1,4 +1,7 @@
-"""Names, settings and files of releases 2.0 to 2.9. tests/integration/test_converter_releases.py runs whole models."""
+"""Names, settings and files of releases 2.0 to 2.9.
+
+tests/integration/checkpoints/test_converter_releases.py runs whole models.
+"""
 
 from __future__ import annotations
 
@@ -124,6 +127,7 @@ def test_settings_follow_the_release_and_convert_back(
         ("llama", LLAMA | {"num_key_value_heads": 2}, "cs-1.9", "num_key_value_heads=2. Only 4 is supported"),
         ("llama", LLAMA | {"num_key_value_heads": 3}, "cs-2.0", "must divide num_attention_heads=4"),
         ("llama", LLAMA | {"rope_theta": 5e5}, "cs-2.0", "rope_theta=500000.0. Only 10000.0"),
+        ("falcon", FALCON | {"rope_theta": 5e5}, "cs-2.0", "rope_theta=500000.0. Only 10000.0"),
         ("llama", LLAMA | {"rope_scaling": LLAMA3}, "cs-2.2", "rope_type=llama3. It was introduced in cs-2.3"),
         ("llama", LLAMA | {"rope_scaling": YARN | {"beta_fast": 3}}, "cs-2.3", "beta_fast of rope_type=yarn"),
         ("llama", LLAMA | {"rope_scaling": {"type": "su"}}, "cs-2.9", "rope_type=su. Only default, linear"),

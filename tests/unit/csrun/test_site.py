@@ -33,6 +33,8 @@ def test_a_site_sets_the_number_of_local_tasks() -> None:
     [
         ("DEF_NODE=5", "unknown name 'DEF_NODE'"),
         ("DEF_NODES=many", "expected a number from 1"),
+        ("DEF_NODES=\u00b2", "expected a number from 1"),
+        ("DEF_NODES='1", "line 1: No closing quotation"),
         ("DEF_NODES", "expected NAME=VALUE"),
         ("EXECUTOR=ssh", "expected one of auto, embedded, slurm"),
     ],

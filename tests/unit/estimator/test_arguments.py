@@ -50,3 +50,10 @@ def test_a_run_writes_only_inside_its_model_dir(name: str, tmp_path: Path) -> No
     (tmp_path / "real" / name).symlink_to("../mine")
     with pytest.raises(SettingsError, match=f"{name} is a link to .*mine, and a run writes only inside its model_dir"):
         make_model_dir(str(tmp_path / "model_dir"))
+
+
+def test_a_path_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    with pytest.raises(SettingsError, match=r"caf\\xe9 is not UTF-8, which TensorFlow needs"):
+        make_model_dir(folder)
+    assert not os.path.exists(folder)

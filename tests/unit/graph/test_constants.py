@@ -24,7 +24,9 @@ def share_constants(graph_def: GraphDef, kept: Container[str]) -> GraphDef:
     shared = GraphDef(versions=graph_def.versions)
     shared.node.extend(node for node in graph_def.node if node.name not in instead)
     for node in shared.node:
-        take_instead(node, instead)
+        inputs = take_instead(node.input, instead)
+        del node.input[:]
+        node.input.extend(inputs)
     return shared
 
 

@@ -1,4 +1,4 @@
-"""The order of a graph's nodes."""
+"""The nodes of a graph: loops around them, and pruning."""
 
 from __future__ import annotations
 
@@ -6,44 +6,8 @@ import pytest
 
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.loops import loop_depths
-from cerebras_tensorflow.graph.nodes import CycleError, GraphDef, NodeDef, NodeTable, order_nodes, prune
-
-
-def table(**inputs: str) -> NodeTable:
-    """Nodes by name, with their inputs in one string; `name__Op` gives the op."""
-    graph_def = GraphDef()
-    for word, needs in inputs.items():
-        name, _, op = word.partition("__")
-        graph_def.node.append(NodeDef(name=name, op=op or "NoOp", input=needs.split()))
-    return NodeTable(graph_def)
-
-
-def test_nodes_independent_of_the_batch_come_just_before_their_first_use() -> None:
-    graph = table(w1="", w2="", batch="", a="batch w1", b="a w2")
-    assert order_nodes(graph, sources=["batch"]) == ["batch", "w1", "a", "w2", "b"]
-
-
-def test_early_nodes_come_right_after_their_inputs() -> None:
-    graph = table(batch="", a="batch", b="a", c="b", update="a")
-    assert order_nodes(graph, sources=["batch"]) == ["batch", "a", "b", "c", "update"]
-    assert order_nodes(graph, sources=["batch"], early=["update"]) == ["batch", "a", "update", "b", "c"]
-
-
-def test_extra_edges_count() -> None:
-    assert order_nodes(table(a="", b=""), {"a": ["b"]}) == ["b", "a"]
-
-
-@pytest.mark.parametrize("sources", [[], ["batch"]])
-def test_a_cycle_is_an_error_that_names_its_nodes(sources: list[str]) -> None:
-    graph = table(batch="", a="batch b", b="a")
-    with pytest.raises(CycleError) as raised:
-        order_nodes(graph, sources=sources)
-    assert set(raised.value.nodes) == {"a", "b"}
-
-
-def test_the_back_edge_of_a_loop_is_not_a_cycle() -> None:
-    graph = table(x="", enter__Enter="x", merge__Merge="enter next", body="merge", next__NextIteration="body")
-    assert order_nodes(graph).index("merge") < order_nodes(graph).index("next")
+from cerebras_tensorflow.graph.nodes import prune
+from tests.unit.graph.tables import table
 
 
 def test_loop_depths_count_the_loops_around_an_output() -> None:

@@ -20,7 +20,7 @@ def casts(weights: set[str]) -> tuple[int, set[str]]:
         for number in range(3):
             tf.matmul(x, low, name=f"use_{number}")
     graph_def = graph.as_graph_def()
-    cast_for_each_use(graph_def, weights)
+    cast_for_each_use(NodeTable(graph_def), weights)
     table = NodeTable(graph_def)
     names = {table.data_inputs(f"use_{number}")[1].node for number in range(3)}
     return sum(node.op == "Cast" for node in table.nodes.values()), names

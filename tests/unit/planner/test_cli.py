@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,39 @@ def test_names_of_json_figures_tell_measured_estimated_and_simulated(
     timed = json.loads(capsys.readouterr().out)
     assert timed["estimated_step_s"] >= timed["estimated_compute_s"] > 0
     assert set(timed["measured_rates"]) >= {"flops_per_s", "disk_read_bytes_per_s"}
+
+
+def test_a_model_that_uses_initial_values_has_the_plan_of_one_that_does_not(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "m.py"
+    plain = script.read_text()
+    own = plain.replace("    if mode", "    calls.append([w.initializer, w.initial_value.shape])\n    if mode", 1)
+    figures = []
+    for text in (plain, "calls = []\n" + own):
+        script.write_text(text)
+        assert run(model, "-p", str(tmp_path / "p.yaml"), *SHAPES, "--no_rates", "--json") == 0
+        figures.append({**json.loads(capsys.readouterr().out), "process_bytes": 0})
+    assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize("name", ["own_model", "json"])
+def test_a_file_with_a_dataclass_is_planned_whatever_its_name(name: str, tmp_path: Path) -> None:
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    text += "@dataclass\nclass Size:\n    width: int = 4\n\ndef model_fn(features):\n    return Size()\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    loaded = sys.modules.get(name)
+    function, reference = cli.load_model(str(tmp_path / f"{name}.py:model_fn"))
+    assert function(None).width == 4 and reference is None
+    assert loaded is None or sys.modules[name] is loaded
+
+
+def test_a_plan_makes_no_initial_values(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "m.py"
+    count = "    print([op.type for op in x.graph.get_operations() if op.name.startswith('w5')])\n"
+    script.write_text(script.read_text().replace("    loss =", count + "    loss =", 1))
+    assert run(model, "-p", str(tmp_path / "p.yaml"), *SHAPES, "--no_rates", "--json") == 0
+    assert capsys.readouterr().out.startswith("['VarHandleOp', 'ReadVariableOp']")
 
 
 def test_a_step_larger_than_this_machine_gets_options_that_help(
@@ -203,6 +237,14 @@ def test_the_batch_of_a_reference_model_comes_from_its_input_fn(
     assert run(*command, str(GPTJ / "configs" / "params_tiny.yaml"), *words, "-l", "int32:8x128") == 0
     assert derived == json.loads(capsys.readouterr().out)
     assert derived["batch_size"] == 8
+    for section in ("train_input", "runconfig"):
+        content = yaml.safe_load((GPTJ / "configs" / "params_tiny.yaml").read_text())
+        content["train_input"]["data_file"] = str(GPTJ / "configs" / content["train_input"]["data_file"])
+        content.setdefault(section, {})["global_batch_size"] = 4
+        path = tmp_path / f"{section}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        assert run(*command, str(path)) == 0
+        assert json.loads(capsys.readouterr().out)["batch_size"] == 4
     content = yaml.safe_load((GPTJ / "configs" / "params_tiny.yaml").read_text())
     content["train_input"]["data_file"] = "nowhere.txt"
     path = tmp_path / "params.yaml"

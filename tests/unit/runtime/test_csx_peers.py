@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from cerebras_tensorflow.errors import CollectiveError, StoreError
+from cerebras_tensorflow.runtime.csx import peers
 from cerebras_tensorflow.runtime.csx.peers import Peers, Request
 from cerebras_tensorflow.runtime.host import links
-from cerebras_tensorflow.runtime.weight_store.buffers import Bytes
+from cerebras_tensorflow.runtime.weight_store.buffers import Buffers, Bytes
 
 SECRET = b"of the run"
 FAILS, WAITS, BREAKS, RAISES = 7, 8, 9, 10
@@ -38,9 +39,9 @@ def broken() -> Iterator[Bytes]:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterable[tuple[Peers, Peers]]:
-    peers = Peers(0, tmp_path, SECRET, doubled, counted=[1]), Peers(1, tmp_path, SECRET, doubled, counted=[1])
-    yield peers
-    for one in peers:
+    both = Peers(0, tmp_path, SECRET, doubled, counted=[1]), Peers(1, tmp_path, SECRET, doubled, counted=[1])
+    yield both
+    for one in both:
         one.close()
 
 
@@ -54,6 +55,25 @@ def test_requests_are_answered_and_counted_on_both_sides(pair: tuple[Peers, Peer
     assert (pair[0].bytes_sent, pair[0].bytes_received) == (data.nbytes, 2 * data.nbytes)
     assert pair[0].ask(1, Request(1)).size == 0  # the owner has counted the answers before
     assert (pair[1].bytes_sent, pair[1].bytes_received) == (2 * data.nbytes, data.nbytes)
+
+
+def test_a_request_that_does_not_fit_into_memory_is_refused_before_memory_is_taken(
+    pair: tuple[Peers, Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = Buffers.take
+
+    def recorded(self: Buffers, num_bytes: int) -> Bytes:
+        taken.append(num_bytes)
+        return take(self, num_bytes)
+
+    monkeypatch.setattr(Buffers, "take", recorded)
+    monkeypatch.setattr(peers, "free_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(peers, "_CHECKED_FROM_BYTES", 2 << 20)
+    with pytest.raises(CollectiveError, match=r"rank 1 on an unknown host failed: .* does not fit into free memory"):
+        pair[0].ask(1, Request(2), np.zeros(2 << 20, np.uint8))
+    assert max(taken) < 2 << 20
+    pair[0].ask(1, Request(2), np.zeros(1 << 20, np.uint8))
 
 
 def test_an_error_of_the_owner_names_its_rank_and_the_connection_goes_on(pair: tuple[Peers, Peers]) -> None:

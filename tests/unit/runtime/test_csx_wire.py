@@ -63,6 +63,8 @@ def test_rows_of_an_embedding_count_in_each_micro_batch() -> None:
     )
     sparse = replace(one, events=(gather,), micro_batches=plan)
     assert [plan_wire(sparse, rank).sent for rank in (0, 1)] == [2 * 40, 40]  # rows; the sum of two micro-batches
+    many = replace(sparse, events=(replace(gather, row_bytes=3 * SIZE),))  # more tokens than rows
+    assert [plan_wire(many, rank).sent for rank in (0, 1)] == [2 * SIZE, SIZE]
 
 
 def test_one_csx_sends_nothing() -> None:

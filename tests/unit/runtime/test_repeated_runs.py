@@ -72,3 +72,16 @@ def test_a_feed_of_a_wrong_shape_is_refused_as_session_run_does(graph: Graph) ->
     for run in (graph.session.run, runs.run):
         with pytest.raises(ValueError, match=r"Cannot feed value of shape \(2,\) for Tensor .*rate:0"):
             run(double, {"rate:0": [1, 2]})
+
+
+@pytest.mark.parametrize("data", [3, 3.0, "a", [1.0, 2.0], None])
+def test_a_tensor_of_a_branch_that_was_not_taken_is_an_error_as_in_session_run(graph: Graph, data: Any) -> None:
+    is_taken = v1.placeholder(tf.bool, [])
+    value = graph.tensors[0] if data is None else tf.constant(data)  # the first one may be empty
+    taken = tf.raw_ops.Switch(data=value, pred=is_taken).output_true
+    runs = RepeatedRuns(graph.session)
+    yes, no = ({is_taken.name: answer, **graph.feeds} for answer in (True, False))
+    assert np.array_equal(runs.run(taken, yes), graph.session.run(taken, yes))
+    for run in (graph.session.run, runs.run):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="does not have value"):
+            run(taken, no)

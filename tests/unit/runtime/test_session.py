@@ -53,6 +53,18 @@ def test_an_op_made_after_compiling_is_added_when_it_is_fetched(session: Program
     assert values[2].values.tolist() == [values[1]]
 
 
+def test_a_step_returns_scalars_of_all_tensors_of_rank_0(session: ProgramSession, small: Small) -> None:
+    with small.graph.as_default():
+        fetches = {"late": [tf.constant(0.5)], "text": Pair(tf.constant("a"), tf.constant([1.0]))}
+        fetches["step"] = (tf.compat.v1.train.get_global_step(), small.train_op)
+    values = session.run(OrderedDict(fetches))
+    assert isinstance(values, OrderedDict)
+    assert values["text"].first == b"a"
+    assert isinstance(values["text"].second, np.ndarray)
+    assert isinstance(values["late"][0], np.float32)
+    assert isinstance(values["step"][0], np.int64)
+
+
 def test_none_is_refused_as_a_fetch(session: ProgramSession) -> None:
     with pytest.raises(TypeError, match="Fetch argument None"):
         session.run([None])

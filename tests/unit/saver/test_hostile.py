@@ -187,6 +187,18 @@ def test_groups_that_link_to_each_other_many_times_are_refused(tmp_path: Path) -
         ForeignH5Reader(tmp_path / "c.h5")
 
 
+def test_long_names_above_many_links_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "c.h5", "w", libver="latest") as file:
+        group = file
+        for _ in range(30):
+            group = group.create_group("n" * 60_000)
+        group["x"] = np.zeros(1)
+        for number in range(40):
+            group[str(number)] = group["x"]
+    with pytest.raises(CorruptCheckpointError, match="have more than 67108864 characters"):
+        ForeignH5Reader(tmp_path / "c.h5")
+
+
 def write_safetensors(path: Path, header: object, num_bytes: int) -> None:
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * num_bytes)
@@ -204,6 +216,12 @@ def test_odd_safetensors_headers_are_refused(tmp_path: Path, second: object, mes
     first = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     write_safetensors(tmp_path / "c.safetensors", {"a": first, "b": second}, 16)
     with pytest.raises(CorruptCheckpointError, match=message):
+        open_checkpoint(tmp_path / "c.safetensors")
+
+
+def test_a_name_that_no_text_has_is_damage(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "c.safetensors", {"\ud800": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 8)
+    with pytest.raises(CorruptCheckpointError, match="surrogates not allowed"):
         open_checkpoint(tmp_path / "c.safetensors")
 
 

@@ -70,6 +70,25 @@ def test_the_error_of_a_locked_file_names_fuser(home: Path, monkeypatch: pytest.
     blocker.close()
 
 
+def test_a_reader_without_end_hardly_delays_a_run_of_another_mode(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = registry.find(home=home)
+    reader = sqlite3.connect(home / "systems.sqlite", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM systems").fetchall()
+    waits: list[float] = []
+
+    def connect(path: Path, timeout: float, **options: object) -> sqlite3.Connection:
+        waits.append(timeout)
+        return open_file(path, timeout=0, **options)
+
+    open_file = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    assert registry.admit(home, system.name, "weight_streaming")
+    assert waits[-1] < 5
+    reader.close()
+    assert registry.read(home, system.name).execution_mode == "pipelined"
+
+
 def test_one_bad_record_does_not_break_the_list(home: Path) -> None:
     good, bad, forged = (jobs.submit(home, "lab", "pipelined", labels={"a": "1"}) for _ in range(3))
     with database.transaction(jobs.jobs_file(home)) as connection:

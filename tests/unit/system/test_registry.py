@@ -85,7 +85,7 @@ def test_the_embedded_system_follows_the_run_until_an_administrator_sets_it(home
 def test_a_run_waits_while_the_system_reboots(home) -> None:
     registry.create(home, "lab")
     registry.change(home, "lab", state.to_standby, "standby")
-    registry.change(home, "lab", lambda s: state.activated(s, time.time() - 1.7), "activate")
+    registry.change(home, "lab", lambda s: state.activated(s, time.time()), "activate")
     lines: list[str] = []
     with registry.find("lab").run(env.PIPELINED, on_wait=lines.append) as job:
         assert job.record.phase == jobs.RUNNING

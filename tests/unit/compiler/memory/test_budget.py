@@ -38,7 +38,7 @@ def spill(step: OpList, traffic: Traffic = TRAFFIC, **options: Any) -> SpillPlan
     chosen = spill_within(values, len(step.order), step.outputs, traffic, StreamingOptions(**options))
     budget = options.get("memory_budget")
     if budget is not None:
-        overhead = overhead_bytes(values, chosen.peak_bytes, traffic)
+        overhead = overhead_of(step, chosen, traffic)
         parts = Footprint(options.get("process_bytes", 0), 0, chosen.peak_bytes, traffic.peak_bytes, overhead)
         if parts.excess_bytes(budget) > 0:
             assert chosen.is_least
@@ -46,9 +46,13 @@ def spill(step: OpList, traffic: Traffic = TRAFFIC, **options: Any) -> SpillPlan
     return chosen
 
 
-def needed_bytes(step: OpList, chosen: SpillPlan, traffic: Traffic = TRAFFIC) -> int:
+def overhead_of(step: OpList, chosen: SpillPlan, traffic: Traffic) -> int:
     values = find_values(step.table, step.order, step.outputs)
-    return traffic.peak_bytes + chosen.peak_bytes + overhead_bytes(values, chosen.peak_bytes, traffic)
+    return overhead_bytes(values, chosen.peak_bytes, traffic, len(step.order), chosen.moved_bytes // 2)
+
+
+def needed_bytes(step: OpList, chosen: SpillPlan, traffic: Traffic = TRAFFIC) -> int:
+    return traffic.peak_bytes + chosen.peak_bytes + overhead_of(step, chosen, traffic)
 
 
 def smallest_budget(step: OpList, **options: Any) -> str:

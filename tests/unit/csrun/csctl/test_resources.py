@@ -114,13 +114,58 @@ def test_clear_worker_cache_says_that_there_is_none(home, capsys: pytest.Capture
 
 @pytest.mark.parametrize(
     "words",
-    ["system-maintenance create membist", "debug-artifact get job", "session create x", "user block", "job topology"],
+    [
+        *("system-maintenance create membist", "debug-artifact get job", "session create x", "user block"),
+        *("job topology", "completion --help", "help completion", "session create -h"),
+    ],
 )
 def test_a_documented_command_that_is_not_simulated_says_so(
     words: str, home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words.split()) == 1
-    assert re.fullmatch(rf"Error: csctl {words[:4]}.* is not simulated: .+\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        rf"Error: csctl {words.removeprefix('help ')[:4]}.* is not simulated: .+\n", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("get jobs --version 2.6", "csctl get --version"),
+        ("get jobs --workflow w", "csctl get --workflow"),
+        ("get jobs -d2 -ojson", "csctl get -d"),
+        ("--csconfig /x get jobs", "csctl --csconfig"),
+        ("job list --csconfig /x", "csctl job list --csconfig"),
+        ("get jobs --debug 2", "csctl --debug N"),
+        ("log-export job -bc", "csctl log-export --binaries"),
+        ("log-export job --num-lines 3", "csctl log-export --num-lines"),
+        ("-n job-operator session create x", "csctl session create"),
+        ("completion bash", "csctl completion"),
+    ],
+)
+def test_a_documented_option_that_is_not_simulated_says_so(
+    words: str, shown: str, home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 1
+    assert re.fullmatch(rf"Error: {shown} is not simulated: .+\n", capsys.readouterr().err)
+
+
+def test_documented_options_apply_after_the_command_too(home, capsys: pytest.CaptureFixture[str]) -> None:
+    job = jobs.submit(home, "lab", "pipelined")
+    assert main(["label", "job", job.id, "model=gptj", "-ojson", "-n", "job-operator"]) == 0
+    assert json.loads(capsys.readouterr().out)["meta"]["labels"] == {"model": "gptj"}
+    assert main(["job", "set-priority", job.id, "p1", "-ojson"]) == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["priority"] == "P1 (199)"
+    assert main(["get", "jobs", "-owide"]) == 0
+    assert job.id in capsys.readouterr().out
+    assert main(["session", "list", "--redundant", "-u", "-ojson"]) == 0
+    assert json.loads(capsys.readouterr().out) == {}
+
+
+def test_help_takes_the_name_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "job", "list"])
+    assert capsys.readouterr().out.startswith("usage: csctl job list ")
 
 
 def test_the_version_has_its_documented_column(home) -> None:

@@ -282,7 +282,7 @@ def test_each_process_is_warned_once_if_its_server_is_open(
     with caplog.at_level(logging.WARNING, "tensorflow"):
         servers.start_server(run_settings(RunConfig(protocol="grpc")))
         servers.start_server(run_settings(RunConfig()))
-    assert caplog.text.count("the cluster has tasks on several machines") == 1
+    assert caplog.text.count("It is open to everybody who reaches its port: this machine cannot keep others away") == 1
     assert (started[0]["job_name"], started[0]["task_index"], started[0]["protocol"]) == ("chief", 0, "grpc")
 
 
@@ -299,15 +299,23 @@ def attack():
 """
 
 
-def test_other_users_cannot_reach_the_server_of_a_cluster_on_one_machine(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, as_nobody: Callable[..., Any]
+@pytest.mark.parametrize(
+    "other, told", [("localhost:2", ""), ("203.0.113.1:2", "It is open to everybody on the machines in TF_CONFIG")]
+)
+def test_other_users_of_this_machine_cannot_reach_the_server_of_a_task(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    as_nobody: Callable[..., Any],
+    other: str,
+    told: str,
 ) -> None:
     address = free_address()
-    set_task(monkeypatch, {"master": [address], "ps": ["localhost:2"]}, "master")
+    set_task(monkeypatch, {"master": [address], "ps": [other]}, "master")
     servers._warn_of_exposure.cache_clear()
     with caplog.at_level(logging.WARNING, "tensorflow"):
         server = servers.start_server(run_settings(RunConfig()))
-    assert "listens on all interfaces" not in caplog.text
+    assert told in caplog.text
+    assert ("has no authentication" in caplog.text) == bool(told)
     attack = as_nobody(ATTACK, address.rpartition(":")[2])
     config = v1.ConfigProto(device_filters=["/job:master"])  # the other task does not exist
     with tf.Graph().as_default(), v1.Session(f"grpc://{address}", config=config) as session:

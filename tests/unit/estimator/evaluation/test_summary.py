@@ -26,7 +26,7 @@ def test_numbers_arrays_and_serialized_summaries_are_written(tmp_path: Path) -> 
         "loss": np.float32(1.5), "count": np.int64(7), "global_step": np.int64(2),
         "table": np.array([[1, 2], [3, 4]]), "picture": image.SerializeToString(),
     }  # fmt: skip
-    write_evaluation(str(tmp_path), results, "/there/model.ckpt-2")
+    write_evaluation(str(tmp_path), results, "/there/\udcff/model.ckpt-2")
     values = written(tmp_path)
     assert set(values) == {"loss", "count", "table", "picture/0", "checkpoint_path"}
     assert (values["loss"].simple_value, values["count"].simple_value, values["picture/0"].simple_value) == (
@@ -35,7 +35,7 @@ def test_numbers_arrays_and_serialized_summaries_are_written(tmp_path: Path) -> 
         3.0,
     )
     np.testing.assert_array_equal(tf.make_ndarray(values["table"].tensor), results["table"])
-    assert tf.make_ndarray(values["checkpoint_path"].tensor).item() == b"/there/model.ckpt-2"
+    assert tf.make_ndarray(values["checkpoint_path"].tensor).item() == b"/there/\xff/model.ckpt-2"
     assert values["checkpoint_path"].metadata.plugin_data.plugin_name == "text"
 
 

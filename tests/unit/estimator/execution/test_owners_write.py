@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from cerebras_tensorflow import CSConfig
 from cerebras_tensorflow.errors import CerebrasError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
-from cerebras_tensorflow.estimator.training.checkpoints import CheckpointSaver
+from cerebras_tensorflow.estimator.training.checkpoint_saver import CheckpointSaver
 from cerebras_tensorflow.locations import object_location
 from cerebras_tensorflow.runtime.csx import copy_shares
+from cerebras_tensorflow.runtime.csx.copy_shares import HeldCopies
 from cerebras_tensorflow.runtime.session import ProgramSession
 from cerebras_tensorflow.saver.checkpoint_reader import open_checkpoint
 from cerebras_tensorflow.saver.objects import writer as object_writer
@@ -98,6 +100,26 @@ def test_files_have_the_bytes_of_one_csx(
         assert [path.name for path in folder.glob(".*")] == []
     assert contents[0] == contents[1] == contents[2]
     assert len(contents[0]) == 2 * num_files
+
+
+def test_a_csx_without_room_for_its_copies_lets_the_first_one_write_all(
+    cut: Cut, tmp_path: Path, parts: list[Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_shares, "_MIN_BYTES", 100)
+    has_room = HeldCopies.has_room
+
+    def has_one_room(self: HeldCopies, message: Any, needed_bytes: int) -> bool:
+        return has_room(self, message, needed_bytes + (1 << 60) * (threading.current_thread().name == "rank 2"))
+
+    monkeypatch.setattr(HeldCopies, "has_room", has_one_room)
+    contents = []
+    for num_csx in (1, 3):
+        folder = tmp_path / str(num_csx)
+        save(str(folder), cut, num_csx, tmp_path / f"stores-{num_csx}", "h5", "pipelined")
+        contents.append({path.name: path.read_bytes() for path in folder.glob("model?ckpt-[12]*")})
+        assert [path.name for path in folder.glob(".*")] == []
+    assert contents[0] == contents[1]
+    assert not parts, "nobody else writes"
 
 
 def test_objects_have_the_names_sizes_and_bytes_of_one_csx(

@@ -72,15 +72,17 @@ def test_a_frozen_or_averaged_copy_of_the_weight_is_no_slot() -> None:
     assert set(masked_graph(build)[1].slots) == {f"{W}/Adam", f"{W}/Adam_1"}
 
 
-def test_slots_are_known_by_the_op_that_writes_them_and_by_their_use() -> None:
+@pytest.mark.parametrize("is_slice", [False, True])
+def test_slots_are_known_by_the_op_that_writes_them_and_by_their_use(is_slice: bool) -> None:
     def build(weight: Any, loss: Any) -> Any:
         own, keras = variable("own"), variable(f"Adam/m/{W}")
         (gradient,) = tf.gradients(loss, [weight])
         new = keras.assign(0.9 * keras + gradient)
         moment = tf.raw_ops.ResourceApplyMomentum(
-            var=weight.handle, accum=own.handle, lr=0.1, grad=new + 0.0, momentum=0.9
+            var=weight.handle, accum=own.handle, lr=0.1, grad=gradient, momentum=0.9
         )
-        return tf.group(moment, weight.assign_sub(0.1 * new))
+        changed = weight[:].assign(weight - 0.1 * new).op if is_slice else weight.assign_sub(0.1 * new)
+        return tf.group(moment, changed)
 
     assert set(masked_graph(build)[1].slots) == {"own", f"Adam/m/{W}"}
 
@@ -130,10 +132,20 @@ def in_a_function(weight: Any, loss: Any) -> Any:
     return outer(gradient).op
 
 
+def by_slices(weight: Any, loss: Any) -> Any:
+    """An optimizer that writes slices; its slot never becomes zero on its own."""
+    v = variable(f"{W}/v")
+    (gradient,) = tf.gradients(loss, [weight])
+    with tf.control_dependencies([v[:].assign(v + gradient + 1.0).op]):
+        new = v.read_value()
+    return weight[:].assign(weight - 0.1 * new).op
+
+
 @pytest.mark.parametrize(
     "build",
     [
         in_a_function,
+        by_slices,
         custom(lambda g, v: g * tf.pow(v, -0.5)),
         custom(lambda g, v: g * tf.math.log(v)),
         custom(lambda g, v: g * tf.exp(-tf.math.log(v) / 2)),

@@ -16,7 +16,7 @@ from cerebras_tensorflow import CSConfig, CSRunConfig
 from cerebras_tensorflow.compat.run_configs import ApplianceRunConfig
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.estimator.config.run_settings import run_settings
-from cerebras_tensorflow.estimator.training import checkpoints
+from cerebras_tensorflow.estimator.training import checkpoint_saver
 from cerebras_tensorflow.saver import tf_h5_saver
 from cerebras_tensorflow.saver.checkpoint_reader import CheckpointReader, checkpoints_newest_first, open_checkpoint
 from cerebras_tensorflow.saver.checkpoint_writer import open_writer
@@ -51,7 +51,7 @@ def test_auto_means_hdf5_for_the_appliance_and_tensorflow_under_csrun(
 ) -> None:
     if job is not None:
         monkeypatch.setenv("CSRUN_JOB_ID", job)
-    assert checkpoints.is_h5(run_settings(config), mode) is expected
+    assert checkpoint_saver.is_h5(run_settings(config), mode) is expected
 
 
 def test_an_unknown_format_is_refused() -> None:
@@ -142,7 +142,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Checkpoints after the first are written only after _OpenAt opens the gate."""
     _Gate.opened = threading.Event()
     monkeypatch.setattr(
-        checkpoints, "open_writer", lambda path: open_writer(path) if "-0" in str(path) else _Gate(path)
+        checkpoint_saver, "open_writer", lambda path: open_writer(path) if "-0" in str(path) else _Gate(path)
     )
     yield
     _Gate.opened.set()
@@ -176,7 +176,7 @@ def test_an_error_of_the_writer_stops_the_training_and_names_the_file(mode: str,
 def test_training_waits_for_the_write_if_copies_do_not_fit_into_memory(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checkpoints, "free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(checkpoint_saver, "free_memory_bytes", lambda: 1000)
     with caplog.at_level(logging.INFO, "tensorflow"):
         run = estimator(tmp_path, save_checkpoints_steps=2).train(input_fn(), max_steps=3)
     assert "Training waits while the checkpoint is written" in caplog.text

@@ -266,6 +266,36 @@ def test_only_kernels_become_sparse(value: float) -> None:
         np.testing.assert_array_equal(masked[name], WEIGHTS[name])
 
 
+def test_integer_weights_take_whole_numbers_only() -> None:
+    sparsifier = SPARSIFIER_MAP["topk"](n_iter=1)
+    weights = {"a/kernel": np.arange(4, dtype=np.int32).reshape(2, 2)}
+    with pytest.raises(SettingsError, match=r"a/kernel: its weights are int32, .* is nan; give .* sparse_val=0"):
+        sparsifier.get_masked_weights(0, weights)
+    assert sparsifier.get_masked_weights(0, weights, 0)["a/kernel"].tolist() == [[0, 0], [2, 3]]
+
+
+@pytest.mark.parametrize("kind", ["topk", "balanced-topk", "set"])
+def test_a_removed_weight_is_nan_and_counts_as_zero_at_the_next_choice(kind: str) -> None:
+    """As in releases 1.7 and 1.8, where the weights themselves hold NaN."""
+    sparsifier = SPARSIFIER_MAP[kind](n_iter=1, sparsity_level=0.3)
+    first = sparsifier.get_masked_weights(0, WEIGHTS)
+    second = sparsifier.get_masked_weights(1, first)
+    for name in ("a/kernel", "b/kernel"):
+        before, after = np.isnan(first[name]), np.isnan(second[name])
+        assert before.sum() == after.sum() == sparsifier.get_num_sparsified_values(name)
+        assert (before == after).all() == (kind != "set")
+        assert not second[name][before & ~after].any()
+
+
+@pytest.mark.parametrize("level", [0.1, 0.2, 0.3, 0.9])
+def test_balanced_topk_removes_as_many_of_each_column_then_the_smallest(level: float) -> None:
+    weight = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
+    sparsifier = SPARSIFIER_MAP["balanced-topk"](n_iter=1, sparsity_level=level)
+    removed = np.isnan(sparsifier.get_masked_weights(0, {"a/kernel": weight})["a/kernel"]).sum(axis=0)
+    assert removed.min() >= int(level * 10)
+    assert removed.sum() == 40 - int((1 - level) * 40)
+
+
 @pytest.mark.parametrize("distribution", ["er", "erk"])
 def test_er_distributions_keep_more_of_small_variables(distribution: str) -> None:
     sparsifier = SPARSIFIER_MAP["topk"](n_iter=1, sparsity_level=0.9, sparsity_distribution=distribution)

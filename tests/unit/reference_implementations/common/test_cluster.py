@@ -21,6 +21,16 @@ def test_labels_reach_the_job_of_the_launch(home: Path, monkeypatch: pytest.Monk
     job.finish(jobs.SUCCEEDED, "")
 
 
+@pytest.mark.parametrize("job_id", ["\u00b2", "9" * 5000])
+def test_labels_without_a_job_are_logged(
+    job_id: str, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv(env.JOB_ID, job_id)
+    prepare(RunSettings(job_labels=("model=gpt2",)))
+    assert "job_labels are ignored" in caplog.text
+
+
 def test_options_without_effect_are_logged(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     prepare(RunSettings(num_csx=2, num_wgt_servers=3, job_labels=("model=gpt2",)))

@@ -24,7 +24,10 @@ MODEL = ReferenceModel(sections=SECTIONS, model_fn=never, train_input_fn=never, 
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("10.0.0.1", "10.0.0.1:9000"), ("10.0.0.1:9001", "10.0.0.1:9001"), (None, None), ("", None), ("cs", "cs:9000")],
+    [
+        *(("10.0.0.1", "10.0.0.1:9000"), ("10.0.0.1:9001", "10.0.0.1:9001"), (None, None), ("", None)),
+        *(("cs", "cs:9000"), ("cs:\u00b2", "cs:\u00b2:9000")),
+    ],
 )
 def test_cs_ip_gets_port_9000_unless_it_has_one(address: str | None, expected: str | None) -> None:
     assert with_port(address) == expected
@@ -74,7 +77,12 @@ def test_the_option_for_micro_batches_overrides_the_input_sections(tmp_path: Pat
         ([], ("rotary_dim: 32", "rotary_dim: 31"), "rotary_dim is 31; expected an even number from 2 to 64"),
         ([], ("batch_size: 8", "batch_size: 0"), "train_input key 'batch_size' is 0; expected at least 1"),
         ([], ("initial_learning_rate: 2.0e-3", "initial_learning_rate: -0.1"), "is -0.1; expected at least 0"),
-        ([], ("batch_size: 8", "batch_size: 8\n oops"), "params.yaml, line"),
+        ([], ("batch_size: 8", "batch_size: 8\n oops"), "params.yaml: not valid YAML: line 6"),
+        (
+            ["--micro_batch_size", "\u00b2"],
+            ("", ""),
+            "micro_batch_size is '\u00b2': expected a number of samples, auto",
+        ),
         (["--checkpoint_path", "/nowhere/model.ckpt-1"], ("", ""), "checkpoint_path: /nowhere/model.ckpt-1"),
     ],
 )
@@ -125,3 +133,27 @@ def test_section_sparsity_is_checked_and_passed_on(tmp_path: Path) -> None:
             continue
         with pytest.raises(SettingsError, match=r"params\.yaml: unknown key 'sparsty' .* did you mean 'sparsity'"):
             load_params(options, SECTIONS)
+
+
+@pytest.mark.parametrize(
+    "mode, ends, is_refused",
+    [
+        ("train", ["--max_steps", "6"], True),
+        ("train_and_eval", ["--steps", "6"], True),
+        ("train", ["--max_steps", "4"], False),
+        ("eval", ["--max_steps", "6"], False),
+    ],
+)
+def test_a_schedule_of_sparsity_that_reaches_1_is_refused(
+    mode: str, ends: list[str], is_refused: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "params.yaml"
+    gmp = "{algorithm: gmp, schedule: {type: linear, init: 0.0, slope: 0.2}, param_filter: 'fc*'}"
+    path.write_text(f"{TINY.read_text()}\nsparsity: {gmp}\n")
+    words = ["-p", str(path), "-m", mode, *ends, "--model_dir", str(tmp_path / "out")]
+    if not is_refused:
+        assert load_params(run_module._parser().parse_args(words), SECTIONS)["sparsity"]["algorithm"] == "gmp"
+        return
+    assert run(MODEL, [*words, "--validate_only"]) == 2
+    assert "reaches 1 by step 6, so all of what param_filter 'fc*' takes would be zero" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -20,6 +20,7 @@ from cerebras_tensorflow.runtime.collectives.sums import reduce_scatter
 from cerebras_tensorflow.runtime.micro_batches.tree import absorbed, single, summed
 
 SIZE = 3
+JOINED = "MPI has started"
 LIMIT_S = 20.0
 SHORT_LIMIT_S = 1.0
 
@@ -168,7 +169,12 @@ MPI_ONLY: dict[str, Callable[[], None]] = {one.__name__: one for one in (late, f
 def main(name: str) -> None:
     """Run one function as a rank of MPI, or all that share a group."""
     from cerebras_tensorflow.runtime.collectives.mpi import join_world
+    from cerebras_tensorflow.runtime.collectives.process import end_with_parent
 
+    end_with_parent()
+    from mpi4py import MPI  # starts MPI
+
+    print(JOINED, MPI.COMM_WORLD.Get_rank(), flush=True)
     if name == "shared":
         ranks = join_world(LIMIT_S)
         assert ranks.size == SIZE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import os
 import signal
 import socket
@@ -63,7 +64,7 @@ def test_two_runs_of_one_process_exchange_bytes(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("behaviour", "limit_s", "reason"),
     [
-        ("killed", 60.0, "ended without an error: killed, or out of memory"),
+        ("killed", 60.0, "ended without an error: killed, out of memory, or unable to write"),
         ("full", 60.0, r"failed: OSError: \[Errno 28\] No space left on device"),
         ("stopped", 2.0, "hangs: no sign of life for 2 s"),
         ("stopped", None, "hangs: no sign of life for 4 s"),  # after a signal to stop
@@ -96,6 +97,42 @@ def test_a_stopped_process_that_moves_the_bytes_of_the_first_csx_ends_the_run(tm
     os.kill(int(rank_file(tmp_path, 0).read_text().split()[1]), signal.SIGSTOP)
     with pytest.raises(CollectiveError, match=r"rank 0 on .* hangs: no sign of life for 2 s.*mpi\.log"):
         ranks.barrier()
+
+
+def test_processes_that_hang_in_the_start_of_mpi_are_started_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, starts = launch.mpi_command, []
+
+    def command(size: int, folder: Path) -> placement.MpiCommand:
+        how = real(size, folder)
+        return dataclasses.replace(how, words=("sh", "-c", "while :; do sleep 1; done"))
+
+    def popen(words: tuple[str, ...], **options: Any) -> subprocess.Popen[bytes]:
+        if words[0] != "sh":  # the version of mpiexec is asked for, too
+            return run(words, **options)
+        starts.append(words)
+        if behaviour == "once" and len(starts) == 2:
+            monkeypatch.setattr(launch, "_START_LIMIT_S", 60.0)
+            words = (*real(3, tmp_path).words, *words[3:])
+        return run(words, **options)
+
+    run = subprocess.Popen
+    monkeypatch.setattr(launch, "mpi_command", command)
+    monkeypatch.setattr(launch.subprocess, "Popen", popen)
+    for behaviour in ("once", "always"):
+        starts.clear()
+        monkeypatch.setattr(launch, "_START_LIMIT_S", 0.5)
+        if behaviour == "once":
+            ranks = started(tmp_path, "orderly")
+            assert numbers(ranks) == [0, 1, 2]
+            ranks.close()
+        else:
+            with pytest.raises(
+                CollectiveError, match=r"the processes of 3 CSX did not start on \S+; .*mpi\.log: it is empty"
+            ):
+                started(tmp_path, "orderly")
+        assert len(starts) == 2
 
 
 def test_without_mpi4py_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

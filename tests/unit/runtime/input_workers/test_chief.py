@@ -84,6 +84,13 @@ def test_the_parts_make_up_the_whole(name: str, count: int) -> None:
         assert batches(part(variant, dataset.element_spec, count - 1, count, first_batch=2)) == own[count - 1][2:]
 
 
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_that_compute_ahead_are_known(name: str) -> None:
+    with tf.Graph().as_default():
+        is_ahead = input_order.computes_ahead(variant_of(PIPELINES[name]).op)
+    assert is_ahead == (name in ("map and batch", "dropped remainder", "skip batches"))
+
+
 def test_the_last_maps_and_the_batching_are_split() -> None:
     with tf.Graph().as_default():
         split = find_split(variant_of(PIPELINES["map and batch"]))

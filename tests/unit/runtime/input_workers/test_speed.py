@@ -7,10 +7,12 @@ import pytest
 from cerebras_tensorflow.runtime.input_workers.speed import WARM_UP, WINDOW, Comparison, Verdict, Work
 
 
-def verdict(work: Work | None, waited_s: float, used_s: float, count: int = WARM_UP + WINDOW) -> Verdict | None:
+def verdict(
+    work: Work | None, waited_s: float, used_s: float, is_ahead: bool = True, count: int = WARM_UP + WINDOW
+) -> Verdict | None:
     """The verdict after some batches, each of which the consumer waits for and then uses for some time."""
     now = 0.0
-    comparison = Comparison(lambda: now)
+    comparison = Comparison(is_ahead, lambda: now)
     result = None
     for _ in range(count):
         comparison.asked()
@@ -25,6 +27,13 @@ def test_cheap_batches_are_computed_in_the_chief() -> None:
     assert found is not None
     assert (found.batches, found.compute_s) == (WARM_UP + WINDOW, 0.0005)
     assert found.handed_over_s == pytest.approx(0.0025, rel=0.02)
+
+
+def test_a_consumer_that_also_waits_gets_the_faster_way() -> None:
+    for is_ahead in (False, True):  # a batch every 100 ms; alone every 60 or 70 ms
+        assert verdict(Work(0.010, 0.1), 0.040, 0.060, is_ahead)
+    assert verdict(Work(0.050, 0.3), 0.040, 0.060, is_ahead=True)  # alone every 60 ms
+    assert not verdict(Work(0.050, 0.3), 0.040, 0.060, is_ahead=False)  # alone every 110 ms
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,7 @@ def test_other_batches_stay_with_the_workers(work: Work | None, waited_s: float,
 
 def test_the_chief_does_not_skip_very_many_batches() -> None:
     now = [0.0]
-    comparison = Comparison(lambda: now[0])
+    comparison = Comparison(True, lambda: now[0])
     late = []
     for number in range(30 * WINDOW):
         comparison.asked()

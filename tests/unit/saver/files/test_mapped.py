@@ -1,5 +1,7 @@
 """mapped: values as copy-on-write maps of their file."""
 
+import errno
+import fcntl
 import gc
 import os
 import subprocess
@@ -81,14 +83,16 @@ _UPDATE = """
 import sys
 import numpy as np
 from cerebras_tensorflow.saver import tf_h5_saver
-tf_h5_saver.update(sys.argv[1], {"b/large": np.full((300, 1000), -1, np.float32)})
+path, name = sys.argv[1:]
+old = tf_h5_saver.load(path, is_mapped=False)[name]
+tf_h5_saver.update(path, {name: np.full(old.shape, -1, old.dtype)})
 """
 
 
-def updated_by_another_process(path: Path) -> None:
-    """Update b/large from a process that has nothing mapped."""
+def updated_by_another_process(path: Path, name: str = "b/large") -> None:
+    """Set a tensor to -1 in a process that has nothing mapped."""
     environment = dict(os.environ, PYTHONPATH=str(Path(__file__).parents[4]))
-    subprocess.run([sys.executable, "-c", _UPDATE, path], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", _UPDATE, path, name], check=True, env=environment)
 
 
 @pytest.mark.parametrize("sharding", [None, 500_000])
@@ -142,3 +146,31 @@ def test_an_update_in_a_forked_child_does_not_change_values_of_the_parent(tmp_pa
     np.testing.assert_array_equal(loaded["b/large"], VALUES["b/large"])
     np.testing.assert_array_equal(tf_h5_saver.load(path)["b/large"], _NEW)
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_loaded_values_stay_as_they_are_if_locks_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_shared: bool
+) -> None:
+    path = tmp_path / "x.h5"
+    tf_h5_saver.save(path, VALUES)
+    loaded = tf_h5_saver.load(path)
+    inode = path.stat().st_ino
+    flock = fcntl.flock
+
+    def fail(file: int, how: int) -> None:
+        if os.fstat(file).st_ino == inode and how & (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX):
+            raise OSError(number, os.strerror(number))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    tf_h5_saver.update(path, {"b/large": _NEW})
+    monkeypatch.undo()
+    np.testing.assert_array_equal(tf_h5_saver.load(path)["b/large"], _NEW)
+    if is_shared:  # the map has no lock any more, so another process changes the file in place
+        updated_by_another_process(path, "e/large")
+    is_in_place = path.stat().st_ino == inode
+    assert is_in_place == is_shared
+    for name in ("b/large", "e/large"):
+        np.testing.assert_array_equal(loaded[name], VALUES[name])

@@ -362,3 +362,12 @@ def test_blocks_cover_an_array_in_order(shape: tuple[int, ...], size: int, chunk
     cut = h5_blocks.blocks(shape, (chunks and chunks[: len(shape)]) or None, 8, size)
     parts = [value[block].reshape(-1) for block in cut]
     np.testing.assert_array_equal(np.concatenate([np.empty(0, int), *parts]), value.reshape(-1))
+
+
+@pytest.mark.parametrize("shape", [(1 << 18,), (512, 512), (64, 64, 64)])
+def test_a_block_touches_a_bounded_number_of_chunks(shape: tuple[int, ...]) -> None:
+    counts = [
+        int(np.prod([part.stop - part.start for part in block])) for block in h5_blocks.blocks(shape, (1, 1, 1), 1)
+    ]
+    assert sum(counts) == 1 << 18
+    assert max(counts) <= 1 << 15

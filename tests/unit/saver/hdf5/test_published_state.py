@@ -1,6 +1,6 @@
 """Nested states of the published PyTorch writers, written here byte by byte; and pickles, of which nothing is run.
 
-tests/integration/test_torch_state_interop.py compares with the published programs.
+tests/integration/checkpoints/test_torch_state_interop.py compares with the published programs.
 """
 
 from __future__ import annotations

@@ -104,6 +104,16 @@ def test_saving_a_step_again_records_it_once(tmp_path: Path) -> None:
     assert state is not None and state.all_model_checkpoint_paths == (str(tmp_path / "model.ckpt-3"),)
 
 
+def test_a_state_that_lists_a_checkpoint_twice_costs_none_that_it_keeps(tmp_path: Path) -> None:
+    old, new = save(tmp_path, "model.ckpt-1"), save(tmp_path, "model.ckpt-2")
+    listed = (new, old, f"{tmp_path}/./model.ckpt-1", new)
+    write_state(tmp_path, CheckpointState(new, listed))
+    assert record_save(str(tmp_path), save(tmp_path, "model.ckpt-3"), Policy(keep_max=2)) == [old]
+    state = read_state(tmp_path)
+    assert state is not None and state.all_model_checkpoint_paths == (new, str(tmp_path / "model.ckpt-3"))
+    assert is_complete(new)
+
+
 def test_a_damaged_state_is_replaced_at_the_next_save(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("garbage")
     record_save(str(tmp_path), save(tmp_path, "model.ckpt-3"), Policy())

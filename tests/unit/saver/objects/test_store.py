@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cerebras_tensorflow.errors import CheckpointError
 from cerebras_tensorflow.locations import object_location
+from cerebras_tensorflow.saver.objects import failures
 from cerebras_tensorflow.saver.objects import store as store_module
-from cerebras_tensorflow.saver.objects.store import Bucket, without_credentials
+from cerebras_tensorflow.saver.objects.store import Bucket
+from tests.unit.faulty_proxy import FaultyProxy
 from tests.unit.gcs_server import GcsServer
 
 obstore = pytest.importorskip("obstore")
@@ -74,7 +79,7 @@ def test_an_az_url_names_account_and_container(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_errors_are_shown_without_credentials(text: str, shown: str) -> None:
-    assert without_credentials(text) == shown
+    assert failures.without_credentials(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -86,7 +91,7 @@ def test_errors_are_shown_without_credentials(text: str, shown: str) -> None:
     ],
 )
 def test_advice_does_not_depend_on_names(text: str) -> None:
-    assert store_module._advice(OSError(), text, "403 region dns/c") == store_module._TRY_AGAIN
+    assert failures.advice(OSError(text), "403 region dns/c") == failures.TRY_AGAIN
 
 
 @pytest.mark.parametrize(
@@ -100,10 +105,13 @@ def test_advice_does_not_depend_on_names(text: str) -> None:
             "The bucket is",
         ),
         ("GET http://h/c - HTTP error: error sending request", "Nothing answers there"),
+        ("status code: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>", "The clock of this machine differs"),
+        ("status 400: <Code>ExpiredToken</Code>", "The credentials have expired"),
+        ("Server returned non-2xx status code: 501 Not Implemented", "The server does not support this request"),
     ],
 )
 def test_advice_depends_on_what_the_server_said(text: str, advice: str) -> None:
-    assert store_module._advice(OSError(), text, "c").startswith(advice)
+    assert failures.advice(OSError(text), "c").startswith(advice)
 
 
 def test_a_file_of_a_terabyte_is_sent_in_few_parts(
@@ -118,17 +126,64 @@ def test_a_file_of_a_terabyte_is_sent_in_few_parts(
     assert sent["chunk_size"] * sent["max_concurrency"] <= 128 << 20
 
 
-def test_a_cut_answer_is_read_again_whatever_its_name(gcs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_FIRST_PAUSE_MS", 1)
+CUT = "HTTP error: https://h/b/data-18c403ab-00001: error decoding response body"
+
+
+@pytest.mark.parametrize(("limit_s", "num_calls"), [(180, store_module._ATTEMPTS), (0, 1)])
+def test_a_cut_answer_is_read_again_for_a_bounded_time_whatever_its_name(
+    gcs: Bucket, limit_s: int, num_calls: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "_FIRST_PAUSE_MS", 0.01)
+    monkeypatch.setattr(store_module, "_RETRY_TIMEOUT_S", limit_s)
+    caplog.set_level(logging.INFO)
     calls = []
 
     def cut(*words: object, **options: object) -> None:
         calls.append(words)
-        raise obstore.exceptions.GenericError(
-            "HTTP error: https://h/b/data-18c403ab-00001: error decoding response body"
-        )
+        raise obstore.exceptions.GenericError(CUT)
 
     monkeypatch.setattr(obstore, "get_range", cut)
     with pytest.raises(CheckpointError, match="Try again"):
         gcs.get_range("run/data-18c403ab-00001", 0, 4)
-    assert len(calls) == store_module._ATTEMPTS
+    assert len(calls) == num_calls
+    assert len(caplog.records) == num_calls - 1
+    assert [record.levelname for record in caplog.records[:2]] == ["INFO", "WARNING"][: num_calls - 1]
+
+
+def test_a_listing_that_fails_goes_on_behind_the_last_object(gcs: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_FIRST_PAUSE_MS", 0.01)
+    keys = [f"run/{number}" for number in range(7)]
+    for key in keys:
+        gcs.put(key, b"x")
+    whole, offsets = obstore.list, []
+
+    def failing(*words: Any, offset: str | None = None, **options: Any) -> Iterator[Any]:
+        offsets.append(offset)
+        yield next(iter(whole(*words, offset=offset, **options, chunk_size=3)))
+        raise obstore.exceptions.GenericError(CUT)
+
+    monkeypatch.setattr(obstore, "list", failing)
+    assert [item.key for item in itertools.islice(gcs.list("run"), 7)] == keys
+    assert offsets == [None, "run/2", "run/5"]
+
+
+def test_a_request_without_an_answer_ends_and_is_repeated(
+    proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "_REQUEST_TIMEOUT_S", 0.2)
+    bucket = bucket_of("s3://bucket/run")
+    bucket.put("run/c", b"x")
+    proxy.rate, proxy.faults, proxy.delay_s = 0.5, ("delay",), 0.5
+    caplog.set_level(logging.INFO)
+    assert [bytes(bucket.get_range("run/c", 0, 1)) for _ in range(3)] == [b"x"] * 3
+    assert "Attempt 2 of" in caplog.text
+
+
+@pytest.mark.parametrize(("scheme", "variable"), [("s3", "AWS_ACCESS_KEY_ID"), ("gs", "GOOGLE_SERVICE_ACCOUNT_KEY")])
+def test_incomplete_keys_are_named(
+    scheme: str, variable: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv(variable, "{}")
+    with pytest.raises(CheckpointError, match="Settings are missing or wrong: set AWS_ACCESS_KEY_ID and"):
+        bucket_of(f"{scheme}://bucket/run")

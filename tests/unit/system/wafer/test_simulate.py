@@ -103,11 +103,22 @@ def test_systems_scale_and_the_tree_between_them_costs_a_little() -> None:
         simulate(BERT, Workload("pipelined", 8, num_csx=2))
 
 
+def test_what_a_step_waits_for_adds_up_and_small_layers_wait_for_their_first_weight() -> None:
+    small, large = simulate(MNIST, Workload("weight_streaming", 8)), streamed(65)
+    for step in (small, large):
+        assert sum(step.limits().values()) == pytest.approx(step.step_s)
+    assert small.limits()["fill and drain"] > 2 * small.limits().get("compute", 0)
+    assert 0 < large.limits()["fill and drain"] < 0.1 * large.limits()["compute"]
+    text = " ".join(small.assumptions)
+    assert f"hop of weights or gradients through the network: {facts.CLUSTER_HOP_S.value:g} s (assumed" in text
+
+
 def test_releases_differ_and_unknown_ones_are_refused() -> None:
     assert streamed(65, release="2.1.1").samples_per_s > 1.5 * streamed(65, release="1.7.1").samples_per_s
     for mode in ("pipelined", "weight_streaming"):
-        with pytest.raises(SettingsError, match="release is 'three'; expected one such as"):
-            simulate(BERT, Workload(mode, 64, release="three"))
+        for release in ("three", "2.\u00b2"):
+            with pytest.raises(SettingsError, match=f"release is '{release}'; expected one such as"):
+                simulate(BERT, Workload(mode, 64, release=release))
 
 
 def test_a_width_just_above_a_multiple_of_the_columns_is_slow_and_the_advice_says_so() -> None:

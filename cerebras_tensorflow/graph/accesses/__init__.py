@@ -1,0 +1,1 @@
+"""Which nodes of a step take each variable, and in which order."""
