@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import random
 import threading
@@ -43,7 +44,11 @@ class FaultyProxy(LoopbackServer):
         super().__init__()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        size = int(handler.headers.get("Content-Length", 0))
+        body = handler.rfile.read(size)
+        if len(body) < size:  # the client ended in the middle of its request
+            handler.close_connection = True
+            return
         fault = self._next(handler.command)
         if fault == "refuse":
             handler.close_connection = True
@@ -53,12 +58,11 @@ class FaultyProxy(LoopbackServer):
             return
         if fault == "delay":
             time.sleep(self.delay_s)
-        server = http.client.HTTPConnection("127.0.0.1", self._target, timeout=60)
         headers = {key: value for key, value in handler.headers.items() if key.lower() != "connection"}
-        server.request(handler.command, handler.path, body, headers)
-        response = server.getresponse()
-        content = response.read()
-        server.close()
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._target, timeout=60)) as server:
+            server.request(handler.command, handler.path, body, headers)
+            response = server.getresponse()
+            content = response.read()
         if fault == "forget":
             handler.close_connection = True
             return
