@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.bodies import control_inputs, data_inputs
-from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, copied
+from cerebras_tensorflow.graph.nodes import FunctionDef, GraphDef, NodeDef, copied, reachable
 
 CALLS = {
     "PartitionedCall": ("f",),
@@ -114,14 +114,7 @@ def functions_with(library: Mapping[str, FunctionDef], own: Iterable[str]) -> se
         for node in function.node_def:
             for called in called_functions(node, library):
                 callers.setdefault(called, set()).add(name)
-    reached: set[str] = set()
-    pending = list(own)
-    while pending:
-        name = pending.pop()
-        if name not in reached:
-            reached.add(name)
-            pending.extend(callers.get(name, ()))
-    return reached
+    return reachable(callers, own)
 
 
 def functions_that(does: Callable[[str], bool], library: Mapping[str, FunctionDef]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -132,6 +132,18 @@ class NodeTable:
             reached.add(name)
             pending.extend(self.consumers[name])
         return reached
+
+
+def reachable(edges: Mapping[str, Iterable[str]], roots: Iterable[str]) -> set[str]:
+    """Return the roots and all names that edges lead to from them. A name without an entry has no edges."""
+    reached: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending.extend(edges.get(name, ()))
+    return reached
 
 
 def prune(graph_def: GraphDef, roots: Iterable[str]) -> GraphDef:

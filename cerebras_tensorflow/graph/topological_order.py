@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from cerebras_tensorflow.errors import CompileError
 from cerebras_tensorflow.graph.loops import ENTER_OPS, EXIT_OPS, frames_of_nodes
-from cerebras_tensorflow.graph.nodes import NodeTable
+from cerebras_tensorflow.graph.nodes import NodeTable, reachable
 
 
 class CycleError(CompileError):
@@ -45,7 +45,7 @@ def order_nodes(
     for name, nodes in before.items():
         for node in nodes:
             after[node].append(name)
-    drivers = _reachable(after, sources)
+    drivers = reachable(after, sources)
     waiting = {name: sum(node in drivers for node in before[name]) for name in drivers}
     early_nodes = set(early)
     heap = [(name not in early_nodes, table.index[name], name) for name, count in waiting.items() if count == 0]
@@ -104,17 +104,6 @@ def _nodes_before(table: NodeTable, name: str) -> set[str]:
     if table.nodes[name].op in ("Merge", "RefMerge"):
         before = {node for node in before if table.nodes[node].op not in ("NextIteration", "RefNextIteration")}
     return before
-
-
-def _reachable(edges: Mapping[str, Iterable[str]], roots: Iterable[str]) -> set[str]:
-    reached: set[str] = set()
-    pending = list(roots)
-    while pending:
-        name = pending.pop()
-        if name not in reached:
-            reached.add(name)
-            pending.extend(edges[name])
-    return reached
 
 
 def _place_with_needs(name: str, before: Mapping[str, set[str]], order: dict[str, None]) -> None:

@@ -28,6 +28,7 @@ from cerebras_tensorflow.runtime.host.network import listen_address
 START_LIMIT_S = 60.0
 _POLL_S = 0.05
 _RANK_BYTES = 4
+_KEPT = b"k"  # the answer to a caller whose connection is kept
 
 
 def join(rank: int, size: int, folder: Path, secret: bytes, limit_s: float = 60.0) -> TcpRank:
@@ -158,21 +159,37 @@ class _Meeting:
         with closing(entrance.Entrance(listener, self._welcome, "cs_meeting")):
             host, port = listener.getsockname()[:2]
             announce(address_file(self._folder, self._rank), {"host": host, "port": port})
-            for owner in range(self._rank):
-                self._keep(owner, self._connected(owner))
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._found) == self._size - 1, self._end - time.monotonic())
-                self._is_over = True
-        missing = sorted(set(range(self._size)) - {self._rank, *self._found})
-        if missing:
-            raise CollectiveError(f"rank {missing[0]} did not come within {START_LIMIT_S:g} s")
+            try:
+                for owner in range(self._rank):
+                    self._keep(owner, self._connected(owner))
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._found) == self._size - 1, self._end - time.monotonic())
+                    self._is_over = True
+                missing = sorted(set(range(self._size)) - {self._rank, *self._found})
+                if missing:
+                    raise CollectiveError(f"rank {missing[0]} did not come within {START_LIMIT_S:g} s")
+            except BaseException:
+                self._end_all()
+                raise
         return dict(sorted(self._found.items()))
 
-    def _keep(self, rank: int, link: socket.socket) -> None:
-        """Keep the connection to a rank, in place of an earlier one: a rank calls again if it has lost that one."""
+    def _end_all(self) -> None:
+        """Close what was found."""
+        with self._changed:
+            self._is_over = True
+            for link in self._found.values():
+                link.close()
+
+    def _keep(self, rank: int, link: socket.socket, answer: bytes = b"") -> None:
+        """Keep the connection to a rank, in place of an earlier one: a rank calls again if it has lost that one.
+
+        Raises:
+            LinkEndedError: If the answer, which says that it is kept, cannot be sent. Then it is not kept.
+        """
         with self._changed:
             left = link if self._is_over else self._found.get(rank)
             if not self._is_over:
+                links.send(link, answer)
                 self._found[rank] = link
             self._changed.notify_all()
         if left is not None:
@@ -203,6 +220,7 @@ class _Meeting:
         own, theirs = _roles(self._rank, owner)
         if not links.prove(link, self._secret, own, theirs, max(end, self._end)):
             raise CollectiveError(f"rank {owner} does not know the secret of this run")
+        links.receive_bytes(link, len(_KEPT), max(end, self._end))
 
     def _go_on(self, error: LinkEndedError) -> None:
         if time.monotonic() > self._end:
@@ -217,7 +235,7 @@ class _Meeting:
                 theirs, own = _roles(caller, self._rank)
                 is_known = links.prove(link, self._secret, own, theirs, end)
             if is_known and self._rank < caller < self._size:
-                self._keep(caller, link)
+                self._keep(caller, link, _KEPT)
                 return
         except LinkEndedError:
             pass
