@@ -297,9 +297,11 @@ def test_a_requeued_batch_job_resumes_from_its_last_checkpoint(
         deadline = time.monotonic() + 60
         while state(number) != "PENDING":
             assert time.monotonic() < deadline, output.read_text()
-        # Nothing runs now. Start the job at once; Slurm delays a requeued job for two minutes.
+        # Nothing runs now. Start the job at once; Slurm delays a requeued job for two minutes. But a node refuses a job
+        # whose start has the same second as its end ("Job credential revoked"), and Slurm then kills it.
         last = newest_step(model_dir)
         assert last >= saved
+        time.sleep(1.1)
         subprocess.run(["scontrol", "update", f"jobid={number}", "StartTime=now"], check=True)
         restored = read_until(follower, r"INFO:tensorflow:Restoring parameters from .*-(\d+)").group(1)
         assert int(restored) == last
