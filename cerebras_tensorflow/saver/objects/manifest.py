@@ -90,17 +90,18 @@ def read(bucket: Bucket, folder: str) -> tuple[Manifest, bytes] | None:
         CorruptCheckpointError: If it is damaged at every attempt.
     """
     key = f"{folder}/{NAME}"
-    for attempt in range(_READS):
+    reads = 0
+    while True:
+        reads += 1
         found = bucket.get(key)
         if found is None:
             return None
         try:
             return decode(bucket.url(key), found[0]), found[0]
         except CorruptCheckpointError:
-            if attempt + 1 == _READS:
+            if reads == _READS:
                 raise
             logger.warning("%s: the manifest is damaged: it is read again", bucket.url(key))
-    raise AssertionError("unreachable")
 
 
 def _parse(content: Any) -> Manifest:

@@ -255,7 +255,9 @@ class Bucket:
     def _again(self, request: Callable[[], _Result], key: str, action: str, is_missing_raised: bool = False) -> _Result:
         """Return the result of a request; repeat it for a bounded time if it fails, and log that."""
         end_s = time.monotonic() + _RETRY_TIMEOUT_S
-        for attempt in range(1, _ATTEMPTS + 1):
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 with self._reporting(key, action, is_missing_raised):
                     return request()
@@ -268,7 +270,6 @@ class Bucket:
                 level = logging.INFO if attempt == 1 else logging.WARNING
                 logger.log(level, "%s Attempt %d of %d in %.1f s.", exc, attempt + 1, _ATTEMPTS, pause_s)
                 time.sleep(pause_s)
-        raise AssertionError("unreachable")
 
     @contextlib.contextmanager
     def _reporting(self, key: str | None, action: str, is_missing_raised: bool = False) -> Iterator[None]:
