@@ -18,10 +18,12 @@ class RepeatedRuns:
 
     Args:
         session: The TensorFlow session.
+        after_preparing: Called each time that TensorFlow has prepared a kind of run, before its first run.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, after_preparing: Callable[[], None] = lambda: None) -> None:
         self._session = session
+        self._after_preparing = after_preparing
         self._prepared: dict[tuple[tuple[str, ...], tuple[str, ...]], Callable[..., Any]] = {}
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any]) -> Any:
@@ -44,6 +46,7 @@ class RepeatedRuns:
         tensors = list(dict.fromkeys(element.name for element in elements if isinstance(element, tf.Tensor)))
         targets = list(dict.fromkeys(element.name for element in elements if isinstance(element, tf.Operation)))
         run = tf_private.callable_of(self._session, tensors, targets, feeds)
+        self._after_preparing()
         fed_tensors = [_FedTensor(self._session.graph.get_tensor_by_name(name)) for name in feeds]
         places = {name: place for place, name in enumerate(tensors)}
         order = [places.get(element.name) for element in elements]

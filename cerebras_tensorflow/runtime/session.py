@@ -91,7 +91,7 @@ class ProgramSession(tf.compat.v1.Session):
         self._ops = FetchedGraph(program, graph_def, graph, streamed_names(program), bind)
         settings = session_settings(session_config, store is not None)
         self._session = tf.compat.v1.Session(graph=self._ops.graph, config=settings)
-        self._steps = RepeatedRuns(self._session)
+        self._steps = RepeatedRuns(self._session, trim_heap if store is not None else lambda: None)
         self._variables = SessionVariables(program, self._ops, self._session, store)
         self._has_step_counters = has_node(self._ops.graph, SEEDED_COUNTER)
         self._entropy = secrets.randbits(63)
@@ -431,6 +431,8 @@ def session_settings(session_config: Any, is_streaming: bool) -> Any:
 
     TensorFlow's meta optimizer is off, because it would fuse ops differently in the two modes and change the last bits
     of results. A pipelined run can turn it on by setting the number of its iterations.
+
+    In weight streaming TensorFlow builds and places only the ops of each run. It would keep a second graph of all ops.
     """
     config = tf.compat.v1.ConfigProto()
     if session_config is not None:
@@ -439,6 +441,7 @@ def session_settings(session_config: Any, is_streaming: bool) -> Any:
     rewriting = config.graph_options.rewrite_options
     if is_streaming or rewriting.meta_optimizer_iterations == rewriting.DEFAULT_NUM_ITERS:
         rewriting.disable_meta_optimizer = True
+    config.graph_options.place_pruned_graph |= is_streaming
     if is_streaming and not config.inter_op_parallelism_threads:
         config.inter_op_parallelism_threads = (os.cpu_count() or 1) + _EXTRA_THREADS
         config.use_per_session_threads = True  # the first session sets the size of the shared pool

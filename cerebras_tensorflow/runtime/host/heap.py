@@ -30,7 +30,10 @@ def return_large_buffers() -> bool:
 
 
 def trim_heap() -> None:
-    """Return freed blocks in the heap to the system. After a session is made from its graphs, these are tens of MB."""
+    """Return freed blocks in the heap to the system.
+
+    After a session, or its executor for a new kind of run, is made from a large graph, these are tens of MB.
+    """
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

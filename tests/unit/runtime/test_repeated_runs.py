@@ -50,6 +50,15 @@ def test_values_types_and_structures_are_those_of_session_run(graph: Graph) -> N
                 np.testing.assert_array_equal(one, other)
 
 
+def test_each_kind_of_run_is_prepared_once(graph: Graph) -> None:
+    prepared: list[str] = []
+    runs = RepeatedRuns(graph.session, lambda: prepared.append("kind"))
+    total = graph.tensors[1]
+    for fetches in (total, total, [total, graph.add], total):
+        runs.run(fetches, graph.feeds)
+    assert len(prepared) == 2
+
+
 def test_ops_run_once_in_each_call_also_after_the_graph_has_grown(graph: Graph) -> None:
     runs = RepeatedRuns(graph.session)
     runs.run([graph.add, graph.add], graph.feeds)

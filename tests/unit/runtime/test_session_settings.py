@@ -29,3 +29,14 @@ def test_store_calls_run_in_parallel_whatever_threads_the_first_session_had() ->
 def test_a_users_number_of_threads_is_kept() -> None:
     settings = session_settings(v1.ConfigProto(inter_op_parallelism_threads=3), is_streaming=True)
     assert settings.inter_op_parallelism_threads == 3 and not settings.use_per_session_threads
+
+
+def test_streaming_builds_only_the_ops_of_a_run() -> None:
+    """TensorFlow refuses an op on a device that does not exist, unless no run needs the op."""
+    with tf.Graph().as_default() as graph:
+        one = tf.constant(1)
+        with tf.device("/job:elsewhere/task:0/device:CPU:0"):
+            one + 1
+        with v1.Session(graph=graph, config=session_settings(None, is_streaming=True)) as session:
+            assert session.run(one) == 1
+    assert not session_settings(None, is_streaming=False).graph_options.place_pruned_graph
