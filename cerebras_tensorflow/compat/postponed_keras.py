@@ -65,10 +65,29 @@ def _is_asked_by_tensorflow() -> bool:
 
 
 class _OnFirstUse(ModuleType):
-    """Stands in for a module until someone asks for one of its names."""
+    """Stands in for a module until someone asks for one of its names.
+
+    Raises:
+        ImportError: When a name is asked for, if the module's import fails with another error than this one.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_replaced(self), name)
+        try:
+            module = _replaced(self)
+        except ImportError as error:  # as Keras, which then does without the module
+            if name.startswith("__"):
+                raise AttributeError(name) from error
+            setattr(self, name, _NoClass)
+            return _NoClass
+        except Exception as error:
+            raise ImportError(
+                f"Keras 2 uses {self.__name__}, whose import fails: {error}", name=self.__name__
+            ) from error
+        return getattr(module, name)
+
+
+class _NoClass:
+    """Stands in for a class of a module that cannot be imported: no value is an instance."""
 
 
 def _replaced(stand_in: ModuleType) -> ModuleType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cerebras_tensorflow.perf.html.content import RunRecord
+from cerebras_tensorflow.perf.html.figure import Figure, bar, scatter
 from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind, shown
 from cerebras_tensorflow.perf.layers import layer_spans
 from cerebras_tensorflow.perf.timeline import COMPUTE, STREAMS, WIRE, Timeline
@@ -15,10 +16,8 @@ _MOST_WEIGHTS = 40
 _MOST_SPANS = 1500  # of a stream; shorter ones are left out
 
 
-def step_timeline(timeline: Timeline) -> Any:
+def step_timeline(timeline: Timeline) -> Figure:
     """Return the streams of a step over time."""
-    import plotly.graph_objects as go
-
     bars = []
     shown_streams = [stream for stream in STREAMS if stream != WIRE or timeline.busy_s((WIRE,))]
     for stream in shown_streams:
@@ -34,7 +33,7 @@ def step_timeline(timeline: Timeline) -> Any:
             for name, begin, end, size in spans
         ]
         bars.append(
-            go.Bar(
+            bar(
                 name=stream,
                 orientation="h",
                 y=[stream] * len(spans),
@@ -52,11 +51,9 @@ def step_timeline(timeline: Timeline) -> Any:
     return figure
 
 
-def memory_curve(timeline: Timeline) -> Any:
+def memory_curve(timeline: Timeline) -> Figure:
     """Return the memory of this machine over a step."""
-    import plotly.graph_objects as go
-
-    line = go.Scatter(
+    line = scatter(
         x=[at * 1000 for at, _ in timeline.memory],
         y=[held / 1e6 for _, held in timeline.memory],
         line={"shape": "hv", "color": COLORS[0]},
@@ -69,23 +66,21 @@ def memory_curve(timeline: Timeline) -> Any:
     return figure
 
 
-def losses(record: RunRecord) -> Any:
+def losses(record: RunRecord) -> Figure:
     """Return the loss over the steps of a run."""
     return _line(record, record.losses, "loss, measured", COLORS[4])
 
 
-def speed(record: RunRecord) -> Any:
+def speed(record: RunRecord) -> Figure:
     """Return the speed over the steps of a run."""
     return _line(record, record.samples_per_s, "samples/s, measured", COLORS[0])
 
 
-def sparsity(record: RunRecord) -> Any:
+def sparsity(record: RunRecord) -> Figure:
     """Return the share of zeros of the sparse weights, in the order of the model."""
-    import plotly.graph_objects as go
-
     shares = record.sparsity[:_MOST_WEIGHTS]
     names = [shown(one.name) for one in shares]
-    bar = go.Bar(
+    zeros = bar(
         name="zeros",
         orientation="h",
         y=names,
@@ -95,14 +90,14 @@ def sparsity(record: RunRecord) -> Any:
         hoverinfo="text",
     )
     aims = [one for one in shares if one.target is not None]
-    target = go.Scatter(
+    target = scatter(
         name="target",
         mode="markers",
         y=[shown(one.name) for one in aims],
         x=[(one.target or 0) * 100 for one in aims],
         marker={"symbol": "line-ns-open", "size": 16, "color": COLORS[4], "line": {"width": 3}},
     )
-    figure = chart([bar, target])
+    figure = chart([zeros, target])
     figure.update_layout(height=max(220, 110 + 22 * len(names)), legend={"orientation": "h", "y": 1.12})
     of = "" if len(shares) == len(record.sparsity) else f", {len(shares)} of {len(record.sparsity)} sparse weights"
     figure.update_xaxes(title=f"percent zeros{of}", range=[0, 100])
@@ -110,11 +105,9 @@ def sparsity(record: RunRecord) -> Any:
     return figure
 
 
-def _line(record: RunRecord, values: Any, title: str, color: str) -> Any:
-    import plotly.graph_objects as go
-
+def _line(record: RunRecord, values: Any, title: str, color: str) -> Figure:
     mode = "lines+markers" if len(record.steps) < 60 else "lines"
-    figure = chart([go.Scatter(x=list(record.steps), y=list(values), mode=mode, line={"color": color})])
+    figure = chart([scatter(x=list(record.steps), y=list(values), mode=mode, line={"color": color})])
     figure.update_layout(height=300)
     figure.update_xaxes(title="step")
     figure.update_yaxes(title=title)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import pkgutil
 from pathlib import Path
-from typing import Any
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.perf.html.content import Content
+from cerebras_tensorflow.perf.html.figure import Figure
 from cerebras_tensorflow.perf.html.tables import model_summary, rows_table, slowest_table, sparsity_table
 from cerebras_tensorflow.perf.html.words import EXPLANATIONS
 from cerebras_tensorflow.perf.timeline import Timeline
@@ -77,8 +78,6 @@ def write_report(path: Path, content: Content) -> None:
 
 
 def _page(content: Content) -> str:
-    from plotly.offline import get_plotlyjs
-
     title = html.escape(content.title)
     return "\n".join(
         [
@@ -86,7 +85,7 @@ def _page(content: Content) -> str:
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title><style>{_STYLE}</style>",
-            f"<script>{get_plotlyjs()}</script></head><body>",
+            f"<script>{_plotly_js()}</script></head><body>",
             f"<h1>{title}</h1>",
             "<p>Blue sections are <b>simulated</b>: a model of a CS-2, not a measurement. Orange sections are about "
             "<b>this machine</b>, which computes the numbers. Hover over a chart for details.</p>",
@@ -96,6 +95,12 @@ def _page(content: Content) -> str:
             f"<script>{_SCRIPT}</script></body></html>",
         ]
     )
+
+
+def _plotly_js() -> str:
+    script = pkgutil.get_data("plotly", "package_data/plotly.min.js")
+    assert script is not None, "the package plotly is a folder of files"
+    return script.decode()
 
 
 def _simulated(content: Content) -> str:
@@ -207,8 +212,5 @@ def _summary(content: Content) -> str:
     )
 
 
-def _chart(title: str, how: str, figure: Any) -> str:
-    drawn = figure.to_html(
-        full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}
-    )
-    return f'<div class="chart"><h3>{html.escape(title)}</h3><p class="how">{how}</p>{drawn}</div>'
+def _chart(title: str, how: str, figure: Figure) -> str:
+    return f'<div class="chart"><h3>{html.escape(title)}</h3><p class="how">{how}</p>{figure.to_html()}</div>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cerebras_tensorflow.perf.html.figure import Figure, bar, scatter
 from cerebras_tensorflow.perf.html.style import COLORS, chart, of_kind, shown
 from cerebras_tensorflow.system.wafer.layers import KINDS, Network
 from cerebras_tensorflow.system.wafer.placement import COLUMNS, CORE_DATA_BYTES, ROWS
@@ -15,31 +16,26 @@ from cerebras_tensorflow.units import format_bytes, format_seconds
 _MOST_WEIGHTS = 20
 
 
-def floorplan(simulation: Simulation) -> Any:
+def floorplan(simulation: Simulation) -> Figure:
     """Return the wafer from above. Pipelined: each layer's rectangle; streaming: what fills the cores' memory."""
-    import plotly.graph_objects as go
-
     if simulation.mode == "pipelined":
         bars = [_rectangles(kind, simulation) for kind in KINDS]
-        figure = chart([bar for bar in bars if bar is not None])
+        figure = chart([one for one in bars if one is not None])
     else:
         figure = chart(_memory_areas(simulation))
     figure.add_shape(type="rect", x0=0, y0=0, x1=COLUMNS, y1=ROWS, line={"width": 2, "color": "#888888"})
     figure.update_layout(barmode="overlay", height=520, bargap=0, legend={"orientation": "h", "y": 1.08})
     figure.update_xaxes(title=f"columns of cores (of {COLUMNS})", range=[-5, COLUMNS + 5], showgrid=False)
     figure.update_yaxes(title=f"rows of cores (of {ROWS})", range=[-5, ROWS + 5], showgrid=False)
-    assert isinstance(figure, go.Figure)
     return figure
 
 
 def _rectangles(kind: str, simulation: Simulation) -> Any:
-    import plotly.graph_objects as go
-
     placed = [layer for layer in simulation.layers if layer.layer.kind == kind and layer.rectangle is not None]
     boxes = [layer.rectangle for layer in placed if layer.rectangle is not None]
     if not boxes:
         return None
-    return go.Bar(
+    return bar(
         name=kind,
         x=[box.x + box.width / 2 for box in boxes],
         base=[box.y for box in boxes],
@@ -60,8 +56,6 @@ def _hover(placed: PlacedLayer, cores: str) -> str:
 
 def _memory_areas(simulation: Simulation) -> list[Any]:
     """Return the wafer's memory at its fullest as areas of cores."""
-    import plotly.graph_objects as go
-
     capacity = ROWS * COLUMNS * CORE_DATA_BYTES
     samples = simulation.batch_size / simulation.num_csx / simulation.micro_batches
     widest = max(simulation.layers, key=lambda placed: placed.num_bytes)
@@ -76,7 +70,7 @@ def _memory_areas(simulation: Simulation) -> list[Any]:
     for number, (name, size, text) in enumerate(areas):
         width = COLUMNS * size / capacity
         bars.append(
-            go.Bar(
+            bar(
                 name=f"{name}: {min(size / capacity, 1):.1%}",
                 x=[x + width / 2],
                 y=[ROWS],
@@ -90,10 +84,8 @@ def _memory_areas(simulation: Simulation) -> list[Any]:
     return bars
 
 
-def step_timeline(simulation: Simulation, is_training: bool) -> Any:
+def step_timeline(simulation: Simulation, is_training: bool) -> Figure:
     """Return when each layer works in a step."""
-    import plotly.graph_objects as go
-
     kinds = {placed.layer.name: placed.layer.kind for placed in simulation.layers}
     work = schedule(simulation, is_training)
     groups: dict[str, list[Any]] = {}
@@ -101,7 +93,7 @@ def step_timeline(simulation: Simulation, is_training: bool) -> Any:
         kind = kinds.get(item.name, "") if item.lane == WAFER else item.part
         groups.setdefault(kind, []).append(item)
     bars = [
-        go.Bar(
+        bar(
             name=group,
             orientation="h",
             y=[shown(item.lane) for item in items],
@@ -125,13 +117,11 @@ def step_timeline(simulation: Simulation, is_training: bool) -> Any:
     return figure
 
 
-def memory_curve(simulation: Simulation, is_training: bool) -> Any:
+def memory_curve(simulation: Simulation, is_training: bool) -> Figure:
     """Return the memory of the wafer over a step."""
-    import plotly.graph_objects as go
-
     curve = held_activations(simulation, is_training)
     capacity = ROWS * COLUMNS * CORE_DATA_BYTES / 1e9
-    line = go.Scatter(
+    line = scatter(
         x=[at * 1000 for at, _ in curve],
         y=[held / 1e9 for _, held in curve],
         line={"shape": "hv", "color": COLORS[0]},
@@ -139,24 +129,21 @@ def memory_curve(simulation: Simulation, is_training: bool) -> Any:
         name="held on the wafer",
     )
     figure = chart([line])
-    figure.add_hline(
-        y=capacity, line_dash="dash", line_color="#888888", annotation_text=f"{capacity:.1f} GB: all cores together"
-    )
+    line_of_cores = {"dash": "dash", "color": "#888888"}
+    figure.add_horizontal_line(capacity, f"{capacity:.1f} GB: all cores together", line_of_cores)
     figure.update_layout(height=320, showlegend=False)
     figure.update_xaxes(title="milliseconds, simulated")
     figure.update_yaxes(title="GB on the wafer", rangemode="tozero")
     return figure
 
 
-def weight_bytes(network: Network) -> Any:
+def weight_bytes(network: Network) -> Figure:
     """Return the bytes of the largest weights."""
-    import plotly.graph_objects as go
-
     owners = sorted((layer for layer in network.layers if layer.num_own_weights), key=lambda layer: -layer.weight_bytes)
     largest = owners[:_MOST_WEIGHTS]
     names, sizes = [shown(layer.name) for layer in largest], [layer.weight_bytes for layer in largest]
     total = format_bytes(sum(layer.weight_bytes for layer in owners))
-    bar = go.Bar(
+    weights = bar(
         orientation="h",
         y=names,
         x=[size / 1e6 for size in sizes],
@@ -164,21 +151,19 @@ def weight_bytes(network: Network) -> Any:
         hovertext=[f"{name}<br>{format_bytes(size)}" for name, size in zip(names, sizes, strict=True)],
         hoverinfo="text",
     )
-    figure = chart([bar])
+    figure = chart([weights])
     figure.update_layout(height=max(240, 90 + 22 * len(names)))
     figure.update_xaxes(title=f"MB of weights: the largest {len(largest)} of {len(owners)}, which are {total} together")
     figure.update_yaxes(autorange="reversed", automargin=True, ticksuffix=" ")
     return figure
 
 
-def slowest_layers(simulation: Simulation) -> Any:
+def slowest_layers(simulation: Simulation) -> Figure:
     """Return where the time of the ten slowest layers goes."""
-    import plotly.graph_objects as go
-
     slowest = simulation.slowest()
     parts = ("compute", "memory", "fabric", "io", "fill")
     bars = [
-        go.Bar(
+        bar(
             name={"io": "I/O", "fill": "fill and drain"}.get(part, part),
             orientation="h",
             y=[shown(placed.layer.name) for placed in slowest],
@@ -194,25 +179,23 @@ def slowest_layers(simulation: Simulation) -> Any:
     return figure
 
 
-def scaling_curve(steps: Mapping[int, Simulation]) -> Any:
+def scaling_curve(steps: Mapping[int, Simulation]) -> Figure:
     """Return the speed for several numbers of systems."""
-    import plotly.graph_objects as go
-
     counts = sorted(steps)
     ranges = [steps[count].samples_range for count in counts]
     ideal = steps[counts[0]].samples_per_s / counts[0]
     band = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     lines = [
-        go.Scatter(x=counts, y=[slow for slow, _ in ranges], **band),
-        go.Scatter(x=counts, y=[fast for _, fast in ranges], fill="tonexty", fillcolor="rgba(0,114,178,0.2)", **band),
-        go.Scatter(
+        scatter(x=counts, y=[slow for slow, _ in ranges], **band),
+        scatter(x=counts, y=[fast for _, fast in ranges], fill="tonexty", fillcolor="rgba(0,114,178,0.2)", **band),
+        scatter(
             x=counts,
             y=[ideal * count for count in counts],
             name="ideal",
             mode="lines",
             line={"dash": "dash", "color": "#999999"},
         ),
-        go.Scatter(
+        scatter(
             x=counts,
             y=[steps[count].samples_per_s for count in counts],
             name="simulated",

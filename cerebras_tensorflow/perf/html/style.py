@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from typing import Any
+
+from cerebras_tensorflow.perf.html.figure import Figure, Trace
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 """People who do not see all colours tell these apart (Okabe and Ito, 2008)."""
@@ -32,13 +33,10 @@ def of_kind(name: str) -> str:
     return _OF_KIND.get(name, "#999999")
 
 
-def chart(traces: list[Any]) -> Any:
+def chart(traces: list[Trace]) -> Figure:
     """Return a figure in the common look. Its background is that of the page, light or dark."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(traces)
+    figure = Figure(traces)
     figure.update_layout(
-        template="none",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         margin={"l": 60, "r": 20, "t": 30, "b": 50},

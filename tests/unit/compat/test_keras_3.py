@@ -60,3 +60,28 @@ def test_a_program_gets_the_keras_that_tensorflow_chooses(
         check=True,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("raise ImportError('broken')", "[False, False]"),  # Keras 2 does without pandas
+        ("raise ValueError('another NumPy')", "ImportError: Keras 2 uses pandas, whose import fails: another NumPy"),
+    ],
+    ids=["ImportError", "another error"],
+)
+def test_a_pandas_that_cannot_be_imported_fails_as_in_keras_2_or_says_so(
+    text: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pandas.py").write_text(text)
+    script = (
+        "import cerebras_tensorflow, tensorflow\nfrom tf_keras.src.engine import data_adapter\n"
+        "print([data_adapter._is_pandas_series(value) for value in ([1], 'text')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+    )
+    assert expected in done.stdout + done.stderr

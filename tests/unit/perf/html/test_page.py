@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cerebras_tensorflow.perf.html.content import Content, RunRecord, SparseShare
+from cerebras_tensorflow.perf.html.figure import Figure, bar
 from cerebras_tensorflow.perf.html.page import write_report
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, Span, Timeline
 from cerebras_tensorflow.system.wafer.scaling import scaling
@@ -59,6 +62,24 @@ def test_sparse_weights_are_shown_with_target_and_zeros(tmp_path: Path) -> None:
     assert "Sparsity by weight" in measured and "74.22% zeros" in measured
     assert "75.0%" in summary_text(network, "pipelined").partition("sparse weight")[2]
     assert "sparse" not in summary_text(NETWORK, "pipelined").replace("\n", "")
+
+
+@pytest.mark.parametrize("mode", ["pipelined", "weight_streaming"])
+def test_plotly_takes_every_chart(mode: str, tmp_path: Path) -> None:
+    go = pytest.importorskip("plotly.graph_objects")
+    text = page(mode, tmp_path / "report.html")
+    drawn = re.findall(r"Plotly\.newPlot\((.*)\)</script>", text[text.index("<section") :])
+    assert len(drawn) == {"pipelined": 9, "weight_streaming": 10}[mode]
+    charts = [json.loads(f"[{words}]") for words in drawn]
+    assert len({name for name, *_ in charts}) == len(drawn)
+    for _, data, layout, config in charts:
+        assert go.Figure({"data": data, "layout": layout}).data and config["responsive"]
+
+
+def test_a_name_in_a_chart_does_not_end_its_script() -> None:
+    drawn = Figure([bar(x=[np.float32(0.5)], y=["</script>"])])
+    drawn.update_layout(height=10)
+    assert drawn.to_html().count("</script>") == 1 and '"x": [0.5]' in drawn.to_html()
 
 
 def test_a_report_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
