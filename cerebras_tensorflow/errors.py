@@ -45,10 +45,10 @@ class MemoryBudgetError(CompileError):
     """A step that does not fit into the memory budget.
 
     Attributes:
-        needed_bytes: The budget that it needs. 0: unknown.
+        needed_bytes: The smallest budget that it fits into.
     """
 
-    def __init__(self, message: str, needed_bytes: float = 0.0) -> None:
+    def __init__(self, message: str, needed_bytes: int) -> None:
         super().__init__(message)
         self.needed_bytes = needed_bytes
 

@@ -20,6 +20,7 @@ class StreamingOptions:
         memory_budget: Most bytes of memory that the process may take. None: no limit; values are spilled only where
             this costs almost nothing (memory/budget.py).
         process_bytes: Memory of the process without the step.
+        other_bytes: Memory of the step besides the part to compile: the graph of its other part, and sums of gradients.
         spill_share: Most bytes that spilling may add without a budget, as a share of the bytes that the weights move.
         min_spill_bytes: Values below this size are not spilled: moving them costs more than it saves.
         residence: Where the weights are between their uses.
@@ -30,6 +31,7 @@ class StreamingOptions:
     slice_bytes: int = 16_000_000
     memory_budget: int | None = None
     process_bytes: int = 0
+    other_bytes: int = 0
     spill_share: float = 0.05
     min_spill_bytes: int = 256 * 1024
     residence: Residence = Residence.STORE

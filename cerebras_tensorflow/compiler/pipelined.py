@@ -13,13 +13,16 @@ from cerebras_tensorflow.graph.topological_order import order_nodes
 from cerebras_tensorflow.graph.variables import find_variables
 
 
-def compile_pipelined(graph_def: GraphDef, sources: Sequence[str], outputs: Mapping[str, Sequence[Output]]) -> Program:
+def compile_pipelined(
+    graph_def: GraphDef, sources: Sequence[str], outputs: Mapping[str, Sequence[Output]], other_bytes: int = 0
+) -> Program:
     """Return the pipelined Program of a step.
 
     Args:
         graph_def: The step, stateless, with reads before writes.
         sources: Names of the batch's placeholders.
         outputs: Outputs of each op. If empty, the memory of values is unknown and counts as 0.
+        other_bytes: Memory of the step besides this part: StreamingOptions.other_bytes.
     """
     table = NodeTable(graph_def)
     resident = [*find_variables(table).values()]
@@ -40,5 +43,5 @@ def compile_pipelined(graph_def: GraphDef, sources: Sequence[str], outputs: Mapp
         specs,
         order=tuple(order),
         value_curve=tuple(curve.tolist()),
-        overhead_bytes=overhead,
+        overhead_bytes=overhead + other_bytes,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
+from cerebras_tensorflow.compiler.memory.budget import graph_bytes
 from cerebras_tensorflow.compiler.micro_batches.join import join
 from cerebras_tensorflow.compiler.micro_batches.ownership import Update, choose_owners, update_of
 from cerebras_tensorflow.compiler.micro_batches.split import Parts, Request, split
@@ -175,7 +176,7 @@ def _compile_part(
     else:
         graph_def = accesses_in_order(graph_def, part.roots, part.sources)
     if mode != WEIGHT_STREAMING:
-        return compile_pipelined(graph_def, part.sources, outputs)
+        return compile_pipelined(graph_def, part.sources, outputs, options.other_bytes)
     roots = frozenset(part.roots)
     return compile_weight_streaming(
         graph_def, part.train_node, part.sources, part.weights, options, outputs, roots, spilled_before
@@ -201,7 +202,7 @@ def _compile_in_parts(
         in_memory |= refused
     is_streamed = update.streamed and update.residence is not Residence.HOST_MEMORY
     if not (step.is_shared and is_streamed and step.num_csx > 1):
-        program = _joined(step, parts, gradient, update, outputs)
+        program = _joined(step, parts, gradient, update)
         return (program,) * len(ranks)
     return _compile_shares(step, parts, (gradient, update), mode, options, outputs, ranks)
 
@@ -211,7 +212,6 @@ def _joined(
     parts: Parts,
     gradient: Program,
     update: Program,
-    outputs: Mapping[str, Sequence[Output]],
     sums: SharedSums | None = None,
 ) -> Program:
     """Return the Program of both parts. If several CSX share the weights, `sums` says where this one keeps sums."""
@@ -224,8 +224,7 @@ def _joined(
     if sums is not None:
         gradients = tuple(sums.placed(number, one) for number, one in enumerate(gradients))
     plan = MicroBatches(step.micro_batches, gradients, parts.carried, len(gradient.order), step.num_csx)
-    program = join(gradient, update, plan, scratch)
-    return replace(program, overhead_bytes=program.overhead_bytes + host_bytes(gradients, outputs, most))
+    return join(gradient, update, plan, scratch)
 
 
 def _compile_shares(
@@ -271,17 +270,18 @@ def _compile_shares(
     sizes = {number: request.sizes[handles[name]] for number, name in parts.stored.items()}
     sums = share_sums(parts.gradients, own_totals, sizes, step.num_csx, step.micro_batches)
     programs = []
+    of_gradient, of_update = _options_of_parts(step, parts, options, outputs)
     for rank in ranks:
         weights = list(handles.values())
         own = _Part(
             update_of(request, owners, rank), parts.update_roots, step.train_node, parts.update_sources, weights
         )
-        second = _compile_part(own, mode, options, request.outputs)
+        second = _compile_part(own, mode, of_update, request.outputs)
         if len(second.spilled) != len(update.spilled):
             first = _Part(parts.gradient, parts.gradient_roots, None, step.sources, weights)
-            gradient = _compile_part(first, mode, options, outputs, len(second.spilled))
+            gradient = _compile_part(first, mode, of_gradient, outputs, len(second.spilled))
             update = second
-        program = _joined(step, parts, gradient, second, outputs, sums[rank])
+        program = _joined(step, parts, gradient, second, sums[rank])
         programs.append(_with_owners(program, by_index, owners.sparse))
     return tuple(programs)
 
@@ -342,22 +342,35 @@ def _compile_both(
     """
     weights = [*step.weights, *parts.stored.values()]
     outputs_of_update = _outputs_of_update(parts, outputs)
+    of_gradient, of_update = _options_of_parts(step, parts, options, outputs)
     while True:
         second = _Part(parts.update, parts.update_roots, step.train_node, parts.update_sources, weights)
         first = _Part(parts.gradient, parts.gradient_roots, None, step.sources, weights)
         try:
-            update = _compile_part(second, mode, options, outputs_of_update)
+            update = _compile_part(second, mode, of_update, outputs_of_update)
         except MemoryBudgetError as error:
             try:
-                _compile_part(first, mode, options, outputs)
+                _compile_part(first, mode, of_gradient, outputs)
             except MemoryBudgetError as other:
                 raise max(error, other, key=lambda one: one.needed_bytes) from None
             raise
-        gradient = _compile_part(first, mode, options, outputs, len(update.spilled))
+        gradient = _compile_part(first, mode, of_gradient, outputs, len(update.spilled))
         refused = {spec.name for spec in gradient.streamed} ^ {spec.name for spec in update.streamed}
         if not refused:
             return gradient, update
         weights = _without(weights, refused, step.graph_def)
+
+
+def _options_of_parts(
+    step: Step, parts: Parts, options: StreamingOptions, outputs: Mapping[str, Sequence[Output]]
+) -> tuple[StreamingOptions, StreamingOptions]:
+    """Return the options of the gradients and of the update: the other graph and all sums are in memory, too."""
+    levels = num_partials(step.micro_batches, step.num_csx)
+    sums = host_bytes(parts.gradients, parts.stored, outputs, levels)
+    of_gradient, of_update = (
+        replace(options, other_bytes=sums + graph_bytes(len(other.node))) for other in (parts.update, parts.gradient)
+    )
+    return of_gradient, of_update
 
 
 def _outputs_of_update(parts: Parts, outputs: Mapping[str, Sequence[Output]]) -> Mapping[str, Sequence[Output]]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow import files
 from cerebras_tensorflow.compiler.memory_plan import plan_memory
-from cerebras_tensorflow.errors import MemoryBudgetError
+from cerebras_tensorflow.errors import MemoryBudgetError, SettingsError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.evaluation import run as evaluation_run
 from cerebras_tensorflow.estimator.execution import micro_batch_size, several_csx
@@ -88,7 +88,8 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
     """Compare micro-batch sizes; return the one with the highest simulated speed, or the largest of those that tie.
 
     Raises:
-        MemoryBudgetError: If none fits into memory_budget.
+        MemoryBudgetError: If none fits into memory_budget. It names the budget of the size that needs least.
+        SettingsError: If no size is in range.
     """
     speeds: dict[int, float] = {}
     error: MemoryBudgetError | None = None
@@ -97,7 +98,7 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
         try:
             compiled = _compile(request, pipeline, None)
         except MemoryBudgetError as found:
-            error = error or found
+            error = min(error or found, found, key=lambda one: one.needed_bytes)
             run_log.info("micro_batch_size %d: does not fit into memory_budget", size)
             continue
         speeds[size] = compiled.estimate.simulation.samples_per_s
@@ -106,7 +107,7 @@ def _fastest(request: CompileRequest, pipeline: InputPipeline, wanted: Any) -> i
             *(size, format_bytes(plan_memory(compiled.program).peak_bytes), speeds[size]),
         )
     if not speeds:
-        raise error or MemoryBudgetError(
+        raise error or SettingsError(
             f"micro_batch_size {wanted}: no size for {pipeline.batch_size} samples is in range"
         )
     best = max(speeds, key=lambda size: (speeds[size], size))

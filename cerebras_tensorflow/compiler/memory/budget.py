@@ -121,7 +121,8 @@ def spill_within(
     least = plan(0)
     if options.memory_budget is None:
         return _spill_little(plan, least, int(options.spill_share * traffic.step_bytes))
-    usable = _PLANNED_SHARE * options.memory_budget - options.process_bytes - resident_bytes - traffic.peak_bytes
+    taken = options.process_bytes + options.other_bytes + resident_bytes + traffic.peak_bytes
+    usable = _PLANNED_SHARE * options.memory_budget - taken
 
     def limit(spilled_bytes: int) -> int:
         most = int((usable - overhead_bytes(values, 0, traffic, length, spilled_bytes)) / (1 + _POOL_SHARE))
@@ -158,9 +159,14 @@ class Footprint:
         parts = (self.process_bytes, self.resident_bytes, self.value_bytes, self.moved_bytes, self.overhead_bytes)
         return sum(parts)
 
+    @property
+    def needed_bytes(self) -> int:
+        """The smallest budget that the step fits into."""
+        return math.ceil(self.total_bytes / _PLANNED_SHARE)
+
     def excess_bytes(self, memory_budget: int) -> int:
         """Return the bytes above the share of a budget that a plan may fill; 0 or less if the step fits."""
-        return math.ceil(self.total_bytes - _PLANNED_SHARE * memory_budget)
+        return math.ceil(_PLANNED_SHARE * (self.needed_bytes - memory_budget))
 
 
 def budget_error(memory_budget: int, least: Footprint) -> MemoryBudgetError:
@@ -170,7 +176,7 @@ def budget_error(memory_budget: int, least: Footprint) -> MemoryBudgetError:
         memory_budget: The budget.
         least: The footprint with all spillable values spilled.
     """
-    needed = least.total_bytes / _PLANNED_SHARE
+    needed = least.needed_bytes
     return MemoryBudgetError(
         f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
         f"{format_bytes(least.process_bytes)} for the process, {format_bytes(least.moved_bytes)} for weights on the "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cerebras_tensorflow.compiler.memory.budget import graph_bytes
 from cerebras_tensorflow.graph.micro_batches import UPDATE, MicroBatches
 from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, copied, parse_input
 from cerebras_tensorflow.graph.program import RESIDENT, Event, Program, WeightSpec
@@ -49,12 +48,17 @@ def join(gradient: Program, update: Program, plan: MicroBatches, scratch: Sequen
         order=(*gradient.order, *map(renamed, update.order)),
         value_curve=(*gradient.value_curve, *update.value_curve) if is_planned else (),
         held_curve=(*gradient.held_curve, *update.held_curve) if is_planned else (),
-        # Both graphs stay in memory; each part counts its own.
-        overhead_bytes=max(gradient.overhead_bytes, update.overhead_bytes)
-        + graph_bytes(min(len(gradient.order), len(update.order))),
+        overhead_bytes=_overhead_bytes(gradient, update),
         notes=tuple(dict.fromkeys((*gradient.notes, *update.notes))),
         micro_batches=plan,
     )
+
+
+def _overhead_bytes(*parts: Program) -> int:
+    """Return the overhead with which the step's peak is that of the part that takes more. Each counts both graphs."""
+    values_and_moves = [part.value_bytes + part.moved_bytes for part in parts]
+    peaks = (num_bytes + part.overhead_bytes for num_bytes, part in zip(values_and_moves, parts, strict=True))
+    return max(peaks) - max(values_and_moves)
 
 
 def _renamer(gradient: Program, update: Program) -> Callable[[str], str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cerebras_tensorflow.graph.cost import Output
@@ -177,11 +177,20 @@ def partial_sums(
     return tuple(placed), tuple(scratch)
 
 
-def host_bytes(gradients: Sequence[Gradient], outputs: Mapping[str, Sequence[Output]], levels: int) -> int:
-    """Return the host memory that sums of gradients take [B]: the partial sums and the total."""
+def host_bytes(
+    gradients: Sequence[Gradient], stored: Container[int], outputs: Mapping[str, Sequence[Output]], levels: int
+) -> int:
+    """Return the host memory that sums of gradients take [B]: the partial sums and the total.
+
+    Args:
+        gradients: The gradients.
+        stored: Numbers of those whose sums are in the store.
+        outputs: Outputs of each op.
+        levels: How many partial sums each has.
+    """
     sizes = 0
-    for gradient in gradients:
-        if gradient.stored is None:
+    for number, gradient in enumerate(gradients):
+        if number not in stored:
             output = outputs[gradient.mark.values][0]
             scale = dtype_from_name(sum_dtype(output.dtype)).itemsize / dtype_from_name(output.dtype).itemsize
             sizes += int(output.num_bytes * scale)

@@ -127,7 +127,8 @@ def plan_step_memory(
             traffic,
             len(order),
             sum(spill.num_bytes for spill in restores.spills),
-        ),
+        )
+        + options.other_bytes,
         is_least=spilling.is_least,
     )
 

@@ -154,7 +154,7 @@ def test_auto_takes_the_largest_size_within_the_memory_budget(
 
     def check(mode: str, options: Any, plan: Any) -> None:
         if plan.activation_bytes > limit:
-            raise MemoryBudgetError("too large")
+            raise MemoryBudgetError("too large", plan.activation_bytes)
 
     limit = 0
     plans: dict[int, int] = {}
@@ -169,3 +169,33 @@ def test_auto_takes_the_largest_size_within_the_memory_budget(
     with caplog.at_level("INFO"):
         cut(tmp_path / "auto", "auto", memory_budget="100GB").train(input_fn(), max_steps=1)
     assert "micro_batch_size auto: 2 of 4 samples" in caplog.text
+
+
+@pytest.mark.parametrize("mode", MODES, indirect=True)
+@pytest.mark.parametrize("size", [4, 2, 1, "explore"])
+def test_the_budget_that_a_refusal_names_suffices_and_one_byte_less_does_not(
+    mode: str, size: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cerebras_tensorflow.compiler.memory import budget
+    from cerebras_tensorflow.estimator.execution import compile_model
+
+    check, plans = compile_model.check_budget, []
+
+    def checked(mode: str, options: Any, plan: Any) -> None:
+        check(mode, options, plan)
+        plans.append(options.process_bytes + plan.peak_bytes)
+
+    def compile_within(num_bytes: int) -> None:
+        cut(tmp_path, size, weight_store="file", memory_budget=num_bytes).compile(input_fn())
+
+    monkeypatch.setattr(compile_model, "check_budget", checked)
+    monkeypatch.setattr(compile_model, "resident_bytes", lambda: 1_000_000_000)
+    with pytest.raises(MemoryBudgetError) as refused:
+        compile_within(1)
+    needed = refused.value.needed_bytes
+    with pytest.raises(MemoryBudgetError) as again:
+        compile_within(needed - 1)
+    assert again.value.needed_bytes == needed and not plans
+    compile_within(needed)
+    reserve = budget.Footprint(0, 0, 0, 0, max(plans)).needed_bytes if mode == "weight_streaming" else max(plans)
+    assert max(plans) <= reserve <= needed, "the plan leaves the reserve for its own error"
