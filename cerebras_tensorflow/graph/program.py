@@ -20,6 +20,10 @@ STORE_TOKEN = "cs_store"
 SLICE_LOAD_TOKEN = "cs_load_rows"  # rows start to stop
 SLICE_STORE_TOKEN = "cs_store_rows"
 UNCHECKED_LOAD_TOKEN = "cs_load_unchecked"  # as LOAD_TOKEN; the update verifies the checksum in the same step
+# Of an update by a function. Their first argument has the indices of the variables, and the rows: start and stop.
+FETCH_TOKEN = "cs_fetch"  # reads the rows ahead and keeps them
+TAKE_TOKEN = "cs_take"  # the rows that were fetched, which the update may overwrite
+PUT_TOKEN = "cs_put"  # stores the rows
 LEND_TOKEN = "cs_lend_rows"  # rows start to stop as a flat array with one extra element; the update may overwrite it
 
 # A read of the global step after all updates of a training step.

@@ -10,7 +10,7 @@ from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.graph.conditionals import Deadness
 from cerebras_tensorflow.graph.constants import equal_constants, take_instead
 from cerebras_tensorflow.graph.cost import Output
-from cerebras_tensorflow.graph.nodes import Endpoint, GraphDef, NodeDef, NodeTable
+from cerebras_tensorflow.graph.nodes import Endpoint, FunctionDef, GraphDef, NodeDef, NodeTable
 from cerebras_tensorflow.graph.program import Event
 
 
@@ -58,6 +58,7 @@ class Emission:
         self._new: dict[str, NodeDef] = {}
         self._ends: list[str] = []
         self._events: list[Event] = []
+        self._functions: dict[str, FunctionDef] = {}
         self._inserted: dict[str, list[str]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -83,6 +84,10 @@ class Emission:
         for node in nodes:
             self._new[node.name] = node
         return str(nodes[-1].name)
+
+    def add_function(self, function: FunctionDef) -> None:
+        """Add a function that new nodes call, unless the graph has it."""
+        self._functions.setdefault(function.signature.name, function)
 
     def drop(self, *names: str) -> None:
         """Leave out original nodes."""
@@ -195,6 +200,7 @@ class Emission:
         rest = [node for node in source.node if node.name not in self._dropped]
         instead = equal_constants(chain(rest, self._new.values(), self.deadness.new_nodes), kept)
         result = GraphDef(versions=source.versions, library=source.library)
+        result.library.function.extend(self._functions.values())
         for node in rest:
             if node.name in instead:
                 continue

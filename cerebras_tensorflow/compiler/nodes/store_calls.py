@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import NodeDef, constant_node
-from cerebras_tensorflow.graph.program import SLICE_STORE_TOKEN, STORE_TOKEN
+from cerebras_tensorflow.graph.program import FETCH_TOKEN, SLICE_STORE_TOKEN, STORE_TOKEN
 
 INT64 = tf.int64.as_datatype_enum
 
@@ -29,6 +29,6 @@ def call_node(name: str, token: str, index: str, dtype: int, inputs: list[tuple[
     node = NodeDef(name=name, op="PyFunc", input=[index, *(text for text, _ in inputs)])
     node.attr["token"].s = token.encode()
     node.attr["Tin"].list.type.extend([INT64, *(number for _, number in inputs)])
-    stores = token in (STORE_TOKEN, SLICE_STORE_TOKEN)
-    node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if stores else dtype)
+    has_no_value = token in (STORE_TOKEN, SLICE_STORE_TOKEN, FETCH_TOKEN)
+    node.attr["Tout"].list.type.append(tf.int32.as_datatype_enum if has_no_value else dtype)
     return node

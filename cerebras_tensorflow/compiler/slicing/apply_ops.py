@@ -70,9 +70,8 @@ def find_slices(
     outputs: Mapping[str, Sequence[Output]],
     kept: Container[str],
     slice_bytes: int,
-    is_whole_too: bool = False,
 ) -> list[SlicedApply]:
-    """Return the optimizer ops of a graph that can be done in slices, with the slices.
+    """Return the optimizer ops of a graph that can be done in slices, with the slices. A small weight has one slice.
 
     Args:
         table: The graph.
@@ -80,9 +79,7 @@ def find_slices(
         outputs: Of each op.
         kept: Ops whose whole results a run may fetch.
         slice_bytes: Most bytes of one variable in a slice.
-        is_whole_too: Whether to also return the ops that need only one slice.
     """
-    fewest = 1 if is_whole_too else 2
     updates = []
     for name, node in table.nodes.items():
         if node.op not in GRADIENT_INPUT:
@@ -98,7 +95,7 @@ def find_slices(
                 continue
             blocks = _blocks_of(table, name, outputs, kept)
             bounds = blocks.bounds if blocks else slice_bounds(shape, family[0].num_bytes, slice_bytes)
-            if len(bounds) > fewest and len({variable.shape for variable in family}) == 1:
+            if len({variable.shape for variable in family}) == 1:
                 updates.append(SlicedApply(name, tuple(handles), bounds, blocks))
     return updates
 

@@ -103,7 +103,7 @@ def plan_step_memory(
     is_cut = options.residence is not Residence.HOST_MEMORY
     by_handle = {uses.variable.handle: uses.variable for uses in all_uses if is_cut}
     assigns = find_assign_slices(table, order, by_handle, outputs, roots, slice_bytes)
-    applies = find_slices(table, by_handle, outputs, roots, slice_bytes, options.residence.is_in_place)
+    applies = find_slices(table, by_handle, outputs, roots, slice_bytes)
     values = _values(table, order, outputs, assigns, applies)
     if traffic is None:
         spilling = plan_spills(values, len(order), outputs, None, options.min_spill_bytes)

@@ -10,13 +10,15 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.nodes.emission import Emission
 from cerebras_tensorflow.compiler.nodes.ops import assign_node, barrier_node, read_node, reshape_nodes, slice_nodes
-from cerebras_tensorflow.compiler.nodes.store_calls import INT64
+from cerebras_tensorflow.compiler.nodes.store_calls import INT64, call_node
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
 from cerebras_tensorflow.compiler.slicing.apply_ops import GRADIENT_INPUT, SlicedApply
 from cerebras_tensorflow.compiler.slicing.assigns import SlicedAssign
 from cerebras_tensorflow.compiler.slicing.copies import SliceCopy
+from cerebras_tensorflow.compiler.streaming.update_functions import call_of, update_function
 from cerebras_tensorflow.graph.nodes import NodeDef, constant_node, copied
 from cerebras_tensorflow.graph.program import (
+    FETCH_TOKEN,
     LEND_TOKEN,
     LOAD_TOKEN,
     SLICE_LOAD_TOKEN,
@@ -115,8 +117,16 @@ class UpdateNodes:
             family: The variables that it updates, in the order of its inputs.
         """
         emission = self._emission
+        is_by_function = self._can_call_function(cut)
+        if len(cut.pairs) == 1 and cut.blocks is None and not (is_by_function or self._residence.is_in_place):
+            for uses in family:
+                self._update_whole(uses)
+            return
         inputs = [emission.input(cut.node, endpoint) for endpoint in emission.table.data_inputs(cut.node)]
         control = emission.waits(cut.node)
+        if is_by_function:
+            self._apply_by_function(cut, family, inputs, control)
+            return
         dtype = emission.dtype(cut.handles[0])
         position = emission.position[cut.node]
         applies = []
@@ -140,6 +150,71 @@ class UpdateNodes:
             emission.place_before(cut.node, [apply] if cut.blocks is not None else [piece, apply])
         emission.drop(cut.node, *([cut.blocks.node] if cut.blocks is not None else []))
         emission.add(barrier_node(cut.node, applies))
+
+    def _can_call_function(self, cut: SlicedApply) -> bool:
+        """Whether a function can do the slices: the weights are in a store, and the update always runs."""
+        emission = self._emission
+        is_free = not emission.deadness.branches(cut.node) and not emission.table.nodes[cut.node].device
+        return self._residence is Residence.STORE and is_free
+
+    def _apply_by_function(
+        self, cut: SlicedApply, family: Sequence[VariableUses], inputs: Sequence[str], control: Sequence[str]
+    ) -> None:
+        """Run an optimizer op slice by slice, each with a call that reads ahead and a call of a function.
+
+        Args:
+            cut: The op and its slices.
+            family: The variables that it updates, in the order of its inputs.
+            inputs: The op's inputs.
+            control: Its control edges.
+        """
+        emission = self._emission
+        node = emission.table.nodes[cut.node]
+        dtype = emission.dtype(cut.handles[0])
+        loads = [emission.kept_load(uses.variable.handle) for uses in family]
+        kept = [load for load in loads if load is not None]
+        function = update_function(node, [load is not None for load in loads], dtype)
+        emission.add_function(function)
+        others = list(inputs[len(family) :])
+        gradient = GRADIENT_INPUT[node.op] - len(family)
+        calls = []
+        for number, (start, stop) in enumerate(cut.pairs):
+            prefix = f"{cut.node}/cs_rows_{start}"
+            place = emission.position[cut.node] + number / len(cut.pairs)
+            shape = [stop - start, *family[0].shape[1:]]
+            fetched = [uses.index for uses, load in zip(family, loads, strict=True) if load is None]
+            constants = {
+                "fetched": [*fetched, start, stop],
+                "stored": [*(uses.index for uses in family), start, stop],
+                "from": [start, *[0] * (len(shape) - 1)],
+                "size": shape,
+            }
+            for name, numbers in constants.items():
+                emission.add(constant_node(f"{prefix}/{name}", np.array(numbers, np.int64)))
+            arguments = [f"{prefix}/{name}" for name in constants] + kept
+            name = f"{prefix}/apply"
+            fetch = name
+            if fetched:
+                fetch = emission.add(call_node(f"{prefix}/fetch", FETCH_TOKEN, arguments[0], INT64, []))
+            piece, placed = others[gradient], [name]
+            if cut.blocks is not None:
+                piece = cut.blocks.pieces[number]
+                if fetched:
+                    emission.delay(cut.blocks.ops_of(number), [fetch])
+            elif len(cut.pairs) > 1:
+                piece = self._gradient_rows(prefix, piece, start, shape, dtype)
+                placed = [piece, name]
+            arguments += [*others[:gradient], piece, *others[gradient + 1 :]]
+            waits = [*control, f"^{fetch}"] if fetched else control
+            calls.append(emission.add(call_of(function, name, arguments, waits)))
+            emission.finish_with(name)
+            emission.place_before(cut.node, placed)
+            for uses, load in zip(family, loads, strict=True):
+                kind, move = ("update", fetch) if load is None else ("replace", name)
+                size = uses.row_bytes() * (stop - start)
+                emission.record(Event(kind, uses.index, move, size, place, place, ((name, place),)))
+        emission.drop(cut.node, *([cut.blocks.node] if cut.blocks is not None else []))
+        emission.add(barrier_node(cut.node, calls))
 
     def assign_in_slices(self, cut: SlicedAssign, family: Sequence[VariableUses]) -> None:
         """Run a group of assigns slice by slice, with the ops that only they need.

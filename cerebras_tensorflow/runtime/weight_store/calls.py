@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain
 
 import numpy as np
 import tensorflow as tf
 
 from cerebras_tensorflow.graph.nodes import GraphDef, copied
 from cerebras_tensorflow.graph.program import (
+    FETCH_TOKEN,
     GATHER_TOKEN,
     LEND_TOKEN,
     LOAD_TOKEN,
     PRIVATE_LOAD_TOKEN,
+    PUT_TOKEN,
     SLICE_LOAD_TOKEN,
     SLICE_STORE_TOKEN,
     STORE_TOKEN,
+    TAKE_TOKEN,
     UNCHECKED_LOAD_TOKEN,
 )
 from cerebras_tensorflow.runtime.weight_store.interface import WeightStore
@@ -46,19 +50,24 @@ class StoreCalls:
                 SLICE_LOAD_TOKEN: tf.numpy_function(self._load_slice, [index, index, index], tf.float32),
                 LEND_TOKEN: tf.numpy_function(self._lend, [index, index, index], tf.float32),
                 SLICE_STORE_TOKEN: tf.numpy_function(self._store_slice, [index, index, value], tf.int32),
+                FETCH_TOKEN: tf.numpy_function(self._fetch, [index], tf.int32),
+                TAKE_TOKEN: tf.numpy_function(self._take, [index], tf.float32),
+                PUT_TOKEN: tf.numpy_function(self._put, [index, value], tf.int32),
             }
+        self._fetched: dict[bytes, list[np.ndarray]] = {}
         self._tokens = {name.encode(): call.op.get_attr("token") for name, call in calls.items()}
 
     def bind(self, graph_def: GraphDef) -> GraphDef:
         """Return a copy of the graph that calls this store."""
         bound = copied(graph_def)
-        for node in bound.node:
+        for node in chain(bound.node, *(function.node_def for function in bound.library.function)):
             if node.op == "PyFunc" and node.attr["token"].s in self._tokens:
                 node.attr["token"].s = self._tokens[node.attr["token"].s]
         return bound
 
     def take_error(self) -> BaseException | None:
         """Return the first error that a call raised since the last `take_error`, not wrapped by TensorFlow."""
+        self._fetched.clear()  # by a step that failed before its updates
         with self._lock:
             error, self.error = self.error, None
         return error
@@ -95,6 +104,22 @@ class StoreCalls:
     def _store_slice(self, index: np.int64, start: np.int64, value: np.ndarray) -> np.int32:
         with _Recorded(self):
             self._store.write_slice(int(index), int(start), value)
+        return np.int32(0)
+
+    def _fetch(self, numbers: np.ndarray) -> np.int32:
+        *indices, start, stop = numbers.tolist()
+        with _Recorded(self):
+            self._fetched[numbers.tobytes()] = [self._store.read_slice(index, start, stop) for index in indices]
+        return np.int32(0)
+
+    def _take(self, numbers: np.ndarray) -> list[np.ndarray]:
+        return self._fetched.pop(numbers.tobytes())
+
+    def _put(self, numbers: np.ndarray, *values: np.ndarray) -> np.int32:
+        *indices, start, _ = numbers.tolist()
+        with _Recorded(self):
+            for index, value in zip(indices, values, strict=True):
+                self._store.write_slice(index, start, value)
         return np.int32(0)
 
     def record(self, error: BaseException) -> None:
