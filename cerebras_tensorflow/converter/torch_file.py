@@ -30,6 +30,7 @@ from cerebras_tensorflow.saver.interface import (
 
 ZIP_SIGNATURE = b"PK\x03\x04"
 _LEGACY_SIGNATURE = b"\x80\x02"
+_UNREADABLE = 0x61  # flags of a member of a zip file that is encrypted, or a patch of another one
 _MAX_NAME_CHARACTERS = 4096
 _VISITS_PER_BYTE = 10
 _ALWAYS_ALLOWED_VISITS = 10_000
@@ -137,7 +138,14 @@ class TorchReader(TensorReader):
         yield as_bytes(self.read(name))
 
     def verify(self) -> int:
-        damaged = self._zip.testzip()
+        try:
+            damaged = self._zip.testzip()
+        except OSError:
+            raise
+        except Exception as exc:  # a hostile or damaged header of a member can fail in any way
+            raise CorruptCheckpointError(
+                f"{self.path}: a member cannot be read: {str(exc) or type(exc).__name__}"
+            ) from exc
         if damaged is not None:
             raise CorruptCheckpointError(f"{self.path}: {damaged} does not match its checksum")
         return sum(self.entry(name).num_bytes for name in self._tensors)
@@ -170,16 +178,25 @@ class TorchReader(TensorReader):
         return info.header_offset + 30 + name_bytes + extra_bytes, info.file_size
 
     def _check_members(self) -> None:
-        """Refuse compression and members that share bytes, with which a small file could expand to a large one."""
+        """Refuse compression and members that share bytes, with which a small file could expand to a large one.
+
+        Encrypted members and places outside of the file are refused, too.
+        """
         members = self._zip.infolist()
         if compressed := [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]:
             raise CheckpointError(f"{self.path}: member {compressed[0]!r} is compressed, which torch.save never does")
-        if any(member.header_offset < 0 for member in members):
+        if unreadable := [member.filename for member in members if member.flag_bits & _UNREADABLE]:
+            raise CorruptCheckpointError(
+                f"{self.path}: member {unreadable[0]!r} is encrypted or a patch, which torch.save never writes. "
+                "Use another checkpoint."
+            )
+        file_bytes = os.fstat(self._file.fileno()).st_size
+        if any(not 0 <= member.header_offset < file_bytes for member in members):
             raise CorruptCheckpointError(
                 f"{self.path}: its zip directory does not fit the file. Use another checkpoint."
             )
         num_bytes = sum(member.file_size for member in members)
-        if num_bytes > os.fstat(self._file.fileno()).st_size:
+        if num_bytes > file_bytes:
             raise CorruptCheckpointError(
                 f"{self.path}: its members have {num_bytes} bytes, more than the file. Use another checkpoint."
             )

@@ -89,6 +89,46 @@ def test_a_damaged_value_is_found(tmp_path: Path) -> None:
         reader.verify()
 
 
+@pytest.mark.parametrize(
+    ("in_directory", "place", "value"),
+    [
+        *((True, 8, struct.pack("<H", flag)) for flag in (0x01, 0x20, 0x40)),
+        *((True, 42, struct.pack("<I", offset)) for offset in (1_000_000, 2**32 - 2)),
+        (True, 24, struct.pack("<I", 2**32 - 1)),  # a size in an extra field that does not exist
+        (False, 30, b"\xff\xff"),
+        (False, 26, struct.pack("<H", 60_000)),
+    ],
+)
+def test_an_odd_header_of_a_member_is_refused(in_directory: bool, place: int, value: bytes, tmp_path: Path) -> None:
+    write(tmp_path / "x.bin")
+    content = bytearray((tmp_path / "x.bin").read_bytes())
+    start = content.index(b"PK\1\2") if in_directory else 0
+    flags = content.index(b"PK\1\2") + 8
+    if not in_directory:
+        content[flags : flags + 2] = struct.pack("<H", 0x800)  # names are UTF-8
+    content[start + place : start + place + len(value)] = value
+    (tmp_path / "x.bin").write_bytes(content)
+    with pytest.raises(CorruptCheckpointError), TorchReader(tmp_path / "x.bin") as reader:
+        reader.verify()
+
+
+def test_a_member_far_outside_of_the_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x.bin")
+    content = bytearray((tmp_path / "x.bin").read_bytes())
+    start, end = content.index(b"PK\1\2"), content.rindex(b"PK\5\6")
+    name_bytes = struct.unpack_from("<H", content, start + 28)[0]
+    struct.pack_into("<I", content, start + 42, 2**32 - 1)
+    struct.pack_into("<H", content, start + 30, 12)
+    struct.pack_into("<I", content, end + 12, end - start + 12)
+    content[start + 46 + name_bytes : start + 46 + name_bytes] = struct.pack("<HHQ", 1, 8, 2**63 + 5)
+    (tmp_path / "x.bin").write_bytes(content)
+    with (
+        pytest.raises(CorruptCheckpointError, match="does not fit the file"),
+        TorchReader(tmp_path / "x.bin") as reader,
+    ):
+        reader.check_complete()
+
+
 def test_a_tensor_that_reaches_past_its_storage_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x.bin")
     with zipfile.ZipFile(tmp_path / "x.bin") as file:
