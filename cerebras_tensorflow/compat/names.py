@@ -309,6 +309,7 @@ def _estimator_modules() -> Iterator[Name]:
         ("estimator_lib", _OURS + "mode_keys", "ModeKeys"),
         ("estimator_lib", _OURS + "config.run_config", "RunConfig"),
         ("estimator_lib", _OURS + "train_and_evaluate", "TrainSpec EvalSpec train_and_evaluate"),
+        ("estimator_lib", _OURS + "training.early_stopping", "read_eval_metrics"),
     ):
         yield from _group(base + module, TENSORFLOW, "TensorFlow 1.13-2.15", home, names)
 

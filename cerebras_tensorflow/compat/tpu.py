@@ -98,7 +98,8 @@ class TPUEstimator(Estimator):
         use_tpu: Must be False.
         train_batch_size, eval_batch_size, predict_batch_size: `params["batch_size"]` in each mode.
         batch_axis, eval_on_tpu, embedding_config_spec, export_saved_model_api_version: No effect; they configure a TPU.
-        export_to_tpu, export_to_cpu: One of them must be true. An export is always for the CPU.
+        export_to_tpu, export_to_cpu: One of them must be true. An export is always for the CPU, with the tag `serve`
+            only: 2.15 adds a second graph, tagged `serve` and `tpu`, whose ops run on a TPU only.
         warm_start_from: As Estimator.
 
     Raises:

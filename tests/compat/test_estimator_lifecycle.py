@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import cerebras_tensorflow
+from cerebras_tensorflow.saver.model_dir.async_writer import AsynchronousWriter
 from tests.compat import models
 
 V1 = tf.compat.v1.train
@@ -215,6 +217,30 @@ def test_a_hook_gets_its_calls_in_order(fresh: Any) -> None:
     hook = Recorder()
     fresh.train(models.repeated, hooks=[hook], steps=2)
     assert hook.calls == ["begin", "after_create_session", *["before_run", "after_run"] * 2, "end"]
+
+
+@pytest.mark.parametrize("owner", ["caller", "training_hooks", "training_chief_hooks"])
+def test_a_hook_finds_the_checkpoint_of_its_step(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_later(writer: AsynchronousWriter, *args: Any) -> None:
+        time.sleep(0.2)
+        run(writer, *args)
+
+    run = AsynchronousWriter._run
+    monkeypatch.setattr(AsynchronousWriter, "_run", write_later)
+    found = []
+
+    class Reader(V1.SessionRunHook):
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            found.append(tf.train.latest_checkpoint(str(tmp_path)))
+
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = models.linear(features, labels, mode, params)
+        return spec if owner == "caller" else spec._replace(**{owner: [Reader()]})
+
+    config = tf.estimator.RunConfig(save_checkpoints_steps=1)
+    hooks = [Reader()] if owner == "caller" else []
+    tf.estimator.Estimator(model, str(tmp_path), config, {}).train(models.repeated, hooks=hooks, steps=2)
+    assert found == [str(tmp_path / f"model.ckpt-{step}") for step in (1, 2)]
 
 
 @pytest.mark.parametrize("field", ["training_hooks", "training_chief_hooks"])

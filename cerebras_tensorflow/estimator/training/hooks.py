@@ -166,7 +166,9 @@ class EndHook(SessionRunHook):
 
 
 class CheckpointHook(SessionRunHook):
-    """Saves at the start, at intervals and at the end of a run. Training continues while a file is written.
+    """Saves at the start, at intervals and at the end of a run.
+
+    Training continues while a file is written, unless listeners, or the hooks of a tf.estimator.Estimator, may read it.
 
     Args:
         run: The run, with the interval in its settings.
@@ -180,6 +182,9 @@ class CheckpointHook(SessionRunHook):
         self._every_steps = run.request.settings.save_checkpoints_steps or 0
         self._every_s = run.request.settings.save_checkpoints_secs or 0
         self._listeners = run.request.listeners
+        is_hooked = bool(run.request.hooks or run.model.spec.training_hooks or run.model.spec.training_chief_hooks)
+        # Listeners may read the checkpoint. As in tf.estimator, so may the caller's hooks, in the step that saved it.
+        self._is_read_at_once = bool(self._listeners) or (is_hooked and not run.request.is_cerebras)
         self._saved_at = time.monotonic()
         self._last_due = 0
 
@@ -194,8 +199,6 @@ class CheckpointHook(SessionRunHook):
         self._last_due = step
         if self._saver.saved_step != step:
             self._save(session, step)
-            if self._run.request.hooks and not self._run.request.is_cerebras:
-                self._saver.wait()  # as in tf.estimator, the caller's hooks find a checkpoint from the first step on
         else:  # tf.estimator saves again when a run resumes, so listeners expect these calls
             for listener in self._listeners:
                 listener.before_save(session, step)
@@ -234,8 +237,8 @@ class CheckpointHook(SessionRunHook):
             for listener in self._listeners:
                 listener.before_save(session, step)
             self._saver.save(session, step)
-            if self._listeners:
-                self._saver.wait()  # they may read the checkpoint
+            if self._is_read_at_once:
+                self._saver.wait()
             wants_stop = False
             for listener in self._listeners:
                 wants_stop = bool(listener.after_save(session, step)) or wants_stop
