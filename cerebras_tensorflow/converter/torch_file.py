@@ -185,6 +185,8 @@ class TorchReader(TensorReader):
         members = self._zip.infolist()
         if compressed := [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]:
             raise CheckpointError(f"{self.path}: member {compressed[0]!r} is compressed, which torch.save never does")
+        if len({member.filename for member in members}) != len(members):
+            raise CorruptCheckpointError(f"{self.path}: two of its members have one name. Use another checkpoint.")
         if unreadable := [member.filename for member in members if member.flag_bits & _UNREADABLE]:
             raise CorruptCheckpointError(
                 f"{self.path}: member {unreadable[0]!r} is encrypted or a patch, which torch.save never writes. "

@@ -139,7 +139,7 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
     header_size = int.from_bytes(os.pread(fd, 8, 0), "little")
     if size < 8 or header_size > min(size - 8, _MAX_HEADER_BYTES):
         raise ValueError(f"a header of {header_size} bytes is declared in a file of {size}")
-    header = json.loads(os.pread(fd, header_size, 8))
+    header = json.loads(os.pread(fd, header_size, 8), object_pairs_hook=_once)
     start = 8 + header_size
     items = {}
     for name, item in header.items():
@@ -169,6 +169,14 @@ def _read_header(fd: int) -> tuple[int, dict[str, tuple[TensorEntry, int]]]:
             raise ValueError(f"tensor {name!r} overlaps another tensor")
         position = max(position, first + entry.num_bytes)
     return start, items
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. The format forbids a key twice: readers would differ in which value they take."""
+    items = dict(pairs)
+    if len(items) != len(pairs):
+        raise ValueError("a key is there twice")
+    return items
 
 
 class SafetensorsWriter(TensorWriter):

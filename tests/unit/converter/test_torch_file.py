@@ -112,6 +112,14 @@ def test_an_odd_header_of_a_member_is_refused(in_directory: bool, place: int, va
         reader.verify()
 
 
+def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x.bin")
+    content = (tmp_path / "x.bin").read_bytes()
+    (tmp_path / "x.bin").write_bytes(content.replace(b"archive/data/1", b"archive/data/0"))
+    with pytest.raises(CorruptCheckpointError, match="two of its members have one name"):
+        TorchReader(tmp_path / "x.bin")
+
+
 def test_a_member_far_outside_of_the_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "x.bin")
     content = bytearray((tmp_path / "x.bin").read_bytes())

@@ -380,3 +380,12 @@ def test_many_names_for_the_same_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bundle.index").write_bytes(write_table(sorted({b"": table[b""], **names}.items())))
     with pytest.raises(CorruptCheckpointError, match="some overlap"):
         tf_h5_saver.load(tmp_path / "bundle")
+
+
+def test_a_safetensors_file_with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    one = '"a":{"dtype":"F32","shape":[1],"data_offsets":[%d,%d]}'
+    header = f"{{{one % (0, 4)},{one % (4, 8)}}}".encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CorruptCheckpointError, match="a key is there twice"):
+        open_checkpoint(path)
