@@ -219,6 +219,27 @@ def test_a_hook_gets_its_calls_in_order(fresh: Any) -> None:
     assert hook.calls == ["begin", "after_create_session", *["before_run", "after_run"] * 2, "end"]
 
 
+@pytest.mark.parametrize("mode, missing", [("train", "train_op"), ("infer", "predictions")])
+def test_a_spec_of_another_mode_without_what_is_needed_is_refused(mode: str, missing: str, trained: Any) -> None:
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = models.linear(features, labels, mode, params)
+        return tf.estimator.EstimatorSpec("eval", loss=spec.loss if mode == "train" else tf.constant(1.0))
+
+    estimator = tf.estimator.Estimator(model, trained.model_dir, params={})
+    with pytest.raises(TypeError, match=f"mode eval without {missing}"):
+        estimator.train(models.repeated, steps=1) if mode == "train" else next(estimator.predict(models.once))
+
+
+def test_a_run_without_a_step_tells_its_loss_is_none(fresh: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Stop(V1.SessionRunHook):
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            coord.request_stop()
+
+    with caplog.at_level("INFO"):
+        fresh.train(models.repeated, hooks=[Stop()], steps=2)
+    assert "Loss for final step: None." in caplog.text
+
+
 @pytest.mark.parametrize("owner", ["caller", "training_hooks", "training_chief_hooks"])
 def test_a_hook_finds_the_checkpoint_of_its_step(owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_later(writer: AsynchronousWriter, *args: Any) -> None:

@@ -27,6 +27,7 @@ def predict(
     """Yield predictions, as arrays or dicts of arrays, for one sample or one batch at a time.
 
     Raises:
+        TypeError: If there are no predictions to be split.
         ValueError: If no key of predict_keys exists, or a batch to be split has arrays of different lengths.
     """
     with opened_model(request, target, ModeKeys.PREDICT) as opened:
@@ -36,6 +37,8 @@ def predict(
             _warn_of_endless_input(model)
         predictions = _chosen(model.spec.predictions, predict_keys)
         fetched = tf.nest.flatten(predictions, expand_composites=True)
+        if yield_single_examples and not fetched:
+            raise TypeError(f"model_fn returned an EstimatorSpec of mode {model.spec.mode} without predictions.")
         hooks = [*request.hooks, *getattr(model.spec, "prediction_hooks", ())]
         creator = SessionCreator(lambda: create(fetched))
         with (

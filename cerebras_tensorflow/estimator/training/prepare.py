@@ -191,6 +191,8 @@ def _call_model(request: TrainingRequest, pipeline: InputPipeline, last_step: in
         request.is_cerebras,
         request.sparsity,
     )
+    if model.spec.train_op is None and model.spec.loss is not None:  # without a loss, its use is a ValueError
+        raise TypeError(f"model_fn returned an EstimatorSpec of mode {model.spec.mode} without train_op for training.")
     return replace(model, last_step=last_step)
 
 

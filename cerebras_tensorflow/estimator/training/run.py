@@ -146,7 +146,7 @@ def _finish(run: PreparedRun, watch: TrainingHook, creator: TrainingSessionCreat
         "Training finished with %d samples in %.3f seconds, %.2f samples/second.",
         meter.samples, meter.elapsed_s, overall.samples_per_s,
     )  # fmt: skip
-    if watch.final_loss is not None:
+    if watch.final_loss is not None or not run.request.is_cerebras:  # tf.estimator tells of a run without a step
         final = f"{watch.final_loss:.6g}" if run.request.is_cerebras else str(watch.final_loss)
         run_log.info("Loss for final step: %s.", final)
     figures: tuple[tuple[str, str], ...] = (
