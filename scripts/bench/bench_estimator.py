@@ -22,7 +22,8 @@ for other work on the machine:
 `start` is their sum; `step` one later step. Ratios are ours / theirs: of the medians, and of each pair. Other sides, by
 --sides: `cerebras` is CerebrasEstimator, whose steps TensorFlow does not fuse, so that they agree with weight streaming
 to the last bit; `session` TensorFlow's own MonitoredSession on ours's TensorFlow, without our code; `checkpoints` is
-ours with checkpoints at step 0 and at the end, which add to `session` but to no step.
+ours with checkpoints at step 0 and at the end, which add to `session` but to no step; `profiled` is `cerebras` with an
+op_profiler_config that records every step.
 `VENV=... scripts/test_on_tensorflow.sh 2.15 --co` makes the environment for the other side. About 4 minutes, 6 GB.
 """
 
@@ -50,7 +51,7 @@ PHASES = ("import", "input", "model_fn", "graph", "session", "first")
 WORDS, NUMBERS, ROWS = 8, 20, 12_800  # size of the table for dnn_classifier
 SHAPE = {"layers": 12, "hidden": 768, "heads": 12, "vocabulary": 50257, "sequence": 128, "batch": 1}
 CLOCKS = ("wall", "cpu")
-SIDES = ("ours", "theirs", "cerebras", "session", "checkpoints")
+SIDES = ("ours", "theirs", "cerebras", "session", "checkpoints", "profiled")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -225,7 +226,7 @@ def measured(options: argparse.Namespace) -> None:
     import tensorflow as tf
 
     kind: Any = None
-    if options.side == "cerebras":
+    if options.side in ("cerebras", "profiled"):
         kind = ours.CerebrasEstimator
     elif options.side != "session":
         kind = tf.estimator.Estimator
@@ -248,13 +249,18 @@ def measured(options: argparse.Namespace) -> None:
         if kind is None:
             train_in_session(made, input_fn, hook, params)
         else:
-            config = tf.estimator.RunConfig(
-                tf_random_seed=1,
-                save_checkpoints_steps=10**6 if options.side == "checkpoints" else None,
-                save_checkpoints_secs=None,
-                save_summary_steps=None,
-                log_step_count_steps=None,
-            )
+            settings: dict[str, Any] = {
+                "tf_random_seed": 1,
+                "save_checkpoints_steps": 10**6 if options.side == "checkpoints" else None,
+                "save_checkpoints_secs": None,
+                "save_summary_steps": None,
+                "log_step_count_steps": None,
+            }
+            if options.side == "profiled":
+                cs_config = ours.CSConfig(op_profiler_config={"start_step": 1, "end_step": 10**6})
+                config = ours.CSRunConfig(cs_config=cs_config, **settings)
+            else:
+                config = tf.estimator.RunConfig(**settings)
             kind(made, folder, config=config, params=params).train(input_fn, hooks=[hook])
         performance = Path(folder) / "performance" / "performance.json"
         if performance.exists():

@@ -33,7 +33,8 @@ class StepRecorder:
     """
 
     def __init__(self, session: ProgramSession) -> None:
-        self.options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        # The same records of ops as FULL_TRACE, which in addition looks for a GPU at each step and warns without one.
+        self.options = v1.RunOptions(trace_level=v1.RunOptions.SOFTWARE_TRACE)
         self._session = session
         self._moves: list[Move] = []
         self._lock = threading.Lock()
