@@ -126,7 +126,8 @@ def close_scopes_fast(graph: Any) -> None:
         graph: A graph without variable scopes.
     """
     module = importlib.import_module("tensorflow.python.ops.variable_scope")
-    graph.add_to_collection(module._VARSCOPESTORE_KEY, _scope_store(module)())  # noqa: SLF001
+    with graph.as_default():  # a store that is made eagerly reuses variables of the same name without being asked
+        graph.add_to_collection(module._VARSCOPESTORE_KEY, _scope_store(module)())  # noqa: SLF001
 
 
 @functools.cache

@@ -230,6 +230,16 @@ def test_a_spec_of_another_mode_without_what_is_needed_is_refused(mode: str, mis
         estimator.train(models.repeated, steps=1) if mode == "train" else next(estimator.predict(models.once))
 
 
+def test_a_variable_is_not_made_twice_without_reuse(tmp_path: Path) -> None:
+    def model(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        assert tf.compat.v1.get_variable_scope().reuse is False
+        models.linear(features, labels, mode, params)
+        return models.linear(features, labels, mode, params)
+
+    with pytest.raises(ValueError, match="already exists"):
+        tf.estimator.Estimator(model, str(tmp_path), params={}).train(models.repeated, steps=1)
+
+
 def test_a_run_without_a_step_tells_its_loss_is_none(fresh: Any, caplog: pytest.LogCaptureFixture) -> None:
     class Stop(V1.SessionRunHook):
         def after_create_session(self, session: Any, coord: Any) -> None:
