@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
-from cerebras_tensorflow.errors import CompileError
+from cerebras_tensorflow.errors import MemoryBudgetError
 from cerebras_tensorflow.units import parse_size
 
 v1 = tf.compat.v1
@@ -106,14 +106,15 @@ def deep_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
     return CSEstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def smallest_budget(folder: Path, **settings: Any) -> str:
-    """The smallest sufficient budget, as named by the error for a budget of 1 MB."""
-    with pytest.raises(CompileError) as raised:
+def smallest_budget(folder: Path, **settings: Any) -> int:
+    """The smallest sufficient budget [B], from the error for a budget of 1 MB. Its text names one that suffices."""
+    with pytest.raises(MemoryBudgetError) as raised:
         estimator(folder, deep_model_fn, memory_budget="1MB", **settings).train(input_fn, steps=2)
     match = re.match(r"memory_budget is 1\.0 MB, and this step needs (?:at least )?([\d.]+ [MG]B)", str(raised.value))
     assert match, str(raised.value)
     assert not [path for path in folder.rglob("*") if path.is_file()]  # refused before anything is written
-    return match[1]
+    assert parse_size(match[1]) >= raised.value.needed_bytes
+    return raised.value.needed_bytes
 
 
 def test_a_run_within_a_budget_spills_and_ends_with_the_same_weights(
@@ -124,7 +125,7 @@ def test_a_run_within_a_budget_spills_and_ends_with_the_same_weights(
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "weight_streaming")
     for name, settings in {"streamed": {}, "resident": {"min_stream_bytes": 1 << 30}}.items():
         # The process grows with each run.
-        budget_bytes = parse_size(smallest_budget(tmp_path / "refused", **settings)) + ROUNDING_BYTES
+        budget_bytes = smallest_budget(tmp_path / "refused", **settings) + ROUNDING_BYTES
         run = estimator(tmp_path / name, deep_model_fn, memory_budget=budget_bytes, **settings).train(input_fn, steps=2)
         (program,) = manifests(tmp_path / name)
         assert bool(program["streamed"]) == (name == "streamed")
@@ -137,6 +138,6 @@ def test_the_error_of_a_pipelined_run_beyond_its_budget_names_one_that_suffices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CEREBRAS_EXECUTION_MODE", "pipelined")
-    budget_bytes = parse_size(smallest_budget(tmp_path / "refused")) + ROUNDING_BYTES
+    budget_bytes = smallest_budget(tmp_path / "refused") + ROUNDING_BYTES
     run = estimator(tmp_path / "enough", deep_model_fn, memory_budget=budget_bytes).train(input_fn, steps=1)
     assert run.get_variable_value("global_step") == 1
