@@ -24,6 +24,7 @@ UNCHECKED_LOAD_TOKEN = "cs_load_unchecked"  # as LOAD_TOKEN; the update verifies
 FETCH_TOKEN = "cs_fetch"  # reads the rows ahead and keeps them
 TAKE_TOKEN = "cs_take"  # the rows that were fetched, which the update may overwrite
 PUT_TOKEN = "cs_put"  # stores the rows
+UPDATE_FUNCTION = "cs_update_"  # begins the name of such a function, and of each of its nodes
 LEND_TOKEN = "cs_lend_rows"  # rows start to stop as a flat array with one extra element; the update may overwrite it
 
 # A read of the global step after all updates of a training step.

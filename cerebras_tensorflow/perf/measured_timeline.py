@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from cerebras_tensorflow.graph.program import UPDATE_FUNCTION
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Span, Timeline
 
 _LEAST_SPAN_S = 5e-6  # shorter ops are left out: there are many, and they do not matter
@@ -50,15 +52,23 @@ class MemorySampler:
                     return
 
 
-def op_spans(step_stats: Any, ops: Mapping[str, str], clock: Clock) -> list[Span]:
+def op_spans(step_stats: Any, graph_def: Any, clock: Clock) -> list[Span]:
     """Return the ops of a step as spans of the compute and update streams.
+
+    An update by a function is the function's ops, with the name of the call: the call waits for the store too.
 
     Args:
         step_stats: StepStats of TensorFlow's RunMetadata.
-        ops: Op type by node name.
+        graph_def: The graph of the step.
         clock: Made when the step began.
     """
-    spans = []
+    functions = [one for one in graph_def.library.function if one.signature.name.startswith(UPDATE_FUNCTION)]
+    names = {one.signature.name for one in functions}
+    ops = {node.name: node.op for function in functions for node in function.node_def}
+    ops |= {node.name: node.op for node in graph_def.node}
+    callers = {node.name for node in graph_def.node if "f" in node.attr and node.attr["f"].func.name in names}
+    spans: list[Span] = []
+    calls: list[Span] = []
     for device in step_stats.dev_stats:
         for node in device.node_stats:
             op = ops.get(node.node_name, "")
@@ -66,9 +76,16 @@ def op_spans(step_stats: Any, ops: Mapping[str, str], clock: Clock) -> list[Span
             if length_s < _LEAST_SPAN_S or op in _WAITING_OPS:
                 continue
             begin_s = (node.all_start_micros + node.op_start_rel_micros) / 1e6 - clock.epoch_s
-            stream = UPDATE if op.startswith(_UPDATE_OPS) else COMPUTE
-            spans.append(Span(stream, node.node_name, begin_s, begin_s + length_s))
-    return spans
+            name = node.node_name
+            stream = UPDATE if op.startswith(_UPDATE_OPS) or name.startswith(UPDATE_FUNCTION) else COMPUTE
+            (calls if name in callers else spans).append(Span(stream, name, begin_s, begin_s + length_s))
+    return [_named(span, calls) if span.name.startswith(UPDATE_FUNCTION) else span for span in spans]
+
+
+def _named(span: Span, calls: Sequence[Span]) -> Span:
+    """Return an op of a function with the name of its call: the last one that began before it and ended after it."""
+    around = [call for call in calls if call.begin_s <= span.begin_s and span.end_s <= call.end_s]
+    return replace(span, name=max(around, key=lambda call: call.begin_s).name) if around else span
 
 
 def measured_timeline(title: str, spans: Iterable[Span], memory: Iterable[tuple[float, int]] = ()) -> Timeline:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from cerebras_tensorflow.compiler.nodes.store_calls import INT64
 from cerebras_tensorflow.graph.nodes import FunctionDef, NodeDef
-from cerebras_tensorflow.graph.program import PUT_TOKEN, TAKE_TOKEN
+from cerebras_tensorflow.graph.program import PUT_TOKEN, TAKE_TOKEN, UPDATE_FUNCTION
 
 _INT32 = tf.int32.as_datatype_enum
 # TensorFlow makes a new name for each variable of this name, each time that its VarHandleOp runs.
@@ -42,7 +42,7 @@ def update_function(node: NodeDef, kept: Sequence[bool], dtype: int) -> Function
     others = [f"other_{number}" for number in range(len(kept), num_inputs)]
     function = FunctionDef()
     signature = function.signature
-    signature.name = f"cs_{node.op}_{digest.hexdigest()}"
+    signature.name = f"{UPDATE_FUNCTION}{node.op}_{digest.hexdigest()}"
     signature.is_stateful = True
     for name in ("fetched", "stored", "begin", "size"):
         signature.input_arg.add(name=name, type=INT64)
@@ -79,8 +79,20 @@ def update_function(node: NodeDef, kept: Sequence[bool], dtype: int) -> Function
     for number, handle in enumerate(handles):
         add(f"end_{number}", "DestroyResourceOp", [handle, "^put"])
     add("done", "Identity", ["put:output:0", *(f"^end_{number}" for number in range(len(kept)))], T=_INT32)
-    function.ret["done"] = "done:output:0"
+    _name_for_traces(function)
+    function.ret["done"] = f"{UPDATE_FUNCTION}done:output:0"
     return function
+
+
+def _name_for_traces(function: FunctionDef) -> None:
+    """Give the nodes names that no other node of a step has: TensorFlow records them without the call's name."""
+    names = {node.name for node in function.node_def}
+    for node in function.node_def:
+        node.name = UPDATE_FUNCTION + node.name
+        for place, text in enumerate(node.input):
+            start, name = ("^", text[1:]) if text.startswith("^") else ("", text)
+            if name.partition(":")[0] in names:
+                node.input[place] = f"{start}{UPDATE_FUNCTION}{name}"
 
 
 def _call(node: NodeDef, token: str, inputs: Sequence[int], outputs: Sequence[int]) -> None:

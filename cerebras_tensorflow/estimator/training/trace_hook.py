@@ -58,8 +58,7 @@ class StepRecorder:
             run_metadata: What TensorFlow recorded until `stop`.
             title: Title of the timeline.
         """
-        ops = {node.name: node.op for node in self._session.program.graph_def.node}
-        spans = op_spans(run_metadata.step_stats, ops, self._clock)
+        spans = op_spans(run_metadata.step_stats, self._session.program.graph_def, self._clock)
         specs = self._session.program.stored
         with self._lock:
             for move in self._moves:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -172,6 +173,7 @@ def main(name: str) -> None:
     from cerebras_tensorflow.runtime.collectives.process import end_with_parent
 
     end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # MPI ends the other ranks by it when one aborts: without a traceback
     from mpi4py import MPI  # starts MPI
 
     print(JOINED, MPI.COMM_WORLD.Get_rank(), flush=True)
