@@ -83,9 +83,12 @@ def op_spans(step_stats: Any, graph_def: Any, clock: Clock) -> list[Span]:
 
 
 def _named(span: Span, calls: Sequence[Span]) -> Span:
-    """Return an op of a function with the name of its call: the last one that began before it and ended after it."""
+    """Return an op of a function with the name of its call: of those around it, the one that ended first.
+
+    TensorFlow does not record which call it was; beside others that run, this is a guess.
+    """
     around = [call for call in calls if call.begin_s <= span.begin_s and span.end_s <= call.end_s]
-    return replace(span, name=max(around, key=lambda call: call.begin_s).name) if around else span
+    return replace(span, name=min(around, key=lambda call: call.end_s).name) if around else span
 
 
 def measured_timeline(title: str, spans: Iterable[Span], memory: Iterable[tuple[float, int]] = ()) -> Timeline:
