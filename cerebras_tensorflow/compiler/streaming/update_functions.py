@@ -79,13 +79,12 @@ def update_function(node: NodeDef, kept: Sequence[bool], dtype: int) -> Function
     for number, handle in enumerate(handles):
         add(f"end_{number}", "DestroyResourceOp", [handle, "^put"])
     add("done", "Identity", ["put:output:0", *(f"^end_{number}" for number in range(len(kept)))], T=_INT32)
-    _name_for_traces(function)
-    function.ret["done"] = f"{UPDATE_FUNCTION}done:output:0"
-    return function
+    function.ret["done"] = "done:output:0"
+    return _named_for_traces(function)
 
 
-def _name_for_traces(function: FunctionDef) -> None:
-    """Give the nodes names that no other node of a step has: TensorFlow records them without the call's name."""
+def _named_for_traces(function: FunctionDef) -> FunctionDef:
+    """Return the function; its nodes get names that no other node of a step has, as traces lack the call's name."""
     names = {node.name for node in function.node_def}
     for node in function.node_def:
         node.name = UPDATE_FUNCTION + node.name
@@ -93,6 +92,9 @@ def _name_for_traces(function: FunctionDef) -> None:
             start, name = ("^", text[1:]) if text.startswith("^") else ("", text)
             if name.partition(":")[0] in names:
                 node.input[place] = f"{start}{UPDATE_FUNCTION}{name}"
+    for name, text in function.ret.items():
+        function.ret[name] = UPDATE_FUNCTION + text
+    return function
 
 
 def _call(node: NodeDef, token: str, inputs: Sequence[int], outputs: Sequence[int]) -> None:
