@@ -29,7 +29,13 @@ _REAL_MODULES = {
     *("cerebras_appliance", "cerebras", "tfwse", "cerebras_tensorflow"),
     *("cerebras_tensorflow.saver", "cerebras_tensorflow.saver.checkpoint_reader"),
     *("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "tensorflow.compat.v2", "tensorflow.keras"),
-    *("tensorflow.python", "tensorflow.python.tpu", "tensorflow.python.training", "tf_keras"),
+    *(
+        "tensorflow.python",
+        "tensorflow.python.distribute",
+        "tensorflow.python.tpu",
+        "tensorflow.python.training",
+        "tf_keras",
+    ),
 }
 """Modules that exist as files, ours or TensorFlow's. The finder serves only what is missing below them."""
 

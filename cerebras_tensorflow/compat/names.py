@@ -318,7 +318,7 @@ _MOVED = {
     "tensorflow.python.estimator.keras": f"{_ESTIMATOR_PACKAGE}.keras_lib",
     **{
         f"tensorflow.python.tpu.{module}": f"{_ESTIMATOR_PACKAGE}.tpu.{module}"
-        for module in ("error_handling", "tpu_config", "tpu_estimator", "util")
+        for module in ("error_handling", "tpu_config", "tpu_context", "tpu_estimator", "util")
     },
     "tensorflow.python.training.training_ops": "tensorflow.python.ops.gen_training_ops",
     "tensorflow.python.training.gen_training_ops": "tensorflow.python.ops.gen_training_ops",
@@ -332,6 +332,10 @@ _MOVED = {
     "tf_keras.legacy_tf_layers": "tf_keras.src.legacy_tf_layers",  # tensorflow.python.layers.normalization imports it
 }
 """Private module that public programs import -> where its names are now."""
+
+_NO_COORDINATOR = (
+    "a TF_CONFIG cluster runs without the distribute coordinator: call tf.estimator.train_and_evaluate on each task"
+)
 
 ALIASES = {**_MOVED, "tensorflow.python.estimator": _ESTIMATOR_PACKAGE}
 """Module or package of older TensorFlow -> the one that has its names now: old imports, of submodules too, work."""
@@ -356,6 +360,34 @@ TABLE: tuple[Name, ...] = (
     *(name for module, is_v1 in ESTIMATOR_MODULES.items() for name in _estimator_api(module, is_v1)),
     *_estimator_modules(),
     *_group("tensorflow_estimator", TENSORFLOW, "TensorFlow 1.13-2.15", "tensorflow_estimator._api.v1", "estimator"),
+    *_group(
+        f"{_ESTIMATOR_PACKAGE}.api",
+        TENSORFLOW,
+        "TensorFlow 1.13-2.15",
+        "tensorflow_estimator.python.estimator.api._v2",
+        "estimator",
+    ),
+    Name(
+        "tensorflow.python.tpu.async_checkpoint",
+        "AsyncCheckpointSaverHook",
+        "tensorflow.python.training.basic_session_run_hooks:CheckpointSaverHook",
+        TENSORFLOW,
+        "TensorFlow 1.13-2.15",
+        FULL,
+        "saves between two steps, not beside them",
+    ),
+    *(
+        Name(
+            "tensorflow.python.distribute.estimator_training",
+            name,
+            "",
+            TENSORFLOW,
+            "TensorFlow 1.13-2.15",
+            ABSENT,
+            _NO_COORDINATOR,
+        )
+        for name in ("estimator_evaluate", "estimator_train", "init_run_config", "train_and_evaluate")
+    ),
     *(Name(old, "", "", TENSORFLOW, "TensorFlow 1.x-2.15", FULL, f"now `{new}`") for old, new in _MOVED.items()),
     Name(
         "tensorflow.keras.estimator",
