@@ -234,6 +234,11 @@ def callable_of(session: Any, fetches: list[str], targets: list[str], feeds: lis
     return lambda *values: session._do_call(made, *values)  # noqa: SLF001
 
 
+def profile_of(serialized: bytes) -> Any:
+    """Return the XSpace in which TensorFlow's profiler writes what it recorded."""
+    return importlib.import_module("tensorflow.tsl.profiler.protobuf.xplane_pb2").XSpace.FromString(serialized)
+
+
 def import_nodes(graph_def: Any, name: str = "", known: Mapping[str, Any] | None = None) -> None:
     """Add the nodes of a GraphDef to the default graph, like tf.graph_util.import_graph_def in less than half the time.
 

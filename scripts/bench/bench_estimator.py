@@ -23,7 +23,7 @@ for other work on the machine:
 --sides: `cerebras` is CerebrasEstimator, whose steps TensorFlow does not fuse, so that they agree with weight streaming
 to the last bit; `session` TensorFlow's own MonitoredSession on ours's TensorFlow, without our code; `checkpoints` is
 ours with checkpoints at step 0 and at the end, which add to `session` but to no step; `profiled` is `cerebras` with an
-op_profiler_config that records every step.
+op_profiler_config that records every step. The same side twice shows the noise.
 `VENV=... scripts/test_on_tensorflow.sh 2.15 --co` makes the environment for the other side. About 4 minutes, 6 GB.
 """
 
@@ -314,39 +314,40 @@ class Side:
         raise SystemExit(f"{' '.join(self._command)} failed:\n{self._errors.read()[-3000:]}")
 
 
-def pair(names: tuple[str, str], is_turned: bool, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def pair(names: tuple[str, str], is_turned: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure one process of each side; return its answer, with the step times of each block under "steps"."""
-    order = names[::-1] if is_turned else names
+    order = [1, 0] if is_turned else [0, 1]
     with tempfile.TemporaryFile("w+") as errors:
         live = {
-            name: Side(options.theirs if name == "theirs" else options.ours, name, options, errors) for name in order
+            number: Side(options.theirs if names[number] == "theirs" else options.ours, names[number], options, errors)
+            for number in order
         }
-        steps: dict[str, list[dict[str, float]]] = {name: [] for name in order}
+        steps: dict[int, list[dict[str, float]]] = {number: [] for number in order}
         for turn in range(options.blocks):
-            for name in order if turn % 2 == 0 else order[::-1]:
-                steps[name].append(live[name].block())
-        return {name: {**live[name].end(), "steps": steps[name]} for name in order}
+            for number in order if turn % 2 == 0 else order[::-1]:
+                steps[number].append(live[number].block())
+        return [{**live[number].end(), "steps": steps[number]} for number in (0, 1)]
 
 
-def rows(results: list[dict[str, dict[str, Any]]], name: str) -> dict[str, dict[str, list[float]]]:
+def rows(results: list[list[dict[str, Any]]], number: int) -> dict[str, dict[str, list[float]]]:
     """Return phase -> "wall" or "cpu" -> values [s] of a side: one of each process, but of each block for "step"."""
     found: dict[str, dict[str, list[float]]] = {}
     for phase in (*PHASES, "start"):
-        found[phase] = {clock: [result[name]["phases"][phase][clock] for result in results] for clock in CLOCKS}
-    blocks = [block for result in results for block in result[name]["steps"]]
+        found[phase] = {clock: [result[number]["phases"][phase][clock] for result in results] for clock in CLOCKS}
+    blocks = [block for result in results for block in result[number]["steps"]]
     found["step"] = {clock: [block[clock] for block in blocks] for clock in CLOCKS}
     return found
 
 
-def table(results: list[dict[str, dict[str, Any]]], names: tuple[str, str]) -> Iterator[str]:
+def table(results: list[list[dict[str, Any]]], names: tuple[str, str]) -> Iterator[str]:
     """Yield the lines of the answer."""
-    for name in names:
-        one = results[0][name]
-        compiled = [result[name]["compile_s"] for result in results if "compile_s" in result[name]]
+    for number, name in enumerate(names):
+        one = results[0][number]
+        compiled = [result[number]["compile_s"] for result in results if "compile_s" in result[number]]
         text = f", of whose session {statistics.median(compiled):.2f} s of the wall are compile" if compiled else ""
         yield f"{name}: {one['by']} on TensorFlow {one['tensorflow']}{text}"
     yield f"medians of {len(results)} pairs [s]; ratio {names[0]} / {names[1]} of medians (least - most of pairs)"
-    first, second = rows(results, names[0]), rows(results, names[1])
+    first, second = rows(results, 0), rows(results, 1)
     for phase in first:
         line = f"  {phase:9}"
         for clock in CLOCKS:
@@ -370,7 +371,7 @@ def main() -> None:
     if "theirs" in sides and options.theirs is None:
         raise SystemExit("--theirs: name the Python of an environment with TensorFlow 2.15")
     names = (sides[0], sides[1])
-    results: list[dict[str, dict[str, Any]]] = []
+    results: list[list[dict[str, Any]]] = []
     for number in range(options.pairs):
         results.append(pair(names, number % 2 == 1, options))
         print("\n".join(table(results, names)), flush=True)  # after each pair, because a long run may be interrupted

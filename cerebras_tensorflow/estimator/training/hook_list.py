@@ -13,6 +13,7 @@ from cerebras_tensorflow.estimator.event_writers import EventFile
 from cerebras_tensorflow.estimator.training.hooks import CheckpointHook, EndHook, TrainingHook
 from cerebras_tensorflow.estimator.training.prepare import PreparedRun
 from cerebras_tensorflow.estimator.training.profiler_hook import ProfilerHook
+from cerebras_tensorflow.estimator.training.recording import Recording
 from cerebras_tensorflow.estimator.training.sparsity.hook import SparsityHook
 from cerebras_tensorflow.estimator.training.trace_hook import TraceHook
 from cerebras_tensorflow.logs import run_log
@@ -31,14 +32,14 @@ def hooks_of(run: PreparedRun, watch: TrainingHook) -> list[Any]:
     hooks: list[Any] = [watch]
     if run.model.sparse:
         hooks.append(SparsityHook(run, watch.show_sparsity))
-    trace_step = env.read().trace_step
+    trace_step, recording = env.read().trace_step, Recording()
     if trace_step:
-        trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"), watch.timelines.append)
+        trace = TraceHook(trace_step, os.path.join(request.work_folder, "trace"), recording, watch.timelines.append)
         run.cleanup.callback(trace.close)
         hooks.append(trace)
     profiled = profiler_settings(settings.cs.op_profiler_config)
     if profiled is not None:
-        profiler = ProfilerHook(profiled, request.work_folder, watch.timelines.append)
+        profiler = ProfilerHook(profiled, request.work_folder, recording, watch.timelines.append)
         run.cleanup.callback(profiler.close)
         hooks.append(profiler)
     chief, others = tuple(getattr(spec, "training_chief_hooks", ())), tuple(getattr(spec, "training_hooks", ()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cerebras_tensorflow.estimator.training.trace_hook import StepRecorder
+from cerebras_tensorflow.estimator.training.recording import Recording, StepRecorder
 from cerebras_tensorflow.logs import run_log
 from cerebras_tensorflow.perf.chrome_trace import write_chrome_trace
 from cerebras_tensorflow.perf.profile import ProfilerSettings, top_table
@@ -23,23 +23,30 @@ class ProfilerHook(tf.compat.v1.train.SessionRunHook):
     Args:
         settings: The steps.
         folder: Folder of chrome_trace.json.
+        recording: Of the process. It goes on from the first of the steps to the last.
         keep: Called with each timeline.
     """
 
-    def __init__(self, settings: ProfilerSettings, folder: str, keep: Callable[[Timeline], None]) -> None:
+    def __init__(
+        self, settings: ProfilerSettings, folder: str, recording: Recording, keep: Callable[[Timeline], None]
+    ) -> None:
         self._settings = settings
         self._path = Path(folder) / NAME
+        self._recording = recording
         self._keep = keep
         self._taken = 0
+        self._is_recording = False
         self._recorder: StepRecorder | None = None
-        self._recorded: list[tuple[StepRecorder, Any, str]] = []
+        self._recorded: list[tuple[StepRecorder, str]] = []
 
-    def before_run(self, run_context: Any) -> Any:
-        """Ask TensorFlow to record the run if it is one of the steps."""
+    def before_run(self, run_context: Any) -> None:
+        """Begin to record if this is one of the steps."""
         if not self._settings.start_step <= self._taken + 1 <= self._settings.end_step:
-            return None
-        self._recorder = StepRecorder(run_context.session)
-        return tf.compat.v1.train.SessionRunArgs(None, options=self._recorder.options)
+            return
+        if not self._is_recording:
+            self._recording.begin()
+            self._is_recording = True
+        self._recorder = StepRecorder(run_context.session, self._recording)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Keep what was recorded. It is evaluated after the last step, so that it takes no time of the next one."""
@@ -47,11 +54,14 @@ class ProfilerHook(tf.compat.v1.train.SessionRunHook):
         if self._recorder is None:
             return
         self._recorder.stop()
-        self._recorded.append((self._recorder, run_values.run_metadata, f"step {run_context.session.global_step}"))
+        self._recorded.append((self._recorder, f"step {run_context.session.global_step}"))
         self._recorder = None
+        if self._taken == self._settings.end_step:
+            self.close()
 
     def end(self, session: Any) -> None:
         """Write the trace and log the ten slowest layers, or say that the run was too short."""
+        self.close()
         wanted = self._settings
         if not self._recorded:
             run_log.warning(
@@ -63,7 +73,7 @@ class ProfilerHook(tf.compat.v1.train.SessionRunHook):
             run_log.warning(
                 "op_profiler_config asks for steps up to %d, but this run took %d steps.", wanted.end_step, self._taken
             )
-        timelines = [recorder.timeline(metadata, title) for recorder, metadata, title in self._recorded]
+        timelines = [recorder.timeline(title) for recorder, title in self._recorded]
         for timeline in timelines:
             self._keep(timeline)
         try:
@@ -78,7 +88,10 @@ class ProfilerHook(tf.compat.v1.train.SessionRunHook):
         )
 
     def close(self) -> None:
-        """Stop recording, if the recorded step raised an error."""
+        """Stop recording, also if a recorded step raised an error."""
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+        if self._is_recording:
+            self._is_recording = False
+            self._recording.end()

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSEstimatorSpec, CSRunConfig
-from cerebras_tensorflow.estimator.training.trace_hook import StepRecorder
+from cerebras_tensorflow.estimator.training.recording import Recording, StepRecorder
 from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
 from cerebras_tensorflow.perf.timeline import COMPUTE, LOAD, STORE, UPDATE, Span
 from cerebras_tensorflow.runtime.weight_store.file import FileStore
@@ -84,10 +84,13 @@ def test_a_run_continues_if_its_trace_cannot_be_written(
 def test_the_trace_names_the_spilled_values(tmp_path: Path) -> None:
     built = build(adam)
     with opened(built, "weight_streaming", 1, lambda specs: FileStore(specs, tmp_path)) as session:
-        recorder, metadata = StepRecorder(session), v1.RunMetadata()
-        session.run(built.train_op, options=recorder.options, run_metadata=metadata)
+        recording = Recording()
+        recording.begin()
+        recorder = StepRecorder(session, recording)
+        session.run(built.train_op)
         recorder.stop()
-        names = {span.name for span in recorder.timeline(metadata, "a step").spans}
+        recording.end()
+        names = {span.name for span in recorder.timeline("a step").spans}
         assert names >= {spec.name for spec in session.program.spilled} != set()
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from cerebras_tensorflow import CerebrasEstimator, CSConfig, CSRunConfig
+from cerebras_tensorflow.perf.chrome_trace import read_chrome_trace
 from tests.unit.estimator import tiny
 
 
@@ -47,3 +48,25 @@ def test_steps_beyond_the_run_are_told(
     assert "op_profiler_config asks for steps 7 to 8, but this run took 2 steps" in caplog.text
     assert "CEREBRAS_TRACE_STEP is 9, but this run took no such step and ended after step 2" in caplog.text
     assert not (tmp_path / "chrome_trace.json").exists() and not (tmp_path / "trace").exists()
+
+
+def test_a_traced_step_may_be_a_profiled_one(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEREBRAS_TRACE_STEP", "2")
+    profiled(tmp_path, 1, 3).train(tiny.input_fn(), steps=3)
+    (traced,) = read_chrome_trace(tmp_path / "trace" / "step_2.json")
+    steps = read_chrome_trace(tmp_path / "chrome_trace.json")
+    assert [step.title for step in steps] == ["step 1", "step 2", "step 3"]
+    for timeline in (traced, *steps):
+        assert {"compute", "update"} <= {span.stream for span in timeline.spans}
+        assert timeline.memory and min(size for _, size in timeline.memory) > 0
+
+
+def test_a_run_beside_another_profiler_goes_on(tmp_path: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tf.profiler.experimental.start(str(tmp_path / "own"))
+    try:
+        with caplog.at_level(logging.WARNING):
+            profiled(tmp_path, 1, 2).train(tiny.input_fn(), steps=2)
+    finally:
+        tf.profiler.experimental.stop()
+    assert "No op is recorded, because the profiler of TensorFlow does not start" in caplog.text
+    assert list((tmp_path / "own").rglob("*.xplane.pb"))
