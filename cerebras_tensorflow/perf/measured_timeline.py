@@ -13,7 +13,7 @@ from cerebras_tensorflow.perf.recorded_ops import RecordedOp
 from cerebras_tensorflow.perf.timeline import COMPUTE, UPDATE, Span, Timeline
 
 _LEAST_SPAN_S = 5e-6  # shorter ops are left out: there are many, and they do not matter
-_SAMPLE_S = 0.01
+_SAMPLE_S, _LONGEST_SAMPLE_S = 0.005, 0.05  # between samples; the longest after 2.5 s
 _UPDATE_OPS = ("ResourceApply", "ResourceSparseApply", "ResourceScatter", "Assign")
 _WAITING_OPS = frozenset({"PyFunc"})  # store calls; the store's own record leaves out the time spent waiting
 
@@ -27,7 +27,7 @@ class Clock:
 
 
 class MemorySampler:
-    """Samples the process's resident set in a background thread."""
+    """Samples the process's resident set in a thread, less often as time passes: a sample costs 0.1 ms."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, int]] = []
@@ -50,8 +50,11 @@ class MemorySampler:
         return sorted(self._samples)
 
     def _run(self) -> None:
-        while not self._stop.wait(_SAMPLE_S):
+        begin_s = time.perf_counter()
+        wait_s = _SAMPLE_S
+        while not self._stop.wait(wait_s):
             self.sample()
+            wait_s = min(max(_SAMPLE_S, (time.perf_counter() - begin_s) / 50), _LONGEST_SAMPLE_S)
 
 
 def op_spans(ops: Iterable[RecordedOp], graph_def: Any, clock: Clock) -> list[Span]:
