@@ -19,7 +19,7 @@ class StreamingOptions:
             more, slices have that size, since every slice costs nodes.
         memory_budget: Most bytes of memory that the process may take. None: no limit; values are spilled only where
             this costs almost nothing (memory/budget.py).
-        process_bytes: Memory of the process without the step.
+        process_bytes: Memory of the process without the step, with its batches.
         other_bytes: Memory of the step besides the part to compile: the graph of its other part, and sums of gradients.
         spill_share: Most bytes that spilling may add without a budget, as a share of the bytes that the weights move.
         min_spill_bytes: Values below this size are not spilled: moving them costs more than it saves.

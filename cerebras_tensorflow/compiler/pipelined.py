@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cerebras_tensorflow.compiler.memory.budget import overhead_bytes
 from cerebras_tensorflow.compiler.memory.liveness import find_values, memory_curve
+from cerebras_tensorflow.compiler.memory.loops import values_kept_by_loops
 from cerebras_tensorflow.graph.cost import Output
 from cerebras_tensorflow.graph.nodes import GraphDef, NodeTable
 from cerebras_tensorflow.graph.program import Program, WeightSpec, resident_access_nodes
@@ -31,7 +32,7 @@ def compile_pipelined(
     result.node.extend(graph_def.node)
     result.node.extend(resident_access_nodes(resident, dtypes))
     order = order_nodes(table, sources=sources) if outputs else []
-    values = find_values(table, order, outputs)
+    values = [*find_values(table, order, outputs), *values_kept_by_loops(table, order, outputs)]
     curve = memory_curve(values, len(order))
     overhead = overhead_bytes(values, int(curve.max(initial=0)), None, len(order))
     specs = tuple(WeightSpec.of(variable) for variable in resident)

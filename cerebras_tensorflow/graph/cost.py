@@ -31,13 +31,21 @@ def op_outputs(graph: tf.Graph) -> dict[str, list[Output]]:
     for operation in graph.get_operations():
         outputs = []
         for tensor in operation.outputs:
-            shape = tensor.shape
-            key = (tensor.dtype.base_dtype, None if shape.rank is None else tuple(shape.as_list()))
+            key = _type_and_dims(tensor)
             if key not in made:
                 made[key] = _output(*key)
             outputs.append(made[key])
         result[operation.name] = outputs
     return result
+
+
+def tensor_bytes(tensor: tf.Tensor) -> int:
+    """Return the size of a tensor [B] from its static shape; an unknown dim counts as 1, handles and strings as 0."""
+    return _output(*_type_and_dims(tensor)).num_bytes
+
+
+def _type_and_dims(tensor: tf.Tensor) -> tuple[tf.DType, tuple[int | None, ...] | None]:
+    return tensor.dtype.base_dtype, None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
 
 
 def _output(dtype: tf.DType, dims: tuple[int | None, ...] | None) -> Output:

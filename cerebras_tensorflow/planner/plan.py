@@ -22,6 +22,7 @@ from cerebras_tensorflow.estimator.execution.compile_model import (
     check_budget,
     network_of,
     streaming_options,
+    warn_of_loops,
     workload_of,
 )
 from cerebras_tensorflow.estimator.mode_keys import ModeKeys
@@ -52,7 +53,8 @@ class StepPlan:
     Attributes:
         program: The Program.
         memory: Its memory plan.
-        process_bytes: Memory of the process without the step, which counts against the budget. 0 without a budget.
+        process_bytes: Memory of the process without the step, with its batches, which counts against the budget. 0
+            without a budget.
         memory_budget: Most bytes of memory that the process may take. None: no limit.
         network: Its layers, for the model of the wafer.
         workload: What the run asks of the simulated systems.
@@ -168,6 +170,7 @@ def _plan_micro_batch(
     num_csx = settings.num_csx or 1
     workload = replace(workload_of(model, execution_mode, settings), release=release, num_csx=num_csx)
     options = streaming_options(model, execution_mode, settings)
+    warn_of_loops(step, outputs, settings)
     masked = {
         one.name: math.prod(one.shape) * network.sparsity[one.name]
         for one in model.sparse

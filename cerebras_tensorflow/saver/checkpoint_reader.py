@@ -76,10 +76,9 @@ def _resolve(path: str) -> str:
     if os.path.isdir(path):
         state = read_state(path)
         if state is None:
-            raise CheckpointError(
-                f"{path}: a folder without a `checkpoint` state file. Give the checkpoint itself, as in "
-                f"{os.path.join(path, 'model.ckpt-100')}."
-            )
+            found = checkpoints_in(path)
+            hint = f"Give the checkpoint itself, as in {found[0]}." if found else "It has no checkpoints either."
+            raise CheckpointError(f"{path}: a folder without a `checkpoint` state file. {hint}")
         return state.model_checkpoint_path
     if path.endswith(INDEX_SUFFIX) and os.path.isfile(path):
         return path.removesuffix(INDEX_SUFFIX)

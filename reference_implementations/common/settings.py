@@ -192,6 +192,11 @@ def _type_name(option: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(repr(item) for item in typing.get_args(option))
     if origin is tuple:
-        return f"a list of {_type_name(typing.get_args(option)[0])}"
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "keys and values"}
+        item = typing.get_args(option)[0]
+        items = {int: " of whole numbers", float: " of numbers", str: " of texts", Any: ""}
+        return f"a list{items.get(item, f', each item {_type_name(item)}')}"
+    names = {
+        int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "keys and values",
+        list: "a list", Any: "any value",
+    }  # fmt: skip
     return names.get(origin or option, str(option))

@@ -84,7 +84,7 @@ def overhead_bytes(
         num_ops: Number of ops of the step.
         spilled_bytes: Bytes of its spilled values.
     """
-    largest = max((value.num_bytes for value in values), default=0)
+    largest = max((value.buffer_bytes for value in values), default=0)
     in_pool = peak_bytes + (traffic.update_bytes if traffic else 0)
     share = _LARGEST_SHARE if traffic else _LARGEST_SHARE_IN_MEMORY
     taken = in_pool - peak_bytes + _POOL_SHARE * in_pool + share * largest
@@ -179,9 +179,10 @@ def budget_error(memory_budget: int, least: Footprint) -> MemoryBudgetError:
     needed = least.needed_bytes
     return MemoryBudgetError(
         f"memory_budget is {format_bytes(memory_budget)}, and this step needs at least {format_bytes_up(needed)}: "
-        f"{format_bytes(least.process_bytes)} for the process, {format_bytes(least.moved_bytes)} for weights on the "
-        f"move, {format_bytes(least.value_bytes)} for the values of its largest ops with everything else spilled, "
-        f"{format_bytes(least.resident_bytes)} for variables that stay, {format_bytes(least.overhead_bytes)} for "
+        f"{format_bytes(least.process_bytes)} for the process and its batches, {format_bytes(least.moved_bytes)} for "
+        f"weights on the move, {format_bytes(least.value_bytes)} for the values of its largest ops with everything "
+        f"else spilled, {format_bytes(least.resident_bytes)} for variables that stay, "
+        f"{format_bytes(least.overhead_bytes)} for "
         "kernels, queues, allocators and the graph, plus a reserve. Raise memory_budget to that, set micro_batch_size, "
         "or make the batch or the sequence smaller",
         needed,

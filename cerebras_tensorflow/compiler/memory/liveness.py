@@ -38,14 +38,15 @@ class Use:
 
 @dataclass(frozen=True)
 class Value:
-    """One buffer.
+    """One buffer, or buffers of equal size that a loop makes and that live as long.
 
     Attributes:
         endpoint: The output that made it.
-        num_bytes: Its size.
+        num_bytes: Its size; of several buffers, the sum.
         made: Position of the op that made it.
         uses: In the step's order, without ops that only pass the buffer on.
         is_conditional: Whether a branch or a loop makes or takes it. Then it may not exist at all, or more than once.
+        buffers: Number of the buffers.
     """
 
     endpoint: Endpoint
@@ -53,6 +54,12 @@ class Value:
     made: int
     uses: tuple[Use, ...]
     is_conditional: bool
+    buffers: int = 1
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Size of one buffer."""
+        return self.num_bytes // self.buffers
 
     @property
     def last(self) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from cerebras_tensorflow.compiler.memory.budget import Traffic, overhead_bytes, spill_within
 from cerebras_tensorflow.compiler.memory.liveness import Value, find_values
+from cerebras_tensorflow.compiler.memory.loops import values_kept_by_loops
 from cerebras_tensorflow.compiler.memory.recomputing import Restores, recompute_where_cheaper
 from cerebras_tensorflow.compiler.memory.spilling import plan_spills
 from cerebras_tensorflow.compiler.nodes.uses import VariableUses
@@ -147,7 +148,8 @@ def _values(
     places = {name: place for place, names in inner.items() for name in names}
     left_out = frozenset(places)
     places |= {write: cut.place for cut in assigns for write in cut.writes}
-    return values_between_ops(find_values(table, order, outputs), places, left_out)
+    between = values_between_ops(find_values(table, order, outputs), places, left_out)
+    return [*between, *values_kept_by_loops(table, order, outputs)]
 
 
 def _blocked(cut: SlicedApply | SlicedAssign) -> list[str]:

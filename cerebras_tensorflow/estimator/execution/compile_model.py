@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cerebras_tensorflow.compiler import cache, report
+from cerebras_tensorflow.compiler.memory.loops import loops_of_unknown_length
 from cerebras_tensorflow.compiler.memory_plan import MemoryPlan, plan_memory
 from cerebras_tensorflow.compiler.options import StreamingOptions
 from cerebras_tensorflow.compiler.step import Step, compile_for_each_csx
@@ -19,9 +20,10 @@ from cerebras_tensorflow.estimator.execution import store_choice
 from cerebras_tensorflow.estimator.model.model_call import Model
 from cerebras_tensorflow.estimator.model.source_lines import with_source_line
 from cerebras_tensorflow.garbage import no_garbage_collection
-from cerebras_tensorflow.graph.cost import op_outputs
+from cerebras_tensorflow.graph.cost import Output, op_outputs
 from cerebras_tensorflow.graph.exactness import OPS_OF_INPUTS, InexactOp, find_inexact_ops
 from cerebras_tensorflow.graph.layers import find_network
+from cerebras_tensorflow.graph.nodes import NodeTable
 from cerebras_tensorflow.graph.program import Note, Program, Residence
 from cerebras_tensorflow.logs import run_log, run_progress
 from cerebras_tensorflow.runtime.host.memory import resident_bytes
@@ -140,9 +142,10 @@ def compile_model(
         run_log.info("Cached compilation found for this model configuration")
         return Compiled(program, 0.0, folder, estimate, tuple(others))
     with run_progress("Compiling"), no_garbage_collection():
-        program, *others = compile_for_each_csx(step, mode, options, op_outputs(model.graph))
+        program, *others = compile_for_each_csx(step, mode, options, outputs := op_outputs(model.graph))
     compiled_s = time.perf_counter() - begin
     _warn_of_notes(program, model)
+    warn_of_loops(step, outputs, settings)
     plan = plan_memory(program)
     check_budget(mode, options, plan)
     if folder is not None:
@@ -223,6 +226,17 @@ def _warn_of_notes(program: Program, model: Model) -> None:
         run_log.warning("%s.", with_source_line(note, model.graph))
 
 
+def warn_of_loops(step: Step, outputs: Mapping[str, Sequence[Output]], settings: CSConfig) -> None:
+    """Warn of loops whose memory is unknown, if the memory has a budget."""
+    loops = loops_of_unknown_length(NodeTable(step.graph_def), outputs) if settings.memory_budget is not None else []
+    if loops:
+        run_log.warning(
+            "memory_budget: only a run can tell the number of iterations of %s, so the plan counts one, and the run "
+            "may take more memory. Give tf.while_loop a constant bound, or maximum_iterations.",
+            ", ".join(loops),
+        )
+
+
 def streaming_options(model: Model, mode: str, settings: CSConfig, is_shared: bool = False) -> StreamingOptions:
     """Return the compile options of a run. They depend on the settings and on the memory that is free now."""
     budget = settings.memory_budget
@@ -230,7 +244,10 @@ def streaming_options(model: Model, mode: str, settings: CSConfig, is_shared: bo
     weights = model.saved_names().values()
     weight_bytes = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in weights if v.shape.is_fully_defined())
     is_streaming = mode == WEIGHT_STREAMING
-    taken = -(-resident_bytes() // _ROUNDED_TO) * _ROUNDED_TO if budget is not None else 0  # part of the cache's key
+    taken = 0
+    if budget is not None:
+        rounded = -(-resident_bytes() // _ROUNDED_TO) * _ROUNDED_TO  # part of the cache's key
+        taken = rounded + model.inputs.bytes_in_memory
     return StreamingOptions(
         settings.min_stream_bytes,
         settings.stream_window_bytes,

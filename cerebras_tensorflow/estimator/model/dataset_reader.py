@@ -16,7 +16,7 @@ from cerebras_tensorflow.runtime.input_workers import chief as input_workers
 
 OPTIONS_WARNING = "To make it possible to preserve tf.data options"
 """TensorFlow's warning, in graph mode, that it only knows options that were set in Python."""
-_AHEAD = 2  # batches read ahead of the step
+AHEAD = 2  # batches read ahead of the step
 _LOOK_UP_S = 0.5  # between checks of should_stop while a step waits for its batch
 
 
@@ -37,7 +37,7 @@ class DatasetReader:
         self, dataset: Any, should_stop: Callable[[], bool], workers: input_workers.WorkersOfCsx | None = None
     ) -> None:
         self._should_stop = should_stop
-        self._batches: queue.Queue[Any] = queue.Queue(_AHEAD)
+        self._batches: queue.Queue[Any] = queue.Queue(AHEAD)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._session: Any = None

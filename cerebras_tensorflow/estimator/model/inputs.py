@@ -21,9 +21,10 @@ from cerebras_tensorflow.config import env
 from cerebras_tensorflow.errors import SettingsError
 from cerebras_tensorflow.estimator.config.run_settings import RunSettings
 from cerebras_tensorflow.estimator.config.streaming_batch import sharing
-from cerebras_tensorflow.estimator.model.dataset_reader import DatasetReader, untuned
+from cerebras_tensorflow.estimator.model.dataset_reader import AHEAD, DatasetReader, untuned
 from cerebras_tensorflow.estimator.model.graph_settings import graph_semantics, new_graph
 from cerebras_tensorflow.estimator.user_functions import call_input_fn
+from cerebras_tensorflow.graph.cost import tensor_bytes
 from cerebras_tensorflow.graph.micro_batches import BATCH
 from cerebras_tensorflow.runtime.input_workers.chief import WorkersOfCsx
 from cerebras_tensorflow.runtime.micro_batches.parts import parts_of_batch
@@ -55,6 +56,17 @@ class BatchInputs:
     def tensors(self) -> list[Any]:
         """All tensors of the batch."""
         return [value for value in _leaves((self.features, self.labels)) if isinstance(value, tf.Tensor)]
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Memory of the batches that exist at a time: those of the step, those read ahead, and the next one [B].
+
+        An unknown dim counts as 1. 0 if the step reads the batch itself.
+        """
+        if not self.names:
+            return 0
+        in_step, made = self.micro_batches, self.parts * (AHEAD + 1)
+        return (in_step + made) * sum(map(tensor_bytes, self.tensors))
 
 
 class InputPipeline:

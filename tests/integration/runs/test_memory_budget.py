@@ -8,14 +8,26 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cerebras_tensorflow.units import parse_size
-from tests.integration.runs.budget_run import BATCH
+from tests.integration.runs.budget_run import WINDOW_BYTES, batch_shape
 
 SCRIPT = Path(__file__).with_name("budget_run.py")
 ROUNDING_BYTES = 64_000_000  # the plan rounds the process's memory up to a multiple of this
+SMALL = {"network": "dense", "layers": 24, "width": 1024, "batch": 4096}
+LANGUAGE = {"network": "language", "layers": 6, "width": 512, "batch": 16, "tied": False}
+NETWORKS = {
+    "dense": {**SMALL, "layers": 40, "width": 2048},
+    "many ops": {**SMALL, "layers": 400, "width": 64},
+    "language": LANGUAGE,
+    "tied": {**LANGUAGE, "tied": True},
+    "loop": {**SMALL, "network": "loop", "layers": 32},
+    "micro-batches": {**SMALL, "micro_batch_size": 512},
+    "convolutions": {"network": "convolutions", "layers": 6, "width": 256, "batch": 64},
+}
 
 
 def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -23,39 +35,62 @@ def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def planned(folder: Path, budget: str, layers: int, width: int) -> subprocess.CompletedProcess[str]:
+def planned(folder: Path, budget: str, params: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run cs-plan on the model."""
-    (folder / "params.yaml").write_text(f"layers: {layers}\nwidth: {width}\n")
-    shape = f"float32:{BATCH}x{width}"
-    settings = ["--memory_budget", budget, "--weight_store", "file", "--window_bytes", "16000000", "--no_rates"]
+    (folder / "params.yaml").write_text(json.dumps(params))
+    dtype = "int32" if params["network"] == "language" else "float32"
+    shape = f"{dtype}:{'x'.join(map(str, batch_shape(params)))}"
+    settings = ["--memory_budget", budget, "--weight_store", "file", "--window_bytes", str(WINDOW_BYTES), "--no_rates"]
+    settings += ["--micro_batch_size", str(params.get("micro_batch_size", "none"))]
     inputs = ["-p", "params.yaml", "-i", f"x={shape}", "-l", shape, "--json"]
     code = "import sys; from cerebras_tensorflow.planner.cli import main; sys.exit(main())"
     return started(folder, sys.executable, "-c", code, f"{SCRIPT}:model_fn", *inputs, *settings)
 
 
+def run(folder: Path, budget: str, params: dict[str, Any]) -> dict[str, int]:
+    """Train two steps. Return `most_bytes`, or `needed_bytes` if the budget is refused."""
+    done = started(folder, sys.executable, str(SCRIPT), "run", budget, json.dumps(params))
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
 @pytest.mark.parametrize(
-    ("layers", "width"),
-    [(24, 1024), pytest.param(40, 2048, marks=pytest.mark.slow), pytest.param(400, 64, marks=pytest.mark.slow)],
-    ids=["small", "large", "many ops"],
+    "params", [SMALL, *(pytest.param(params, marks=pytest.mark.slow, id=name) for name, params in NETWORKS.items())]
 )
 def test_the_minimum_budget_in_a_refusal_suffices_for_plan_and_run(
-    layers: int, width: int, tmp_path: Path, home: Path
+    params: dict[str, Any], tmp_path: Path, home: Path
 ) -> None:
-    refused = planned(tmp_path, "1MB", layers, width)
+    refused = planned(tmp_path, "1MB", params)
     assert refused.returncode != 0
     match = re.search(r"needs at least ([\d.]+ [MG]B)", refused.stderr)
     assert match, refused.stderr
     budget_bytes = parse_size(match[1]) + ROUNDING_BYTES  # a run has its input pipeline too
-    plan = planned(tmp_path, str(budget_bytes), layers, width)
+    plan = planned(tmp_path, str(budget_bytes), params)
     assert plan.returncode == 0, plan.stderr
     values = json.loads(plan.stdout)
     assert values["memory_budget"] == budget_bytes
     assert values["process_bytes"] + values["planned_peak_bytes"] <= budget_bytes
-    weight_bytes = 3 * 4 * layers * width * width  # with the slots of Adam
-    assert values["store_bytes"] > weight_bytes  # values are spilled
-    run = started(tmp_path, sys.executable, str(SCRIPT), "run", str(budget_bytes), str(layers), str(width))
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert json.loads(run.stdout.splitlines()[-1])["most_bytes"] <= budget_bytes
+    most_bytes = run(tmp_path, str(budget_bytes), params)["most_bytes"]
+    print(f"needed {match[1]}; planned {values['process_bytes'] + values['planned_peak_bytes']:,}; ran {most_bytes:,}")
+    assert most_bytes <= budget_bytes
+    if params["network"] == "dense" and "micro_batch_size" not in params:
+        weight_bytes = 3 * 4 * params["layers"] * params["width"] ** 2  # with the slots of Adam
+        assert values["store_bytes"] > weight_bytes  # values are spilled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", NETWORKS.values(), ids=NETWORKS)
+def test_a_run_refuses_less_than_its_minimum_and_keeps_to_any_larger_budget(
+    params: dict[str, Any], tmp_path: Path, home: Path
+) -> None:
+    needed = run(tmp_path, "1MB", params)["needed_bytes"]
+    less = run(tmp_path, str(needed - 2 * ROUNDING_BYTES), params)
+    assert abs(less["needed_bytes"] - needed) <= ROUNDING_BYTES
+    for budget in (needed + ROUNDING_BYTES, 2 * needed):
+        most_bytes = run(tmp_path, str(budget), params)["most_bytes"]
+        print(f"needed {needed:,}; budget {budget:,}; ran {most_bytes:,}")
+        assert most_bytes <= budget
 
 
 @pytest.mark.slow

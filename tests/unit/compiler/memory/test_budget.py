@@ -86,7 +86,7 @@ def test_a_budget_too_small_is_refused_with_its_parts() -> None:
         spill(layers(), memory_budget=300 * MEGABYTE, process_bytes=100 * MEGABYTE)
     text = str(raised.value)
     assert text.startswith("memory_budget is 300.0 MB, and this step needs at least ")
-    assert "100.0 MB for the process, 64.0 MB for weights on the move, 64.0 MB for the values" in text
+    assert "100.0 MB for the process and its batches, 64.0 MB for weights on the move, 64.0 MB for the values" in text
     assert "Raise memory_budget to that, set micro_batch_size, or make the batch or the sequence smaller" in text
 
 

@@ -60,6 +60,20 @@ def test_features_without_labels(wrap: Callable[[Any], Any]) -> None:
     assert inputs.features is features and inputs.labels is None
 
 
+def test_the_batches_in_memory_are_those_of_the_step_and_those_read_ahead() -> None:
+    pair = (np.zeros([4, 6], np.float32), np.zeros([4], np.int64))
+    pipeline = InputPipeline(lambda: tf.data.Dataset.from_tensors(pair).repeat(), None, "train", SETTINGS)
+    batch_bytes = 4 * 4 * 6 + 4 * 8
+    with tf.Graph().as_default():
+        assert (
+            pipeline.batch().bytes_in_memory == 4 * batch_bytes
+        )  # in the step, two in the queue, one waits for a place
+        pipeline.cut_batches(2)
+        assert pipeline.batch().bytes_in_memory == 4 * batch_bytes
+    in_step = InputPipeline(lambda: (tf.constant([1.0]), tf.constant([2])), None, "train", SETTINGS)
+    assert in_step.batch().bytes_in_memory == 0
+
+
 def test_nested_features_keep_their_structure() -> None:
     element = {"a": 1, "b": (2, [3])}
     inputs, batch = first_batch(lambda: tf.data.Dataset.from_tensors(element))

@@ -39,7 +39,7 @@ def test_values_become_the_types_of_the_section() -> None:
         ({"size": 3, "rate": "fast"}, r"'rate' is 'fast'; expected a number"),
         ({"size": 3, "kind": "c"}, r"'kind' is 'c'; expected one of 'a', 'b'$"),
         ({"size": 3, "method": "adamx"}, r"'method' is 'adamx'; expected one of .* or nothing; did you mean 'adam'\?$"),
-        ({"size": 3, "names": "x"}, r"'names' is 'x'; expected a list of text"),
+        ({"size": 3, "names": "x"}, r"'names' is 'x'; expected a list of texts"),
         ({"size": 3, "limit": 1.5}, r"'limit' is 1\.5; expected a whole number or nothing"),
         ({"rate": 1.0}, r"section 'model' lacks the required key 'size'"),
         ([1], r"section 'model' must hold keys and values"),
